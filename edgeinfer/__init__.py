@@ -1,0 +1,1 @@
+"""edgeinfer: run a language model on the machine in front of you."""

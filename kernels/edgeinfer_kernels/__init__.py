@@ -1,0 +1,1 @@
+"""The arithmetic: numpy reference, numba CPU and Triton CUDA kernels."""

@@ -1,0 +1,1 @@
+"""Where the bytes live: measure the machine, plan the memory, place the weights."""

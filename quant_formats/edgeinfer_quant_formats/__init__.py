@@ -1,0 +1,1 @@
+"""What the bytes mean: GGUF files and the block formats inside them."""

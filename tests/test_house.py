@@ -1,0 +1,85 @@
+"""The house: five parts on five floors, imports go down only, outside packages stay where they belong."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# package -> (floor, folder, third-party packages that this part may import)
+PARTS: dict[str, tuple[int, str, set[str]]] = {
+    "edgeinfer_tui": (5, "tui/edgeinfer_tui", {"typer", "click", "rich", "textual"}),
+    "edgeinfer": (4, "edgeinfer", {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp"}),
+    "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
+    "edgeinfer_kernels": (
+        2,
+        "kernels/edgeinfer_kernels",
+        {"numpy", "numba", "llvmlite", "torch", "triton"},
+    ),
+    "edgeinfer_quant_formats": (1, "quant_formats/edgeinfer_quant_formats", {"numpy"}),
+}
+
+
+def modules_of(package: str) -> list[Path]:
+    return sorted((ROOT / PARTS[package][1]).rglob("*.py"))
+
+
+def imported_packages(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_imports_go_down_only(package: str) -> None:
+    floor = PARTS[package][0]
+    upward = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules_of(package)
+        for name in imported_packages(path) & PARTS.keys()
+        if PARTS[name][0] > floor
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_a_part_imports_only_the_outside_packages_it_is_allowed(package: str) -> None:
+    allowed = PARTS[package][2] | PARTS.keys() | set(sys.stdlib_module_names)
+    foreign = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules_of(package)
+        for name in sorted(imported_packages(path) - allowed)
+    ]
+    assert foreign == []
+
+
+def test_llama_cpp_is_imported_in_one_file_only() -> None:
+    importers = [path.name for path in modules_of("edgeinfer") if "llama_cpp" in imported_packages(path)]
+    assert len(importers) <= 1, importers
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in modules_of(package)
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+def test_importing_edgeinfer_brings_no_heavy_package() -> None:
+    heavy = ["torch", "triton", "textual", "llama_cpp", "huggingface_hub", "numba"]
+    code = (
+        "import sys, edgeinfer\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,1 @@
+"""What a terminal shows: the command line and the chat."""
