@@ -1,0 +1,25 @@
+"""Every mistake that a user can make or meet, as one line that says what was seen and what was wanted."""
+
+
+class EdgeInferError(Exception):
+    """Base of all errors that edgeinfer raises on purpose; its text is one line fit for a person."""
+
+
+class UnknownModelError(EdgeInferError):
+    """The name is neither in the catalogue nor a GGUF file on this disk."""
+
+
+class UnsupportedModelError(EdgeInferError):
+    """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
+
+
+class ContextOverflowError(EdgeInferError):
+    """The prompt is longer than the context window."""
+
+
+class OutOfMemoryError(EdgeInferError):
+    """The model doesn't fit the memory budget."""
+
+
+class ChatTemplateError(EdgeInferError):
+    """The model's chat template failed to compile or to render."""

@@ -1,0 +1,45 @@
+"""What comes out of a model: tokens as they stream, the finished answer, and how fast it went."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a stream. `text` may be empty while a UTF-8 character is incomplete."""
+
+    id: int
+    text: str
+    drafted: bool = False
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Timings of one answer; rates are tokens a second, zero where nothing was measured."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    seconds_to_first_token: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0
+    gigabytes_per_second: float = 0.0
+    accepted_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished answer."""
+
+    text: str
+    ids: list[int]
+    finish_reason: FinishReason
+    speed: Speed
+    prompt_ids: list[int] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    dropped_turns: int = 0
+    """Oldest chat turns that were left out because the conversation outgrew the context."""
