@@ -12,8 +12,8 @@ from edgeinfer.tokenizer.vocabulary import Vocabulary
 
 _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 32
-_SYMBOLS_BEFORE_RUST = 20_000
-"""Building the Rust merger of a 150k vocabulary takes as long as merging some 200,000 symbols without it."""
+_SYMBOLS_BEFORE_RUST = 100_000
+"""Building the Rust merger of a 150k vocabulary takes about as long as merging so many symbols without it."""
 
 
 class BytePairEncoder:
@@ -30,6 +30,7 @@ class BytePairEncoder:
         self._symbols_merged = 0
         self._rust: BPE | None = None
         self._rust_differs = False
+        self._no_tokens: list[str] = []
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which holds no special tokens."""
@@ -37,7 +38,10 @@ class BytePairEncoder:
             text = text.replace(" ", "▁")
         ids: list[int] = []
         cached = self._cache.get
-        for word in self._splitter.words(text):
+        start = 0
+        for end in self._splitter.cuts(text):
+            word = text[start:end]
+            start = end
             found = cached(word)
             ids += self._word_ids(word) if found is None else found
         return ids
@@ -66,12 +70,22 @@ class BytePairEncoder:
         if self._symbols_merged > _SYMBOLS_BEFORE_RUST and self._rust is None and not self._rust_differs:
             self._build_rust()
         if self._rust is not None:
-            return [token.id for token in self._rust.tokenize(spelled)]
+            found = [token.id for token in self._rust.tokenize(spelled)]
+            return found if not self._no_tokens else self._with_fallbacks(found)
+        look_up = self._vocabulary.ids.get
         ids: list[int] = []
         for symbol in merge(spelled, self._ranks, " "):
-            found = self._vocabulary.ids.get(symbol)
-            ids += self._symbol_ids(symbol) if found is None else [found]
+            token = look_up(symbol)
+            ids += self._symbol_ids(symbol) if token is None else [token]
         return ids
+
+    def _with_fallbacks(self, ids: list[int]) -> list[int]:
+        """Return `ids` with each symbol that is no token replaced by the tokens of its bytes."""
+        size = len(self._vocabulary)
+        spread = (
+            [token] if token < size else self._symbol_ids(self._no_tokens[token - size]) for token in ids
+        )
+        return [token for tokens in spread for token in tokens]
 
     def _symbol_ids(self, symbol: str) -> list[int]:
         """Return the tokens of the bytes of a symbol that is no token; bytes without a token are left out."""
@@ -82,15 +96,29 @@ class BytePairEncoder:
         return [self._vocabulary.ids[text] for text in texts if text in self._vocabulary.ids]
 
     def _build_rust(self) -> None:
-        """Build the merger of the `tokenizers` library if nothing is missing that it needs to agree."""
+        """Build the merger of the `tokenizers` library, if it can be made to agree.
+
+        It wants every symbol to be a token: those that aren't get ids behind the vocabulary.
+        """
         ids = self._vocabulary.ids
-        pairs = [tuple(pair.split(" ")) for pair in sorted(self._ranks, key=self._ranks.__getitem__)]
-        complete = all(len(pair) == 2 and {*pair, pair[0] + pair[1]} <= ids.keys() for pair in pairs)
+        ranked = (pair.partition(" ") for pair in sorted(self._ranks, key=self._ranks.__getitem__))
+        pairs = [(left, right) for left, _, right in ranked if " " not in right]
+        symbols = {left + right for left, right in pairs}.union(*pairs) - ids.keys()
         if self._facts.byte_level:
-            complete = complete and ids.keys() >= set(CHARACTER_OF_BYTE.values())
-        else:
-            complete = complete and all(f"<0x{byte:02X}>" in ids for byte in range(256))
-        if not complete or any("\ud800" <= max(text) <= "\udfff" for text in ids):
+            symbols |= set(CHARACTER_OF_BYTE.values()) - ids.keys()
+        bytes_complete = self._facts.byte_level or all(f"<0x{byte:02X}>" in ids for byte in range(256))
+        if not bytes_complete or _has_surrogates("".join(ids)):
             self._rust_differs = True
             return
-        self._rust = BPE(ids, pairs, byte_fallback=not self._facts.byte_level)  # type: ignore[arg-type]
+        self._no_tokens = sorted(symbols)
+        extra = {symbol: len(self._vocabulary) + index for index, symbol in enumerate(self._no_tokens)}
+        self._rust = BPE(ids | extra, pairs, byte_fallback=not self._facts.byte_level)
+
+
+def _has_surrogates(text: str) -> bool:
+    """Return whether a text holds bytes that are not UTF-8, as the file's reader keeps them."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False

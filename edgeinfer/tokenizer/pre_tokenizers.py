@@ -216,7 +216,6 @@ _FAMILIES: dict[str, PreTokenizer] = {
     "minicpm5": PreTokenizer(
         (_THREE_DIGITS, Split(rf"{_SUFFIX}|{_WORD}|[{_N}]+|{_SYMBOLS_AND_SPACES}")), ignore_merges=True
     ),
-    "whitespace": PreTokenizer((Split(r"\S+", reads="characters"),), byte_level=False),
 }
 
 _ALIASES: dict[str, str] = {

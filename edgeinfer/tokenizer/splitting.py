@@ -9,6 +9,8 @@ from edgeinfer.tokenizer.unicode_classes import class_table, class_table_with_ha
 Cuts = list[int]
 """Ends of pieces, rising; the last is the length of the text."""
 
+_SHORT = 64
+"""Up to this length searching again is faster than setting up an iterator."""
 _WIDE_WHITESPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
@@ -64,16 +66,24 @@ def _cut_matches(pattern: re.Pattern[str], text: str, cuts: Cuts) -> Cuts:
     """Cut each piece before and behind every match; a match sees nothing beyond its piece."""
     finer: Cuts = []
     add = finer.append
+    search = pattern.search
     start = 0
     for end in cuts:
-        reached = start
-        for match in pattern.finditer(text, start, end):
-            first, last = match.span()
-            if first > reached:
-                add(first)
-            add(last)
-            reached = last
-        if reached < end:
+        if end - start > _SHORT:
+            for match in pattern.finditer(text, start, end):
+                first, last = match.span()
+                if first > start:
+                    add(first)
+                add(last)
+                start = last
+        else:
+            while start < end and (found := search(text, start, end)):
+                first, last = found.span()
+                if first > start:
+                    add(first)
+                add(last)
+                start = last
+        if start < end:
             add(end)
         start = end
     return finer

@@ -76,7 +76,9 @@ class Vocabulary:
             UnsupportedModelError: a list is missing or shorter than the list of tokens.
         """
         texts = string_list(metadata, "tokens")
-        self.texts: list[str] = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+        if not all(texts):
+            texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+        self.texts = texts
         self.ids: dict[str, int] = dict(zip(self.texts, range(len(self.texts)), strict=True))
         self.types: npt.NDArray[np.int32] = self._numbers(metadata, "token_type", TokenType.NORMAL, np.int32)
         self.scores: npt.NDArray[np.float32] = self._numbers(metadata, "scores", 0.0, np.float32)
