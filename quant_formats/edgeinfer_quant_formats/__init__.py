@@ -1,1 +1,20 @@
 """What the bytes mean: GGUF files and the block formats inside them."""
+
+from edgeinfer_quant_formats.block_formats import FORMATS, BlockFormat, block_format
+from edgeinfer_quant_formats.codecs import decode, encode
+from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.reader import GGUFFile
+from edgeinfer_quant_formats.tensor_index import TensorInfo
+from edgeinfer_quant_formats.writer import GGUFWriter
+
+__all__ = [
+    "FORMATS",
+    "BlockFormat",
+    "FormatError",
+    "GGUFFile",
+    "GGUFWriter",
+    "TensorInfo",
+    "block_format",
+    "decode",
+    "encode",
+]

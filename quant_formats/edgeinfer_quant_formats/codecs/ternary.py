@@ -1,0 +1,34 @@
+"""Weights of -1, 0 and 1 times one scale: TQ1_0 (five to a byte) and TQ2_0 (four to a byte)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.codecs.bit_fields import read_half, unpack_fields
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+POWERS_OF_THREE = np.array([1, 3, 9, 27, 81], np.uint8)
+
+
+def decode_tq1_0(blocks: Bytes) -> Floats:
+    """TQ1_0: `uint8 qs[48]; uint8 qh[4]; half d`; weight = d·(digit - 1).
+
+    A byte holds its ternary digits as a fraction of 256: times 3^k, the integer part of thrice the
+    rest is digit k. 32 bytes of five digits, 16 of five, 4 of four.
+    """
+    digits = [
+        (blocks[:, None, start:end] * POWERS_OF_THREE[:count, None]).reshape(len(blocks), -1)
+        for start, end, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+    ]
+    thirds = (np.hstack(digits).astype(np.uint16) * np.uint16(3)) >> np.uint16(8)
+    return read_half(blocks[:, 52:54]) * (thirds.astype(np.float32) - np.float32(1))
+
+
+def decode_tq2_0(blocks: Bytes) -> Floats:
+    """TQ2_0: `uint8 qs[64]; half d`; weight = d·(q - 1)."""
+    quants = unpack_fields(blocks[:, :64], 2, 32).view(np.int8) - np.int8(1)
+    return read_half(blocks[:, 64:66]) * quants.astype(np.float32)
+
+
+DECODERS = {"TQ1_0": decode_tq1_0, "TQ2_0": decode_tq2_0}

@@ -1,0 +1,17 @@
+"""The one error of this part, and how names out of a file are quoted in it."""
+
+LONGEST_QUOTE = 120
+
+
+class FormatError(ValueError):
+    """Bytes that don't mean what they should; the text names the place, what was seen and what was wanted."""
+
+
+def printable(text: object) -> str:
+    """Quote a name that came from a file: control characters and broken UTF-8 escaped, long ones cut."""
+    shown = str(text)
+    if len(shown) > LONGEST_QUOTE:
+        shown = shown[:LONGEST_QUOTE] + "..."
+    if shown.isprintable():
+        return shown
+    return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in shown)
