@@ -11,7 +11,7 @@ from edgeinfer_tui.failures import reporting
 @reporting
 def doctor(
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Measure the bandwidth with so many threads.")
+        int | None, typer.Option("--threads", help="Measure the bandwidth with so many threads.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
@@ -21,6 +21,8 @@ def doctor(
     """
     from edgeinfer_tui import doctor_report, machine_probes
 
+    if threads is not None and threads < 1:
+        raise typer.BadParameter(f"--threads: saw {threads}, wanted a whole number of at least 1")
     report = doctor_report.gather(machine_probes.probes(threads))
     if as_json:
         print(json.dumps(report, indent=2, default=str))

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import one_line, print_pairs
+
+WIDEST = 1000
 
 Probes = Mapping[str, Callable[[], Mapping[str, Any]]]
 
@@ -25,10 +28,18 @@ def print_report(report: Mapping[str, Mapping[str, Any]]) -> None:
         if index:
             print()
         print(name)
-        print_pairs([(f"  {key}", one_line(_shown(value), 300)) for key, value in findings.items()])
+        print_pairs([(f"  {_label(key)}", _shown(key, value)) for key, value in findings.items()])
 
 
-def _shown(value: Any) -> object:
+def _label(key: str) -> str:
+    return key.removesuffix("_bytes").replace("_", " ") + (" size" if key.endswith("s_bytes") else "")
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    if key.endswith("_bytes"):
+        return shown_bytes(value)
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value)) or "none"
-    return "none" if value is None else value
+        value = " ".join(map(str, value))
+    return one_line(value, WIDEST)

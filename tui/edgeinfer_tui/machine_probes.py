@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.doctor_report import Probes
 from edgeinfer_tui.versions import version_of
 
@@ -52,15 +51,7 @@ def _processor() -> dict[str, Any]:
 def _memory() -> dict[str, Any]:
     from edgeinfer_offload.host_memory import host_memory
 
-    memory = host_memory()
-    shown = {
-        name.removesuffix("_bytes"): None if count is None else shown_bytes(count)
-        for name, count in dataclasses.asdict(memory).items()
-    }
-    return {
-        **dataclasses.asdict(memory),
-        "shown": ", ".join(f"{key} {value}" for key, value in shown.items()),
-    }
+    return dataclasses.asdict(host_memory())
 
 
 def _bandwidth(threads: int) -> dict[str, Any]:
@@ -98,8 +89,13 @@ def _caches() -> dict[str, Any]:
     from edgeinfer.catalogue import default_models_folder
     from edgeinfer.user_folders import user_folder
 
-    folders = {"kernels": user_folder("cache"), "models": default_models_folder()}
-    return {name: f"{folder} ({shown_bytes(_size(folder))})" for name, folder in folders.items()}
+    kernels, models = user_folder("cache"), default_models_folder()
+    return {
+        "kernels": str(kernels),
+        "kernels_bytes": _size(kernels),
+        "models": str(models),
+        "models_bytes": _size(models),
+    }
 
 
 def _size(folder: Path) -> int:

@@ -46,7 +46,7 @@ PromptArgument = Annotated[
 
 MaxTokens = Annotated[
     int | None,
-    Option("--max-tokens", "-n", min=1, help="Stop after so many tokens.", rich_help_panel=ANSWER),
+    Option("--max-tokens", "-n", help="Stop after so many tokens.", rich_help_panel=ANSWER),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -56,9 +56,7 @@ Stop = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    Option(
-        "--seed", min=0, help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER
-    ),
+    Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
 ]
 
 System = Annotated[
@@ -96,7 +94,7 @@ PreTokenizer = Annotated[
 
 Context = Annotated[
     int | None,
-    Option("--context", "-c", min=1, help="Tokens that prompt and answer may take.", rich_help_panel=MACHINE),
+    Option("--context", "-c", help="Tokens that prompt and answer may take.", rich_help_panel=MACHINE),
 ]
 Engine = Annotated[
     EngineName | None,
@@ -120,7 +118,7 @@ Ram = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    Option("--threads", min=1, help="CPU threads. [dim]One a core if left out[/]", rich_help_panel=MACHINE),
+    Option("--threads", help="CPU threads. [dim]One a core if left out[/]", rich_help_panel=MACHINE),
 ]
 Draft = Annotated[
     str | None,
@@ -307,8 +305,6 @@ Logprobs = Annotated[
     int | None,
     Option(
         "--logprobs",
-        min=0,
-        max=20,
         metavar="N",
         help="The log-probability of each token and of the N best.",
         rich_help_panel=REPORT,

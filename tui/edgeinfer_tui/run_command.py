@@ -84,8 +84,8 @@ def run(
       edgeinfer run                [dim]# chat with the built-in model[/]
     """
     wishes = run_wishes(invocation.params)
+    _check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
-    _check_model(wishes, piped)
     text = joined_prompt(wishes.prompt, piped)
     if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise typer.BadParameter(
@@ -106,17 +106,18 @@ def run(
             _answer(loaded, wishes, text)
 
 
-def _check_model(wishes: RunWishes, piped: str | None) -> None:
-    """Say so if the one thing on the command line is a prompt where a model's name belongs."""
-    if wishes.model is None or wishes.prompt is not None:
-        return
+def _check_model(wishes: RunWishes) -> None:
+    """Refuse a model that isn't there, before anything heavy is imported.
+
+    The one thing on the command line may be a prompt, where a model's name belongs.
+    """
     from edgeinfer.catalogue import find_model
     from edgeinfer.errors import UnknownModelError
 
     try:
         find_model(wishes.model)
     except UnknownModelError:
-        if not any(mark.isspace() for mark in wishes.model.strip()):
+        if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
             raise
         shown = wishes.model if len(wishes.model) <= 60 else wishes.model[:57] + "..."
         raise UnknownModelError(

@@ -45,6 +45,9 @@ SAMPLING = (
     "logit_bias",
     "seed",
 )
+EMPTY: tuple[object, ...] = ([], (), {})
+"""What an option that may be repeated holds if it wasn't given; releases of typer differ."""
+LEAST = {"max_tokens": 1, "context": 1, "threads": 1, "seed": 0, "logprobs": 0}
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,14 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
     """Sort the options of a command line; those that weren't given are left out.
 
     Raises:
-        BadParameter: a logit bias that doesn't read ID=BIAS, or options that exclude each other.
+        BadParameter: a number below its least, a logit bias that doesn't read ID=BIAS, a template that
+            isn't text, or options that exclude each other.
     """
-    given = {name: value for name, value in options.items() if value is not None and value != []}
+    given = {name: value for name, value in options.items() if value is not None and value not in EMPTY}
+    for name, least in LEAST.items():
+        if name in given and given[name] < least:
+            option = name.replace("_", "-")
+            raise BadParameter(f"--{option}: saw {given[name]}, wanted a whole number of at least {least}")
     if given.get("raw") and "system" in given:
         raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
     loading = {name: given[name] for name in LOADING if name in given}
