@@ -176,7 +176,7 @@ def main() -> None:
             time.sleep(30)
         return FakeModel("word " * 2000 + "end", pause=0.01)
 
-    library.load_model = load  # type: ignore[assignment]
+    library.load_model = load
     command_line.main()
 
 
