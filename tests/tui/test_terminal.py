@@ -129,9 +129,15 @@ def test_a_chat_stops_an_answer_edits_with_history_and_leaves(home: Path, opened
     terminal.type("\x03")
     terminal.wait_for("(Ctrl-D or /exit leaves)")
     terminal.wait_for(">>> ")
+    terminal.type("/edit\r")
+    terminal.wait_for(">>> Hello there")
+    terminal.type(" again\r")
+    terminal.wait_for("word word word")
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
-    assert "Hello there" in (home / ".local/state/edgeinfer/history").read_text()
+    assert "Hello there again" in (home / ".local/state/edgeinfer/history").read_text()
     assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
@@ -184,3 +190,30 @@ def test_help_needs_neither_the_engine_nor_numpy() -> None:
     )
     assert json.loads(result.stderr) == []
     assert "--max-tokens" in result.stdout
+
+
+@pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, 0.35])
+def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) -> None:
+    program = (
+        "from edgeinfer_tui.command_line import main\n"
+        "print('begun', flush=True)\n"
+        "main(['run', 'tiny', 'Once'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(home),
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(moment)
+    process.send_signal(signal.SIGINT)
+    # Its input stays open meanwhile: it waits for that if it has come so far.
+    process.wait(PATIENCE_SECONDS)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert err == b""

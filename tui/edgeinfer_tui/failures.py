@@ -9,10 +9,10 @@ from typing import ParamSpec
 
 import typer
 
+from edgeinfer_tui.command_line import INTERRUPTED
+
 FAILED = 1
 WRONG_USAGE = 2
-INTERRUPTED = 128 + 2
-"""What a shell reports for a program that SIGINT ended."""
 PIPE_CLOSED = 128 + 13
 """What a shell reports for a program that SIGPIPE ended."""
 
@@ -84,8 +84,7 @@ def silence_stdout() -> None:
 def _is_ours(error: BaseException) -> bool:
     """Whether the error was raised on purpose, with a text for people."""
     # Imported where something has failed already, so that `--help` need not wait for it.
-    from edgeinfer_quant_formats.errors import FormatError
-
     from edgeinfer.errors import EdgeInferError
+    from edgeinfer_quant_formats.errors import FormatError
 
     return isinstance(error, (EdgeInferError, FormatError, OSError))

@@ -8,7 +8,8 @@ import typer
 
 from edgeinfer_tui import library, options
 from edgeinfer_tui.answer_output import print_answer
-from edgeinfer_tui.failures import INTERRUPTED, reporting, say
+from edgeinfer_tui.command_line import INTERRUPTED
+from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
