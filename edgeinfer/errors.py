@@ -23,3 +23,11 @@ class OutOfMemoryError(EdgeInferError):
 
 class ChatTemplateError(EdgeInferError):
     """The model's chat template failed to compile or to render."""
+
+
+class SettingError(EdgeInferError):
+    """A setting lies outside the range that it is defined for."""
+
+
+class LogitsError(EdgeInferError):
+    """The model's logits can't be sampled from: a NaN among them, or no token left."""

@@ -1,0 +1,23 @@
+"""How probable the model itself found a token, before any sampler had its say."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.sampling.candidates import highest
+
+
+def logprobs(
+    logits: npt.NDArray[np.float32], chosen: int, top_n: int = 0
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Natural log-probability of `chosen` and of the `top_n` best, from raw logits (V,).
+
+    Returns the chosen token's, and pairs (id, log-probability), falling, lowest id first among equals.
+    """
+    peak = float(logits.max())
+    # The peak comes off first: added to the logarithm, a large one would swallow it.
+    total = math.log(float(np.exp(logits - peak).sum(dtype=np.float64)))
+    best = highest(logits, top_n) if top_n > 0 else ()
+    top = tuple((int(token_id), float(logits[token_id]) - peak - total) for token_id in best)
+    return float(logits[chosen]) - peak - total, top

@@ -1,0 +1,209 @@
+"""The chain of samplers: from logits to a distribution, and from a distribution to a token."""
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import LogitsError, SettingError
+from edgeinfer.sampling import truncation
+from edgeinfer.sampling.candidates import Floats, Positions
+from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties
+from edgeinfer.sampling.penalties import penalise_repetition, penalties_are_on
+from edgeinfer.sampling.settings import SamplerSettings
+
+Logits = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Probabilities = npt.NDArray[np.float64]
+Distribution = tuple[Ids, Probabilities]
+
+COLDEST = 1e-30
+"""A float32 can still divide by this temperature, and nothing but equals of the best survives it."""
+
+
+@dataclass(frozen=True)
+class SamplerState:
+    """All that changes in a sampler from token to token."""
+
+    random: dict[str, Any]
+    surprise_limit: float
+
+
+class Sampler:
+    """Chooses the next token of one stream.
+
+    `token_bytes` (token id -> its bytes) lets DRY find its sequence breakers.
+    `seed` holds the seed in use, drawn afresh where the settings name none.
+
+    Raises:
+        SettingError: a logit bias for a token that the vocabulary doesn't hold.
+    """
+
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        vocabulary_size: int,
+        token_bytes: Callable[[int], bytes] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.vocabulary_size = vocabulary_size
+        self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._surprise_limit = 2 * settings.mirostat_tau
+        self._last: Distribution | None = None
+        self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
+        self._truncations = _active_truncations(settings)
+        beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
+        if beyond:
+            raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
+
+    def sample(self, logits: Logits, history: Sequence[int]) -> int:
+        """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept."""
+        ids, probabilities = self.distribution(logits, history)
+        return int(ids[self.draw(probabilities)])
+
+    def draw(self, probabilities: Probabilities) -> int:
+        """A position in `probabilities`, drawn accordingly; moves the random state by one number."""
+        chance = self._random.random()
+        if probabilities.size == 1:
+            return 0
+        cumulative = np.cumsum(probabilities)
+        position = int(np.searchsorted(cumulative, chance * cumulative[-1], side="right"))
+        return min(position, probabilities.size - 1)
+
+    def uniform(self) -> float:
+        """A number in [0, 1) from the sampler's own random state, to accept or reject a draft with."""
+        return float(self._random.random())
+
+    def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:
+        """The distribution that `sample` draws from.
+
+        `logits` (V,) float32; `history` the ids said so far, prompt included. Returns the ids of the
+        surviving candidates, rising, and their probabilities (float64, all above 0, sum 1). XTC's toss
+        is part of the distribution, so the same arguments give the same answer.
+
+        Raises:
+            LogitsError: a NaN or +inf among the logits, or not one finite.
+        """
+        adjusted = self._adjusted(logits, history)
+        peak = float(adjusted.max())
+        if not math.isfinite(peak):
+            raise _unusable(adjusted, peak)
+        if self.settings.temperature == 0:
+            self._last = np.array([adjusted.argmax()]), np.ones(1)
+        elif self.settings.mirostat == 2:
+            self._last = self._below_surprise_limit(adjusted)
+        else:
+            self._last = self._truncated(adjusted)
+        return self._last
+
+    def accept(self, token_id: int) -> None:
+        """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
+        if self.settings.mirostat != 2 or self._last is None:
+            return
+        ids, probabilities = self._last
+        position = int(np.searchsorted(ids, token_id))
+        if position == ids.size or ids[position] != token_id:
+            return
+        surprise = -math.log2(probabilities[position])
+        self._surprise_limit -= self.settings.mirostat_eta * (surprise - self.settings.mirostat_tau)
+
+    def snapshot(self) -> SamplerState:
+        """The state to come back to if the tokens that follow are rejected."""
+        return SamplerState(dict(self._random.bit_generator.state), self._surprise_limit)
+
+    def restore(self, state: SamplerState) -> None:
+        """Go back to a state that `snapshot` gave."""
+        self._random.bit_generator.state = state.random
+        self._surprise_limit = state.surprise_limit
+        self._last = None
+
+    def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
+        """The logits after bias, penalties and DRY; the caller's array stays as it is."""
+        settings = self.settings
+        if logits.shape != (self.vocabulary_size,):
+            raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
+        penalised = penalties_are_on(settings) and len(history) > 0
+        repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
+        if not (penalised or repeated or settings.logit_bias):
+            return logits
+        adjusted = logits.copy()
+        for token_id, bias in settings.logit_bias.items():
+            adjusted[token_id] += bias
+        if penalised:
+            penalise_repetition(adjusted, history, settings)
+        for token_id, penalty in repeated.items():
+            adjusted[token_id] -= penalty
+        return adjusted
+
+    def _truncated(self, logits: Logits) -> Distribution:
+        """Steps 4 to 9 of the chain."""
+        ids = np.arange(logits.size) if not self._truncations else None
+        for keep in self._truncations:
+            positions = keep(logits)
+            logits = logits[positions]
+            ids = positions if ids is None else ids[positions]
+        assert ids is not None
+        temperature, chance = self.settings.temperature, self.settings.xtc_probability
+        probabilities = _softened(logits, temperature)
+        if chance > 0:
+            spared = truncation.xtc(logits, self.settings.xtc_threshold)
+            probabilities *= 1 - chance
+            probabilities[spared] += chance * _softened(logits[spared], temperature)
+        return _possible(ids, probabilities)
+
+    def _below_surprise_limit(self, logits: Logits) -> Distribution:
+        """Mirostat 2: leave out what would surprise by more bits than the running limit.
+
+        Source: Basu et al. 2021, algorithm 2 (arXiv:2007.14966).
+        """
+        probabilities = _softened(logits, self.settings.temperature)
+        positions = np.flatnonzero(probabilities >= 2.0**-self._surprise_limit)
+        if positions.size == 0:
+            positions = np.array([probabilities.argmax()])
+        return _possible(positions, probabilities[positions])
+
+
+def _active_truncations(settings: SamplerSettings) -> list[Callable[[Floats], Positions]]:
+    """Steps 4 to 7 of the chain, without those that are switched off."""
+    active: list[Callable[[Floats], Positions]] = []
+    if settings.top_k > 0:
+        active.append(lambda logits: truncation.top_k(logits, settings.top_k))
+    if settings.typical_p < 1:
+        active.append(lambda logits: truncation.typical(logits, settings.typical_p))
+    if settings.top_p < 1:
+        active.append(lambda logits: truncation.top_p(logits, settings.top_p))
+    if settings.min_p > 0:
+        active.append(lambda logits: truncation.min_p(logits, settings.min_p))
+    return active
+
+
+def _softened(logits: Logits, temperature: float) -> Probabilities:
+    """Softmax of logits over temperature; the peak is taken off first, so no temperature overflows."""
+    with np.errstate(over="ignore", under="ignore"):
+        weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
+    return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
+
+
+def _possible(ids: Ids, probabilities: Probabilities) -> Distribution:
+    """The candidates with a probability above 0, normalised."""
+    possible = probabilities > 0
+    if not possible.all():
+        ids, probabilities = ids[possible], probabilities[possible]
+    return ids, probabilities / probabilities.sum()
+
+
+def _unusable(logits: Logits, peak: float) -> LogitsError:
+    if math.isnan(peak):
+        broken = np.flatnonzero(np.isnan(logits))
+        return LogitsError(
+            f"logits: saw NaN for {broken.size} of {logits.size} tokens (first: token {broken[0]}), "
+            "wanted numbers; the model file may be damaged"
+        )
+    if peak > 0:
+        return LogitsError(f"logits: saw +inf for token {int(logits.argmax())}, wanted finite numbers")
+    return LogitsError(f"logits: saw -inf for all {logits.size} tokens, wanted at least one that may be said")

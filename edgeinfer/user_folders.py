@@ -1,0 +1,39 @@
+"""Where this platform wants a user's data, state and caches to lie."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Literal
+
+Kind = Literal["data", "state", "cache"]
+
+XDG: dict[Kind, tuple[str, str]] = {
+    "data": ("XDG_DATA_HOME", ".local/share"),
+    "state": ("XDG_STATE_HOME", ".local/state"),
+    "cache": ("XDG_CACHE_HOME", ".cache"),
+}
+
+
+def user_folder(
+    kind: Kind,
+    *,
+    platform: str = sys.platform,
+    environment: Mapping[str, str] = os.environ,
+    home: Path | None = None,
+) -> Path:
+    """The folder for `edgeinfer`'s files of one kind; it need not exist yet.
+
+    Linux and the BSDs follow the XDG base directory specification (a relative path there is ignored, as
+    it says), macOS has ~/Library, Windows %LOCALAPPDATA%.
+    """
+    home = home or Path.home()
+    if platform == "darwin":
+        base = home / "Library" / ("Caches" if kind == "cache" else "Application Support")
+        return base / "edgeinfer"
+    if platform == "win32":
+        local = Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
+        return local / "edgeinfer" / kind
+    variable, usual = XDG[kind]
+    given = environment.get(variable, "")
+    return (Path(given) if PurePath(given).is_absolute() else home / usual) / "edgeinfer"

@@ -1,0 +1,32 @@
+"""Each platform's own places for data, state and caches."""
+
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.user_folders import Kind, user_folder
+
+HOME = Path("/home/eva")
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "folder"),
+    [
+        ("linux", "data", "/home/eva/.local/share/edgeinfer"),
+        ("linux", "state", "/home/eva/.local/state/edgeinfer"),
+        ("linux", "cache", "/home/eva/.cache/edgeinfer"),
+        ("darwin", "data", "/home/eva/Library/Application Support/edgeinfer"),
+        ("darwin", "cache", "/home/eva/Library/Caches/edgeinfer"),
+        ("win32", "state", "/home/eva/AppData/Local/edgeinfer/state"),
+    ],
+)
+def test_the_usual_place(platform: str, kind: Kind, folder: str) -> None:
+    assert user_folder(kind, platform=platform, environment={}, home=HOME) == Path(folder)
+
+
+def test_xdg_variables_are_followed_if_absolute() -> None:
+    def data(given: str) -> Path:
+        return user_folder("data", platform="linux", environment={"XDG_DATA_HOME": given}, home=HOME)
+
+    assert data("/srv") == Path("/srv/edgeinfer")
+    assert data("srv") == data("") == Path("/home/eva/.local/share/edgeinfer")

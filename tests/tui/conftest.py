@@ -1,0 +1,48 @@
+"""A command line with a fake model behind it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from edgeinfer_tui import library
+from edgeinfer_tui.command_line import exit_code
+from tests.tui.fake_library import FakeModel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+CommandLine = Callable[..., Outcome]
+
+
+@pytest.fixture
+def edgeinfer(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Run `edgeinfer` with the arguments given, in this process."""
+
+    def run(*arguments: str) -> Outcome:
+        code = exit_code(list(arguments))
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    """The model that `run` loads."""
+    model = FakeModel()
+
+    def load(name: str | None, settings: dict[str, Any], progress: Callable[[int, int], None]) -> FakeModel:
+        model.loaded_with = {"model": name, **settings}
+        return model
+
+    monkeypatch.setattr(library, "load_model", load)
+    return model

@@ -1,0 +1,184 @@
+"""A model that obeys the library's contract and says what a test tells it to."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from edgeinfer.errors import ContextOverflowError
+from edgeinfer.results import FinishReason, Generation, Speed, Token
+
+ANSWER = "There was a fox."
+
+
+class FakeTokenizer:
+    """One token a character."""
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return "".join(map(chr, ids))
+
+
+class FakePlan:
+    def explain(self) -> str:
+        return "everything lies in RAM"
+
+
+class FakeStream:
+    """Yields a word a token; `interrupt_after` so many, Ctrl-C comes inside the iteration."""
+
+    def __init__(
+        self,
+        words: list[str],
+        *,
+        prompt_tokens: int,
+        end: FinishReason = "stop",
+        dropped_turns: int = 0,
+        interrupt_after: int | None = None,
+        pause: float = 0.0,
+        on_end: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._words = words
+        self._prompt_tokens = prompt_tokens
+        self._end: FinishReason = end
+        self._dropped_turns = dropped_turns
+        self._interrupt_after = interrupt_after
+        self._pause = pause
+        self._on_end = on_end
+        self._said: list[Token] = []
+        self._result: Generation | None = None
+
+    def __iter__(self) -> Iterator[Token]:
+        for index, word in enumerate(self._words):
+            if index == self._interrupt_after:
+                raise KeyboardInterrupt
+            time.sleep(self._pause)
+            self._said.append(
+                Token(index, word, logprob=-0.5, top_logprobs=((ord("a"), -0.5), (ord("b"), -1.5)))
+            )
+            yield self._said[-1]
+        self._finish(self._end)
+
+    def cancel(self) -> None:
+        self._finish("cancelled")
+
+    @property
+    def result(self) -> Generation:
+        assert self._result is not None, "the stream has neither ended nor been cancelled"
+        return self._result
+
+    def _finish(self, reason: FinishReason) -> None:
+        text = "".join(token.text for token in self._said)
+        self._on_end(text)
+        speed = Speed(
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=len(self._said),
+            seconds_to_first_token=0.21,
+            prompt_tokens_per_second=312.0,
+            decode_tokens_per_second=54.0,
+        )
+        ids = [token.id for token in self._said]
+        self._result = Generation(
+            text, ids, reason, speed, tokens=self._said, dropped_turns=self._dropped_turns
+        )
+
+
+class FakeChat:
+    def __init__(self, model: "FakeModel", system: str | None) -> None:
+        self.model = model
+        self.system = system
+        self.messages: list[dict[str, Any]] = []
+
+    @property
+    def context_used(self) -> int:
+        return sum(len(turn["content"].split()) for turn in self.messages)
+
+    def stream(self, text: str, **settings: Any) -> FakeStream:
+        self.messages.append({"role": "user", "content": text})
+        return self._answer(settings)
+
+    def regenerate(self, **settings: Any) -> FakeStream:
+        self.messages.pop()
+        return self._answer(settings)
+
+    def edit(self, index: int, text: str, **settings: Any) -> FakeStream:
+        places = [place for place, turn in enumerate(self.messages) if turn["role"] == "user"]
+        del self.messages[places[index] :]
+        return self.stream(text, **settings)
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+    def _answer(self, settings: dict[str, Any]) -> FakeStream:
+        asked = self.messages[-1]["content"]
+
+        def keep(text: str) -> None:
+            self.messages.append({"role": "assistant", "content": text})
+
+        return self.model.begin(f"chat[{self.system}] {asked}", settings, on_end=keep)
+
+
+class FakeModel:
+    """Answers every prompt with `answer`; remembers what it was asked."""
+
+    def __init__(self, answer: str = ANSWER, **behaviour: Any) -> None:
+        self.name = "fake"
+        self.context = 1024
+        self.tokenizer = FakeTokenizer()
+        self.plan = FakePlan()
+        self.chat_format: object | None = object()
+        self.prompt_style: str | None = "raw"
+        self.answer = answer
+        self.behaviour = behaviour
+        self.asked: list[str] = []
+        self.settings: list[dict[str, Any]] = []
+        self.loaded_with: dict[str, Any] = {}
+        self.closed = False
+
+    def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
+        if "overflow" in prompt:
+            raise ContextOverflowError("prompt: 2000 tokens, wanted at most 1024")
+        if "explode" in prompt:
+            raise ZeroDivisionError("float division\nby zero")
+        self.asked.append(prompt)
+        settings = dict(settings)
+        settings.pop("progress")(1, 2)
+        self.settings.append(settings)
+        words = [word + " " for word in self.answer.split(" ")]
+        words[-1] = words[-1].removesuffix(" ")
+        return FakeStream(words, prompt_tokens=9, **self.behaviour, **more)
+
+    def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
+        return self.begin(f"raw {prompt}", settings)
+
+    def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
+        return FakeChat(self, system)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def main() -> None:
+    """The command line over a slow fake, for tests that need a process of their own."""
+    from edgeinfer_tui import command_line, library
+
+    def load(name: str | None, settings: dict[str, Any], progress: Callable[[int, int], None]) -> FakeModel:
+        if settings.get("threads") == 99:
+            print("loading", file=sys.stderr, flush=True)
+            time.sleep(30)
+        return FakeModel("word " * 2000 + "end", pause=0.01)
+
+    library.load_model = load
+    command_line.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The small pieces of text: sizes, columns, progress, status, and the defaults that help shows."""
+
+import io
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from edgeinfer.results import Generation, Speed, Token
+from edgeinfer.sampling import SamplerSettings
+from edgeinfer_tui import options, run_wishes
+from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.columns import one_line
+from edgeinfer_tui.failures import one_line as failure_line
+from edgeinfer_tui.file_report import shown_count
+from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.prompt_source import unescaped
+from edgeinfer_tui.status_line import status_line
+from tests.tui.fake_library import FakeStream
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (20_678_048, "19.7 MiB"), (8 << 30, "8.0 GiB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert shown_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999"), (31_730_176, "31.7M"), (1_100_048_384, "1.1B")])
+def test_counts(count: int, text: str) -> None:
+    assert shown_count(count) == text
+
+
+def test_a_name_out_of_a_file_can_neither_break_the_line_nor_steer_the_terminal() -> None:
+    assert one_line("a\n\x1b[2Jb\udcff") == "a\\n\\x1b[2Jb\\udcff"
+    assert one_line("x" * 200, 10) == "xxxxxxx..."
+
+
+def test_escapes_in_a_stop_text() -> None:
+    assert unescaped(r"a\n\tb\\n") == "a\n\tb\\n"
+
+
+def test_an_answer_cannot_steer_the_terminal_but_a_pipe_gets_every_byte() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for out in (terminal, pipe):
+        stream = FakeStream(["a\x1b[2J\tb\n"], prompt_tokens=1)
+        print_answer(stream, ProgressLine("", pipe), out)
+    assert terminal.getvalue() == "a�[2J\tb\n"
+    assert pipe.getvalue() == "a\x1b[2J\tb\n"
+
+
+def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
+    speed = Speed(
+        prompt_tokens=30,
+        cached_tokens=21,
+        generated_tokens=1,
+        seconds_to_first_token=0.5,
+        prompt_tokens_per_second=0.0,
+        decode_tokens_per_second=5.25,
+        gigabytes_per_second=12.3,
+        accepted_share=0.61,
+    )
+    answer = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
+    assert status_line(answer, 1024) == (
+        "ttft 0.50 s · prompt - t/s (9 tokens, 21 cached) · decode 5.2 t/s (1 token) · 12.3 GB/s"
+        " · draft accepted 61% · context 31/1024 · stopped at --max-tokens"
+    )
+
+
+def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:
+    now = 0.0
+    terminal, pipe = Terminal(), io.StringIO()
+    on_terminal, in_pipe = (
+        ProgressLine("reading", terminal, lambda: now),
+        ProgressLine("reading", pipe, lambda: now),
+    )
+    for moment in [0.5, 1.5, 1.55, 2.0]:
+        now = moment
+        on_terminal.update(int(moment * 100), 400)
+        in_pipe.update(int(moment * 100), 400)
+    on_terminal.erase()
+    assert terminal.getvalue() == "\r\x1b[Kreading 150/400 (38%)\r\x1b[Kreading 200/400 (50%)\r\x1b[K"
+    assert pipe.getvalue() == ""
+
+
+def test_an_os_error_names_its_file() -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        Path("/no/such/file").read_bytes()
+    assert failure_line(caught.value) == "/no/such/file: No such file or directory"
+
+
+def shown_default(alias: Any) -> str | None:
+    default = get_args(alias)[1].show_default
+    return default if isinstance(default, str) else None
+
+
+def test_the_defaults_that_help_shows_are_the_librarys() -> None:
+    settings = SamplerSettings()
+    aliases = {
+        "".join(part.title() for part in name.split("_")): name
+        for name in run_wishes.SAMPLING
+        if name != "seed"
+    }
+    compared = 0
+    for alias, name in aliases.items():
+        shown = shown_default(getattr(options, alias))
+        if name in ("logit_bias", "dry_sequence_breakers"):
+            continue
+        assert shown is not None, name
+        assert float(shown.split(":")[0]) == getattr(settings, name), name
+        compared += 1
+    assert compared == 18
+    breakers = shown_default(options.DrySequenceBreakers)
+    assert breakers is not None
+    assert tuple(map(unescaped, breakers.split())) == settings.dry_sequence_breakers
+
+
+def test_every_sampler_setting_has_its_option() -> None:
+    assert set(run_wishes.SAMPLING) == set(SamplerSettings.__dataclass_fields__)

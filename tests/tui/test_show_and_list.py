@@ -1,0 +1,78 @@
+"""`edgeinfer show` and `edgeinfer list`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tui.conftest import CommandLine
+
+
+def test_show_names_what_the_file_holds(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("show", "tiny")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert "architecture arcee" in lines
+    assert "parameters 31.7M (31,730,176, 5.14 bits each)" in lines
+    assert "vocabulary 8192 tokens, gpt2 (gpt-2)" in lines
+    assert "Q4_K 50 21,954,560 12,349,440 60.5%" in lines
+    assert "tokenizer.ggml.tokens 8192 values: '<|endoftext|>', '<|system|>', '<|user|>', ..." in lines
+    assert "Tensors (rows x columns)" not in lines
+    assert max(map(len, lines)) < 180
+
+
+def test_show_tensors_lists_every_one(edgeinfer: CommandLine) -> None:
+    lines = [" ".join(line.split()) for line in edgeinfer("show", "--tensors").out.splitlines()]
+    assert "blk.9.ffn_up.weight Q4_K 2048 x 512 589,824" in lines
+    assert sum(line.startswith("blk.") for line in lines) == 80
+
+
+def test_show_json_says_the_same(edgeinfer: CommandLine) -> None:
+    report = json.loads(edgeinfer("show", "tiny", "--json").out)
+    assert report["parameters"] == 31_730_176
+    assert report["tensor_types"]["Q6_K"]["tensors"] == 11
+    assert sum(row["share"] for row in report["tensor_types"].values()) == pytest.approx(1)
+    assert report["metadata"]["tokenizer.ggml.merges"]["count"] == 7931
+    assert "tensors" not in report
+    assert len(json.loads(edgeinfer("show", "--json", "--tensors").out)["tensors"]) == 82
+
+
+def test_show_of_a_file_that_is_no_model_is_one_line(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model at all, but long enough")
+    outcome = edgeinfer("show", str(broken))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith(f"edgeinfer: {broken}: ")
+    assert outcome.err.count("\n") == 1
+
+
+def test_list_has_the_built_in_model_first(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (tmp_path / "edgeinfer/models").mkdir(parents=True)
+    (tmp_path / "edgeinfer/models/own.gguf").write_bytes(b"GGUF")
+    rows = [line.split() for line in edgeinfer("list").out.splitlines()]
+    assert rows[0] == ["NAME", "PARAMETERS", "SIZE", "FROM", "NOTES"]
+    assert rows[1][:4] == ["tiny", "30M", "19.7", "MiB"]
+    assert rows[2][0] == "own"
+    listed = json.loads(edgeinfer("list", "--json").out)
+    assert [model["name"] for model in listed] == ["tiny", "own"]
+    assert listed[0]["licence"] == "CC-BY-4.0"
+
+
+def test_without_a_command_the_help_is_shown(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer()
+    assert outcome.code == 0
+    assert 'edgeinfer run tiny "Once upon a time"' in outcome.out
+
+
+def test_version(edgeinfer: CommandLine) -> None:
+    assert edgeinfer("--version").out.startswith("edgeinfer ")
+
+
+@pytest.mark.parametrize("command", ["run", "show", "list", "doctor"])
+def test_every_command_explains_itself(edgeinfer: CommandLine, command: str) -> None:
+    outcome = edgeinfer(command, "--help")
+    assert outcome.code == 0
+    assert f"Usage: edgeinfer {command}" in outcome.out

@@ -1,0 +1,28 @@
+"""Plain columns: aligned on a terminal, easy on grep and awk."""
+
+from collections.abc import Collection, Sequence
+
+
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Print rows under their heads; the columns numbered in `right` end flush."""
+    table = [list(head), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, the values below each other."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def one_line(text: object, width: int = 100) -> str:
+    """A value out of a file, fit for one line: control characters escaped, long ones cut."""
+    shown = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in str(text)[: width + 1])
+    return shown if len(shown) <= width else shown[: width - 3] + "..."

@@ -1,0 +1,55 @@
+"""Where the program begins and ends: arguments in, exit code out.
+
+Whatever takes time to import is imported inside, so that Ctrl-C finds someone who answers it at any moment.
+"""
+
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 128 + 2
+"""What a shell reports for a program that SIGINT ended."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code."""
+    try:
+        code = exit_code(arguments)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def exit_code(arguments: list[str] | None = None) -> int:
+    """Run the command line; every failure ends in one line on stderr."""
+    import typer
+
+    from edgeinfer_tui.commands import app
+    from edgeinfer_tui.failures import WRONG_USAGE, is_usage_error, report, say
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that can't show a character shows a mark, and the answer goes on.
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(args=arguments, prog_name="edgeinfer", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if not is_usage_error(error):
+            return report(error)
+        say(f"{_usage_text(error)} (see {_command_of(error)} --help)")
+        return WRONG_USAGE
+    return code if isinstance(code, int) else 0
+
+
+def _usage_text(error: Exception) -> str:
+    """What is wrong with the command line, on one line."""
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return " ".join(message.split()).removeprefix("Invalid value: ").removesuffix(".")
+
+
+def _command_of(error: Exception) -> str:
+    """The command whose usage was wrong, as it is typed."""
+    context = getattr(error, "ctx", None)
+    return "edgeinfer" if context is None else str(context.command_path)

@@ -1,0 +1,47 @@
+"""The commands, and what `edgeinfer --help` says of them."""
+
+from typing import Annotated
+
+import typer
+
+from edgeinfer_tui import doctor_command, list_command, run_command, show_command
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from edgeinfer_tui.versions import version_of
+
+        print(f"edgeinfer {version_of('edgeinfer')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def edgeinfer(
+    invocation: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run a language model on the machine in front of you.
+
+    [bold]Start with[/]
+
+      edgeinfer run tiny "Once upon a time"
+
+    MODEL is a name from `edgeinfer list` or the path of a .gguf file.
+    """
+    if invocation.invoked_subcommand is None:
+        print(invocation.get_help())
+
+
+app.command()(run_command.run)
+app.command()(show_command.show)
+app.command("list")(list_command.list_)
+app.command()(doctor_command.doctor)

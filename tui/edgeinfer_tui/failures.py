@@ -1,0 +1,90 @@
+"""Every way to fail, as one line on stderr and an exit code."""
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from edgeinfer_tui.command_line import INTERRUPTED
+
+FAILED = 1
+WRONG_USAGE = 2
+PIPE_CLOSED = 128 + 13
+"""What a shell reports for a program that SIGPIPE ended."""
+
+Parameters = ParamSpec("Parameters")
+
+
+def reporting(body: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Wrap a command so that whatever it raises ends in one line and an exit code."""
+
+    @functools.wraps(body)
+    def wrapped(*positional: Parameters.args, **named: Parameters.kwargs) -> None:
+        try:
+            body(*positional, **named)
+        except Exception as error:
+            if is_usage_error(error) or isinstance(error, (typer.Exit, typer.Abort)):
+                raise
+            raise typer.Exit(report(error)) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(report(error)) from error
+
+    return wrapped
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong on stderr; return the exit code. A closed pipe is nobody's mistake and silent."""
+    if isinstance(error, BrokenPipeError):
+        silence_stdout()
+        return PIPE_CLOSED
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if os.environ.get("EDGEINFER_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error)
+    say(one_line(error))
+    return FAILED
+
+
+def say(line: str) -> None:
+    """One line on stderr, marked as ours."""
+    print(f"edgeinfer: {line}", file=sys.stderr)
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says to a person, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return f"{place}{error.strerror}"
+    text = " ".join(str(error).split())
+    if _is_ours(error):
+        return text
+    hint = "set EDGEINFER_DEBUG=1 to see where" if "EDGEINFER_DEBUG" not in os.environ else "see above"
+    return f"unexpected {type(error).__name__}: {text or 'no message'} (a bug in edgeinfer; {hint})"
+
+
+def is_usage_error(error: BaseException) -> bool:
+    """Whether the command line itself was wrong.
+
+    Told by what such errors can do: typer's releases have taken their classes from different places.
+    """
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == WRONG_USAGE
+
+
+def silence_stdout() -> None:
+    """Let the interpreter flush into nothing at its end: the reader of the pipe has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the error was raised on purpose, with a text for people."""
+    # Imported where something has failed already, so that `--help` need not wait for it.
+    from edgeinfer.errors import EdgeInferError
+    from edgeinfer_quant_formats.errors import FormatError
+
+    return isinstance(error, (EdgeInferError, FormatError, OSError))

@@ -1,0 +1,70 @@
+"""What the terminal asks of the library, written down; the one place that brings in the engine."""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation, Token
+
+Progress = Callable[[int, int], None]
+
+
+class Stream(Protocol):
+    """Tokens as they come; `result` is there once the stream has ended or was cancelled."""
+
+    @property
+    def result(self) -> "Generation": ...
+
+    def __iter__(self) -> Iterator["Token"]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Conversation(Protocol):
+    """A chat that remembers its turns."""
+
+    messages: list[dict[str, Any]]
+    system: str | None
+
+    @property
+    def context_used(self) -> int: ...
+
+    def stream(self, text: str, **settings: Any) -> Stream: ...
+
+    def regenerate(self, **settings: Any) -> Stream: ...
+
+    def edit(self, index: int, text: str, **settings: Any) -> Stream: ...
+
+    def clear(self) -> None: ...
+
+
+class LoadedModel(Protocol):
+    """A model that is ready to speak."""
+
+    name: str
+    context: int
+    tokenizer: Any
+    plan: Any
+    chat_format: Any | None
+    prompt_style: str | None
+
+    def stream(self, prompt: str | Sequence[int], **settings: Any) -> Stream: ...
+
+    def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def load_model(name: str | None, settings: dict[str, Any], progress: Progress) -> LoadedModel:
+    """Load a model by name or path; `settings` are the keywords of `edgeinfer.load`."""
+    edgeinfer = cast(Any, importlib.import_module("edgeinfer"))
+    given = settings if name is None else {"model": name, **settings}
+    return cast(LoadedModel, edgeinfer.load(**given, progress=progress))

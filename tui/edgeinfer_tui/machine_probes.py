@@ -1,0 +1,102 @@
+"""What `doctor` asks of this machine; each question goes to the part that knows the answer."""
+
+import dataclasses
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from edgeinfer_tui.doctor_report import Probes
+from edgeinfer_tui.versions import version_of
+
+PACKAGES = ("edgeinfer", "numpy", "numba", "llvmlite", "tokenizers", "torch", "triton", "llama-cpp-python")
+GPU_QUERY = ("name", "memory.total", "memory.free", "driver_version", "compute_cap")
+GPU_QUERY_SECONDS = 10
+
+
+def probes(threads: int | None) -> Probes:
+    """All probes in the order of the report; `threads` are those that measure the bandwidth."""
+    return {
+        "machine": _machine,
+        "processor": _processor,
+        "memory": _memory,
+        "bandwidth": lambda: _bandwidth(threads or usable_cores()),
+        "graphics": _graphics,
+        "versions": _versions,
+        "caches": _caches,
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _machine() -> dict[str, Any]:
+    return {"system": platform.platform(), "architecture": platform.machine(), "cores": usable_cores()}
+
+
+def _processor() -> dict[str, Any]:
+    """The CPU and which of the kernels it gets."""
+    features = cast(Any, importlib.import_module("edgeinfer_kernels.cpu.features")).detect()
+    return {"name": features.name, "active_kernels": features.isa, "features": sorted(features.flags)}
+
+
+def _memory() -> dict[str, Any]:
+    from edgeinfer_offload.host_memory import host_memory
+
+    return dataclasses.asdict(host_memory())
+
+
+def _bandwidth(threads: int) -> dict[str, Any]:
+    """How fast weights can be read: what decoding is bound by."""
+    measure = cast(Any, importlib.import_module("edgeinfer_offload.measure"))
+    bytes_per_second = measure.read_bandwidth(threads)
+    return {"threads": threads, "read_gigabytes_per_second": round(bytes_per_second / 1e9, 2)}
+
+
+def _graphics() -> dict[str, Any]:
+    """NVIDIA GPUs as the driver's own tool sees them; torch would take seconds to ask."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {"gpus": None}
+    result = subprocess.run(
+        [tool, f"--query-gpu={','.join(GPU_QUERY)}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=GPU_QUERY_SECONDS,
+        check=False,
+    )
+    if result.returncode:
+        return {"gpus": None, "nvidia-smi": (result.stdout + result.stderr).strip()}
+    return {f"gpu {index}": line.strip() for index, line in enumerate(result.stdout.splitlines())} or {
+        "gpus": None
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {"python": sys.version.split()[0], **{package: version_of(package) for package in PACKAGES}}
+
+
+def _caches() -> dict[str, Any]:
+    """Where compiled kernels and models lie, and how much they take."""
+    from edgeinfer.catalogue import default_models_folder
+    from edgeinfer.user_folders import user_folder
+
+    kernels, models = user_folder("cache"), default_models_folder()
+    return {
+        "kernels": str(kernels),
+        "kernels_bytes": _size(kernels),
+        "models": str(models),
+        "models_bytes": _size(models),
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,318 @@
+"""The options of `run`, each with its help, in the panels that `--help` shows.
+
+An option that isn't given stays None, so that the library's own default holds; the default that help
+shows is checked against the library by a test.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+
+class EngineName(StrEnum):
+    """Who does the arithmetic."""
+
+    edgeinfer = "edgeinfer"
+    llama_cpp = "llama.cpp"
+
+
+class CacheType(StrEnum):
+    """How the key-value cache is stored."""
+
+    f32 = "f32"
+    f16 = "f16"
+    q8_0 = "q8_0"
+    q4_0 = "q4_0"
+
+
+ANSWER = "The answer"
+PROMPT = "The prompt"
+MACHINE = "The model and the machine"
+SAMPLERS = "Samplers, in the order in which they work"
+REPORT = "What is reported, on stderr"
+
+ModelArgument = Annotated[
+    str | None,
+    Argument(
+        help="A name from `edgeinfer list`, or a .gguf file. [dim]tiny if left out[/]", show_default=False
+    ),
+]
+PromptArgument = Annotated[
+    str | None,
+    Argument(help="What to say. [dim]Piped input if left out; a chat on a terminal[/]", show_default=False),
+]
+
+MaxTokens = Annotated[
+    int | None,
+    Option("--max-tokens", "-n", help="Stop after so many tokens.", rich_help_panel=ANSWER),
+]
+Stop = Annotated[
+    list[str] | None,
+    Option(
+        "--stop", help=r"Stop before this text; \n is a newline. May be repeated.", rich_help_panel=ANSWER
+    ),
+]
+Seed = Annotated[
+    int | None,
+    Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
+]
+
+System = Annotated[
+    str | None, Option("--system", help="What the model is told first.", rich_help_panel=PROMPT)
+]
+Raw = Annotated[
+    bool | None,
+    Option(
+        "--raw/--chat",
+        help="Continue the prompt as it stands, or put it into the model's chat template. "
+        "[dim]Chat where there is a template, but tiny continues[/]",
+        rich_help_panel=PROMPT,
+        show_default=False,
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    Option(
+        "--chat-template",
+        help="A Jinja file in place of the model's own template.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=PROMPT,
+    ),
+]
+PreTokenizer = Annotated[
+    str | None,
+    Option(
+        "--assume-pre-tokenizer",
+        metavar="NAME",
+        help="Split text as this one does, where the file names one that isn't known.",
+        rich_help_panel=PROMPT,
+    ),
+]
+
+Context = Annotated[
+    int | None,
+    Option("--context", "-c", help="Tokens that prompt and answer may take.", rich_help_panel=MACHINE),
+]
+Engine = Annotated[
+    EngineName | None,
+    Option(
+        "--engine",
+        help="llama.cpp runs what edgeinfer can't yet: pip install 'edgeinfer\\[llama-cpp]'.",
+        show_default="edgeinfer",
+        rich_help_panel=MACHINE,
+    ),
+]
+Device = Annotated[
+    str | None, Option("--device", help="cpu, cuda or auto.", show_default="auto", rich_help_panel=MACHINE)
+]
+Vram = Annotated[
+    str | None,
+    Option("--vram", metavar="SIZE", help="GPU memory to use at most, as 8GiB.", rich_help_panel=MACHINE),
+]
+Ram = Annotated[
+    str | None,
+    Option("--ram", metavar="SIZE", help="Main memory to use at most, as 12GiB.", rich_help_panel=MACHINE),
+]
+Threads = Annotated[
+    int | None,
+    Option("--threads", help="CPU threads. [dim]One a core if left out[/]", rich_help_panel=MACHINE),
+]
+Draft = Annotated[
+    str | None,
+    Option(
+        "--draft",
+        metavar="auto|none|lookup|MODEL",
+        help="What guesses tokens ahead; it changes the speed, never the answer.",
+        show_default="auto",
+        rich_help_panel=MACHINE,
+    ),
+]
+Kv = Annotated[
+    CacheType | None,
+    Option("--kv", help="How the cache is stored.", show_default="f16", rich_help_panel=MACHINE),
+]
+
+LogitBias = Annotated[
+    list[str] | None,
+    Option(
+        "--logit-bias",
+        metavar="ID=BIAS",
+        help="Add to a token's logit; -inf bans it. May be repeated.",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+RepeatPenalty = Annotated[
+    float | None,
+    Option(
+        "--repeat-penalty",
+        help="Divide said tokens' logits.",
+        show_default="1.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+RepeatLastN = Annotated[
+    int | None,
+    Option(
+        "--repeat-last-n",
+        help="How many tokens back the three penalties look; -1: all.",
+        show_default="64",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    Option(
+        "--presence-penalty",
+        help="Taken once from a said token's logit.",
+        show_default="0.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    Option(
+        "--frequency-penalty",
+        help="Taken each time that it was said.",
+        show_default="0.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+DryMultiplier = Annotated[
+    float | None,
+    Option(
+        "--dry-multiplier",
+        help="DRY: penalise what would carry on a repeated passage.",
+        show_default="0.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+DryBase = Annotated[
+    float | None,
+    Option(
+        "--dry-base", help="DRY: growth a token of length.", show_default="1.75", rich_help_panel=SAMPLERS
+    ),
+]
+DryAllowedLength = Annotated[
+    int | None,
+    Option(
+        "--dry-allowed-length",
+        help="DRY: repeated tokens that go free.",
+        show_default="2",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+DryPenaltyLastN = Annotated[
+    int | None,
+    Option(
+        "--dry-penalty-last-n",
+        help="DRY: how many tokens back it looks; -1: all.",
+        show_default="-1",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+DrySequenceBreakers = Annotated[
+    list[str] | None,
+    Option(
+        "--dry-sequence-breaker",
+        help=r"DRY: behind this text a repetition starts afresh. May be repeated.",
+        show_default=r'\n : " *',
+        rich_help_panel=SAMPLERS,
+    ),
+]
+TopK = Annotated[
+    int | None,
+    Option("--top-k", help="Keep the k best; 0: all.", show_default="40", rich_help_panel=SAMPLERS),
+]
+TypicalP = Annotated[
+    float | None,
+    Option(
+        "--typical-p",
+        help="Keep the least surprising, up to this share.",
+        show_default="1.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+TopP = Annotated[
+    float | None,
+    Option("--top-p", help="Keep the best, up to this share.", show_default="0.95", rich_help_panel=SAMPLERS),
+]
+MinP = Annotated[
+    float | None,
+    Option(
+        "--min-p",
+        help="Keep what is so probable against the best.",
+        show_default="0.05",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+XtcProbability = Annotated[
+    float | None,
+    Option(
+        "--xtc-probability",
+        help="How often the top choices are left out.",
+        show_default="0.0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+XtcThreshold = Annotated[
+    float | None,
+    Option(
+        "--xtc-threshold",
+        help="XTC: what counts as a top choice.",
+        show_default="0.1",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    Option(
+        "--temperature",
+        "-t",
+        help="Higher is bolder; 0 always takes the best.",
+        show_default="0.8",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+Mirostat = Annotated[
+    int | None,
+    Option(
+        "--mirostat",
+        metavar="0|2",
+        help="2: keep the surprise even, in place of top-k to XTC.",
+        show_default="0: off",
+        rich_help_panel=SAMPLERS,
+    ),
+]
+MirostatTau = Annotated[
+    float | None,
+    Option("--mirostat-tau", help="Wanted surprise, in bits.", show_default="5.0", rich_help_panel=SAMPLERS),
+]
+MirostatEta = Annotated[
+    float | None,
+    Option("--mirostat-eta", help="How fast it learns.", show_default="0.1", rich_help_panel=SAMPLERS),
+]
+
+Speed = Annotated[
+    bool,
+    Option(
+        "--speed", help="The status line, on a terminal or not.", rich_help_panel=REPORT, show_default=False
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    Option(
+        "--logprobs",
+        metavar="N",
+        help="The log-probability of each token and of the N best.",
+        rich_help_panel=REPORT,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    Option(
+        "--verbose", "-v", help="Plan, settings, loading time.", rich_help_panel=REPORT, show_default=False
+    ),
+]

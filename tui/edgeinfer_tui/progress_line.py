@@ -1,0 +1,38 @@
+"""One line on stderr that says how far a long wait has come, and then takes itself away."""
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+PATIENCE_SECONDS = 1.0
+REDRAW_SECONDS = 0.1
+ERASE = "\r\x1b[K"
+
+
+class ProgressLine:
+    """Shows `label done/total` once a wait has taken a second, on a terminal only."""
+
+    def __init__(self, label: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = label
+        self._stream = stream
+        self._clock = clock
+        self._start = clock()
+        self._drawn_at = -1.0
+        self._enabled = stream.isatty()
+
+    def update(self, done: int, total: int) -> None:
+        """The callback for the library: so many of so many are done."""
+        now = self._clock()
+        if not self._enabled or now - self._start < PATIENCE_SECONDS or now - self._drawn_at < REDRAW_SECONDS:
+            return
+        self._drawn_at = now
+        share = f" ({done / total:.0%})" if total else ""
+        self._stream.write(f"{ERASE}{self._label} {done}/{total}{share}")
+        self._stream.flush()
+
+    def erase(self) -> None:
+        """Leave the line as it was found."""
+        if self._drawn_at >= 0:
+            self._stream.write(ERASE)
+            self._stream.flush()
+            self._drawn_at = -1.0

@@ -1,0 +1,54 @@
+"""Where the prompt comes from: the command line, piped input, or both."""
+
+import select
+import sys
+from typing import BinaryIO, TextIO
+
+from typer import BadParameter
+
+from edgeinfer_tui.failures import say
+
+PATIENCE_SECONDS = 5.0
+
+
+def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
+    """What is piped into the program, less one newline at its end; None on a terminal or if it is empty.
+
+    With a prompt on the command line, a pipe from which nothing has come for 5 seconds is left alone: many
+    programs start others with an open pipe that nobody writes to.
+
+    Raises:
+        BadParameter: the input isn't UTF-8.
+    """
+    if stdin is None or stdin.closed or stdin.isatty():
+        return None
+    raw = stdin.buffer
+    if prompt_given and not _ready(raw):
+        say(f"nothing came on standard input within {PATIENCE_SECONDS:.0f} s: answering the prompt alone")
+        return None
+    try:
+        text = raw.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadParameter(f"standard input: byte {error.start} isn't UTF-8, wanted text") from error
+    return text.removesuffix("\n").removesuffix("\r") or None
+
+
+def joined_prompt(prompt: str | None, piped: str | None) -> str | None:
+    """Piped text first, then what was asked about it, a blank line between them."""
+    if prompt and piped:
+        return f"{piped}\n\n{prompt}"
+    return prompt or piped
+
+
+def unescaped(text: str) -> str:
+    r"""`\n`, `\t` and `\\` as the characters that they stand for, since a shell hardly types them."""
+    for written, meant in (("\\\\", "\0"), ("\\n", "\n"), ("\\t", "\t"), ("\0", "\\")):
+        text = text.replace(written, meant)
+    return text
+
+
+def _ready(raw: BinaryIO) -> bool:
+    """Whether something (or the end) can be read soon. Windows can't ask that of a pipe."""
+    if sys.platform == "win32":
+        return True
+    return bool(select.select([raw], [], [], PATIENCE_SECONDS)[0])

@@ -1,0 +1,209 @@
+"""`edgeinfer run`: one prompt answered, or a chat on the terminal."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from edgeinfer_tui import library, options
+from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.command_line import INTERRUPTED
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.library import LoadedModel, Stream
+from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.prompt_source import joined_prompt, piped_text
+from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.status_line import dropped_turns_line, status_line
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+@reporting
+def run(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    prompt: options.PromptArgument = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    system: options.System = None,
+    raw: options.Raw = None,
+    chat_template: options.ChatTemplate = None,
+    assume_pre_tokenizer: options.PreTokenizer = None,
+    context: options.Context = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    threads: options.Threads = None,
+    draft: options.Draft = None,
+    kv: options.Kv = None,
+    logit_bias: options.LogitBias = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    repeat_last_n: options.RepeatLastN = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    dry_base: options.DryBase = None,
+    dry_allowed_length: options.DryAllowedLength = None,
+    dry_penalty_last_n: options.DryPenaltyLastN = None,
+    dry_sequence_breakers: options.DrySequenceBreakers = None,
+    top_k: options.TopK = None,
+    typical_p: options.TypicalP = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    xtc_probability: options.XtcProbability = None,
+    xtc_threshold: options.XtcThreshold = None,
+    temperature: options.Temperature = None,
+    mirostat: options.Mirostat = None,
+    mirostat_tau: options.MirostatTau = None,
+    mirostat_eta: options.MirostatEta = None,
+    speed: options.Speed = False,
+    logprobs: options.Logprobs = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Answer a prompt, or chat.
+
+    The text goes to stdout as it comes, everything else to stderr. Piped input is the prompt; with a
+    prompt on the command line as well, the piped text comes first, then a blank line, then the prompt.
+    Without either, on a terminal, a chat begins. Ctrl-C ends the answer and keeps what was said.
+
+    [bold]Examples[/]
+
+      edgeinfer run tiny "Once upon a time"
+
+      edgeinfer run tiny --chat --system "You are a friendly storyteller." "Tell me about a fox."
+
+      edgeinfer run ~/models/granite.gguf --temperature 0 --max-tokens 200 < question.txt
+
+      git diff | edgeinfer run ~/models/coder.gguf "Write a commit message for this."
+
+      edgeinfer run                [dim]# chat with the built-in model[/]
+    """
+    wishes = run_wishes(invocation.params)
+    _check_model(wishes)
+    piped = piped_text(sys.stdin, wishes.prompt is not None)
+    text = joined_prompt(wishes.prompt, piped)
+    if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+        raise typer.BadParameter(
+            'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
+        )
+    loading = ProgressLine("loading the model", sys.stderr)
+    start = time.perf_counter()
+    try:
+        loaded = library.load_model(wishes.model, wishes.loading, loading.update)
+    finally:
+        loading.erase()
+    with loaded:
+        if wishes.verbose:
+            _describe(loaded, wishes, time.perf_counter() - start)
+        if text is None:
+            _chat(loaded, wishes)
+        else:
+            _answer(loaded, wishes, text)
+
+
+def _check_model(wishes: RunWishes) -> None:
+    """Refuse a model that isn't there, before anything heavy is imported.
+
+    The one thing on the command line may be a prompt, where a model's name belongs.
+    """
+    from edgeinfer.catalogue import find_model
+    from edgeinfer.errors import UnknownModelError
+
+    try:
+        find_model(wishes.model)
+    except UnknownModelError:
+        if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
+            raise
+        shown = wishes.model if len(wishes.model) <= 60 else wishes.model[:57] + "..."
+        raise UnknownModelError(
+            f'"{shown}" reads like a prompt, but the model comes first: edgeinfer run tiny "{shown}"'
+        ) from None
+
+
+def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+    """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
+    progress = ProgressLine("reading the prompt", sys.stderr)
+    settings = {**wishes.answering, "progress": progress.update}
+    stream: Stream
+    if _in_chat_template(loaded, wishes):
+        stream = loaded.chat(system=wishes.system).stream(text, **settings)
+    else:
+        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr):
+            # A continuation reads well behind what it continues; stdout still holds the answer alone.
+            print(f"{BOLD}{text}{PLAIN}", end="", file=sys.stderr, flush=True)
+        stream = loaded.stream(text, raw=True, **settings)
+    answer = print_answer(stream, progress)
+    _report(answer, loaded, wishes)
+    if answer.finish_reason == "cancelled":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:
+    """Whether the prompt is a turn of a chat or a text to continue."""
+    has_template = loaded.chat_format is not None
+    wanted = wishes.raw is False or wishes.system is not None
+    if wanted and not has_template:
+        from edgeinfer.errors import ChatTemplateError
+
+        raise ChatTemplateError(
+            f"{loaded.name}: the file holds no chat template; give --chat-template FILE, or use --raw"
+        )
+    if wishes.raw is not None or wanted:
+        return not wishes.raw
+    return has_template and loaded.prompt_style != "raw"
+
+
+def _chat(loaded: LoadedModel, wishes: RunWishes) -> None:
+    from edgeinfer_tui.line_chat import LineChat
+
+    if loaded.chat_format is None:
+        from edgeinfer.errors import ChatTemplateError
+
+        raise ChatTemplateError(
+            f"{loaded.name}: no chat without a chat template; give one with --chat-template FILE, or a prompt"
+        )
+    chat = loaded.chat(system=wishes.system)
+    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed).run()
+
+
+def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:
+    """What --verbose adds before the answer."""
+    say(f"{loaded.name} loaded in {seconds:.2f} s, context {loaded.context} tokens")
+    given: dict[str, Any] = {**wishes.loading, **wishes.answering}
+    if given:
+        say(
+            "given: "
+            + ", ".join(f"{name} {value!r}" for name, value in given.items() if name != "chat_template")
+        )
+    if loaded.plan is not None:
+        print(loaded.plan.explain(), file=sys.stderr)
+
+
+def _report(answer: "Generation", loaded: LoadedModel, wishes: RunWishes) -> None:
+    """What follows the answer, on stderr."""
+    if wishes.answering.get("logprobs") is not None:
+        for token in answer.tokens:
+            chance = "" if token.logprob is None else f"{token.logprob:8.4f}"
+            others = "  ".join(
+                f"{loaded.tokenizer.decode([token_id])!r} {logprob:.4f}"
+                for token_id, logprob in token.top_logprobs
+            )
+            print(
+                f"{token.id:>7} {chance} {token.text!r}" + (f"  [{others}]" if others else ""),
+                file=sys.stderr,
+            )
+    dropped = dropped_turns_line(answer, loaded.context)
+    if dropped:
+        say(dropped)
+    if wishes.speed or _is_terminal(sys.stderr):
+        print(status_line(answer, loaded.context), file=sys.stderr)
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and not stream.closed and bool(stream.isatty())

@@ -1,0 +1,133 @@
+"""What a `run` command line asks for, sorted by whom it is for."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typer import BadParameter
+
+from edgeinfer_tui.prompt_source import unescaped
+
+LOADING = (
+    "context",
+    "engine",
+    "device",
+    "vram",
+    "ram",
+    "threads",
+    "draft",
+    "kv",
+    "chat_template",
+    "assume_pre_tokenizer",
+)
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "logit_bias",
+    "seed",
+)
+EMPTY: tuple[object, ...] = ([], (), {})
+"""What an option that may be repeated holds if it wasn't given; releases of typer differ."""
+LEAST = {"max_tokens": 1, "context": 1, "threads": 1, "seed": 0, "logprobs": 0}
+
+
+@dataclass(frozen=True)
+class RunWishes:
+    """One `run`, parsed."""
+
+    model: str | None
+    prompt: str | None
+    loading: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `edgeinfer.load`, those that were given."""
+    answering: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `Model.stream`, those that were given."""
+    system: str | None = None
+    raw: bool | None = None
+    speed: bool = False
+    verbose: bool = False
+
+
+def run_wishes(options: Mapping[str, Any]) -> RunWishes:
+    """Sort the options of a command line; those that weren't given are left out.
+
+    Raises:
+        BadParameter: a number below its least, a logit bias that doesn't read ID=BIAS, a template that
+            isn't text, or options that exclude each other.
+    """
+    given = {name: value for name, value in options.items() if value is not None and value not in EMPTY}
+    for name, least in LEAST.items():
+        if name in given and given[name] < least:
+            option = name.replace("_", "-")
+            raise BadParameter(f"--{option}: saw {given[name]}, wanted a whole number of at least {least}")
+    if given.get("raw") and "system" in given:
+        raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
+    loading = {name: given[name] for name in LOADING if name in given}
+    if "chat_template" in loading:
+        loading["chat_template"] = _template_text(loading["chat_template"])
+    if loading.get("draft") == "none":
+        loading["draft"] = None
+    for name in ("engine", "kv"):
+        if name in loading:
+            loading[name] = str(loading[name].value)
+    return RunWishes(
+        model=given.get("model"),
+        prompt=given.get("prompt"),
+        loading=loading,
+        answering=_answering(given),
+        system=given.get("system"),
+        raw=given.get("raw"),
+        speed=given.get("speed", False),
+        verbose=given.get("verbose", False),
+    )
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadParameter(
+            f"--chat-template {path}: byte {error.start} isn't UTF-8, wanted a Jinja text"
+        ) from error
+
+
+def _answering(given: Mapping[str, Any]) -> dict[str, Any]:
+    answering = {name: given[name] for name in (*SAMPLING, "max_tokens", "logprobs") if name in given}
+    if "stop" in given:
+        answering["stop"] = [unescaped(text) for text in given["stop"]]
+    if "dry_sequence_breakers" in answering:
+        answering["dry_sequence_breakers"] = tuple(map(unescaped, answering["dry_sequence_breakers"]))
+    if "logit_bias" in answering:
+        answering["logit_bias"] = dict(map(_bias, answering["logit_bias"]))
+    return answering
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        value = int(token_id), float(bias)
+    except ValueError:
+        value = -1, math.nan
+    if value[0] < 0 or math.isnan(value[1]):
+        raise BadParameter(
+            f"--logit-bias: saw {text!r}, wanted ID=BIAS with a token id and a number, as 42=-1.5"
+        )
+    return value

@@ -1,0 +1,56 @@
+"""The line under an answer: time to the first token, speed of the rest, how full the context is."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+ENDINGS = {
+    "length": "stopped at --max-tokens",
+    "context": "stopped: the context is full",
+    "cancelled": "stopped by you",
+}
+
+
+def status_line(answer: "Generation", context: int) -> str:
+    """As in: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context 137/1024."""
+    speed = answer.speed
+    read = speed.prompt_tokens - speed.cached_tokens
+    cached = f", {speed.cached_tokens} cached" if speed.cached_tokens else ""
+    parts = [
+        f"ttft {speed.seconds_to_first_token:.2f} s",
+        f"prompt {_rate(speed.prompt_tokens_per_second)} ({_tokens(read)}{cached})",
+        f"decode {_rate(speed.decode_tokens_per_second)} ({_tokens(speed.generated_tokens)})",
+    ]
+    if speed.gigabytes_per_second:
+        parts.append(f"{speed.gigabytes_per_second:.1f} GB/s")
+    if speed.accepted_share is not None:
+        parts.append(f"draft accepted {speed.accepted_share:.0%}")
+    parts.append(f"context {context_used(answer)}/{context}")
+    if answer.finish_reason in ENDINGS:
+        parts.append(ENDINGS[answer.finish_reason])
+    return " · ".join(parts)
+
+
+def context_used(answer: "Generation") -> int:
+    """Tokens of the prompt and of the answer."""
+    return answer.speed.prompt_tokens + answer.speed.generated_tokens
+
+
+def dropped_turns_line(answer: "Generation", context: int) -> str | None:
+    """What to say if the conversation outgrew its context; None if it didn't."""
+    count = answer.dropped_turns
+    if count == 0:
+        return None
+    turns = "oldest turn was" if count == 1 else f"{count} oldest turns were"
+    return f"the conversation outgrew the context of {context} tokens: the {turns} left out"
+
+
+def _rate(tokens_per_second: float) -> str:
+    if tokens_per_second <= 0:
+        return "- t/s"
+    return f"{tokens_per_second:.1f} t/s" if tokens_per_second < 10 else f"{tokens_per_second:.0f} t/s"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
