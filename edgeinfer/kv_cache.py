@@ -38,12 +38,3 @@ class KVCache:
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens; nothing is copied."""
         del self.ids[length:]
-
-    def shared_prefix(self, ids: Sequence[int]) -> int:
-        """How many of the first tokens of `ids` it holds already."""
-        count = 0
-        for held, wanted in zip(self.ids, ids, strict=False):
-            if held != wanted:
-                break
-            count += 1
-        return count

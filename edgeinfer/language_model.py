@@ -1,12 +1,10 @@
-"""The one protocol that every engine serves and every caller sees."""
+"""The protocols of the top floor: an engine that turns ids into logits, a tokenizer that makes the ids."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from edgeinfer.results import Generation, Token
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
@@ -15,11 +13,23 @@ Progress = Callable[[int, int], None]
 class Engine(Protocol):
     """Turns token ids into logits and remembers what it has read; text is none of its business."""
 
-    context: int
-    """Most tokens that the cache can hold."""
-    ids: list[int]
-    """The tokens that the cache holds now."""
-    vocabulary_size: int
+    @property
+    def context(self) -> int:
+        """Most tokens that the cache can hold."""
+        ...
+
+    @property
+    def largest_context(self) -> int:
+        """Most tokens that a cache of this model could hold on this machine."""
+        ...
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens that the cache holds now."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Read `ids` after what the cache holds; return the logits (vocabulary,) behind the last of them."""
@@ -41,13 +51,36 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class TextDecoder(Protocol):
+    """Ids to text as they come, never half a character."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether half a character is being held."""
+        ...
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
 class TextTokenizer(Protocol):
     """Text to ids and back."""
 
-    bos_id: int | None
-    eos_id: int | None
-    end_ids: frozenset[int]
-    vocabulary_size: int
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def add_bos(self) -> bool: ...
 
     def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]: ...
 
@@ -55,17 +88,4 @@ class TextTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
-
-class LanguageModel(Protocol):
-    """Text in, text out."""
-
-    context: int
-    tokenizer: TextTokenizer
-
-    def generate(self, prompt: str | Sequence[int], **settings: Any) -> Generation: ...
-
-    def stream(self, prompt: str | Sequence[int], **settings: Any) -> Iterator[Token]: ...
-
-    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
-
-    def close(self) -> None: ...
+    def stream_decoder(self) -> TextDecoder: ...

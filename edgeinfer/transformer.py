@@ -22,12 +22,14 @@ class Transformer:
         cache: KVCache,
         batch: int,
         bytes_per_token: int = 0,
+        largest_context: int = 0,
     ) -> None:
         self.specification = specification
         self.backend = backend
         self.cache = cache
         self.batch = batch
         self.bytes_per_token = bytes_per_token
+        self.largest_context = max(largest_context, cache.context)
 
     @property
     def context(self) -> int:

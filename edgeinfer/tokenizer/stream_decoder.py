@@ -19,6 +19,11 @@ class StreamDecoder:
         """Return the text that this token completes, maybe none."""
         return self._decoder.decode(self._token_bytes(token_id))
 
+    @property
+    def pending(self) -> bool:
+        """Whether half a character is being held."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """Return what is left when no token follows: U+FFFD for half a character, else nothing."""
         text = self._decoder.decode(b"", final=True)

@@ -10,18 +10,16 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.features import InstructionSet, choose
-from edgeinfer_kernels.cpu.memory import Arena, address, allocate, interleave, kernel_format
+from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
 from edgeinfer_kernels.cpu.objects import BuildProgress, Kernels, load_kernels
 from edgeinfer_kernels.cpu.structures import CALL
 from edgeinfer_kernels.cpu.threads import Team, usable_cpus
-from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
 PlaceProgress = Callable[[int, int], None]
 """Called with (bytes placed, bytes in all) while weights move into the kernels' layout."""
-LOGIT_ROWS = 16
-"""Tokens whose logits are computed at a time."""
 
 
 class CpuBackend:
@@ -74,8 +72,8 @@ class CpuBackend:
 
     def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, self.batch)
-        builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width, self.team.threads)
+        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads)
+        builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
@@ -84,18 +82,14 @@ class CpuBackend:
             builder.feed_forward(layer.feed_forward, w.feed_forward)
             for layer, w in zip(facts.layers, weights.layers, strict=True)
         ]
-        stride = padded(facts.vocabulary_size)
-        self._logits = allocate(4 * stride * LOGIT_ROWS)[: 4 * stride * LOGIT_ROWS].view(np.float32)
-        self._logits = self._logits.reshape(LOGIT_ROWS, stride)
-        self._head = builder.head(facts.norm, weights, address(self._logits), 4 * stride)
-        rows = allocate(4 * padded(facts.width) * self.batch)[: 4 * padded(facts.width) * self.batch]
-        self._x = rows.view(np.float32).reshape(self.batch, padded(facts.width))
+        self._head = builder.head(facts.norm, weights)
+        self._logits = float_rows(workspace.logits, LOGIT_ROWS, padded(facts.vocabulary_size))
+        self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._functions = {
             name: self._kernels.address(name)
             for name in ("attention_block", "feed_forward_block", "head_block")
         }
-        self.workspace_bytes = workspace.nbytes + self._logits.nbytes + self._x.nbytes
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:

@@ -1,7 +1,7 @@
 """From facts and weights to the structures that the block kernels read."""
 
 from edgeinfer_kernels.backend import LayerCache, padded
-from edgeinfer_kernels.cpu.memory import Arena, allocate, bits, kernel_format, padded_vector
+from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_format, padded_vector
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_CODES,
@@ -11,8 +11,6 @@ from edgeinfer_kernels.cpu.structures import (
     INPUT,
     MATRIX,
     NORM,
-    attention_scratch,
-    quantised_bytes,
 )
 from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.specification import (
@@ -37,14 +35,12 @@ class BlockBuilder:
         kernels: Kernels,
         placed: dict[int, int],
         width: int,
-        threads: int,
     ) -> None:
         self._arena = arena
         self._workspace = workspace
         self._kernels = kernels
         self._placed = placed
         self._width = width
-        self._threads = threads
 
     def _norm(
         self, norm: NormSpecification, width: int, weight: Vector | None, bias: Vector | None = None
@@ -75,10 +71,10 @@ class BlockBuilder:
 
     def _input(self, name: str, columns: int, readers: list[Matrix]) -> int:
         """Rows that `readers` multiply with: float32, and int8 if any of them wants it."""
-        floats, float_stride = self._workspace.rows(name, 4 * padded(columns))
+        floats, float_stride = self._workspace.rows(name)
         quantised, quantised_stride = 0, 0
         if any(kernel_format(matrix) not in FLOAT_FORMATS for matrix in readers):
-            quantised, quantised_stride = self._workspace.rows(f"{name}.int8", quantised_bytes(columns))
+            quantised, quantised_stride = self._workspace.rows(f"{name}.int8")
         return self._arena.fill(
             INPUT,
             floats=floats,
@@ -88,11 +84,8 @@ class BlockBuilder:
             columns=columns,
         )
 
-    def _scratch(self, nbytes: int) -> dict[str, int]:
-        stride = -(-nbytes // 4096) * 4096
-        memory = allocate(stride * self._threads)
-        self._workspace.nbytes += memory.nbytes
-        return {"scratch": self._arena.keep(memory), "scratch_stride": stride}
+    def _scratch(self) -> dict[str, int]:
+        return {"scratch": self._workspace.scratch, "scratch_stride": self._workspace.scratch_stride}
 
     def attention(
         self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache
@@ -100,11 +93,11 @@ class BlockBuilder:
         """An ATTENTION on this cache."""
         rows = self._workspace.rows
         padded_head = padded(facts.head_dim)
-        projected_q, q_stride = rows("projected_q", 4 * padded(w.attn_q.rows))
-        projected_k, kv_stride = rows("projected_k", 4 * padded(w.attn_k.rows))
-        projected_v, _ = rows("projected_v", 4 * padded(w.attn_v.rows))
-        queries, query_stride = rows("queries", 4 * facts.heads * padded_head)
-        projected, projected_stride = rows("projected", 4 * padded(self._width))
+        projected_q, q_stride = rows("projected_q")
+        projected_k, kv_stride = rows("projected_k")
+        projected_v, _ = rows("projected_v")
+        queries, query_stride = rows("queries")
+        projected, projected_stride = rows("projected")
         norm_width = w.attn_q.rows if facts.qk_norm == "row" else facts.head_dim
         kv_norm_width = w.attn_k.rows if facts.qk_norm == "row" else facts.head_dim
         return self._arena.fill(
@@ -143,15 +136,15 @@ class BlockBuilder:
             kv_stride=kv_stride,
             query_stride=query_stride,
             projected_stride=projected_stride,
-            **self._scratch(attention_scratch(facts.heads // facts.kv_heads, padded_head)),
+            **self._scratch(),
         )
 
     def feed_forward(self, facts: FeedForwardSpecification, w: FeedForwardWeights) -> int:
         """A FEED_FORWARD."""
         hidden_width = w.ffn_up.rows
         readers = [w.ffn_up] if w.ffn_gate is None else [w.ffn_up, w.ffn_gate]
-        projected, projected_stride = self._workspace.rows("projected", 4 * padded(self._width))
-        gate, _ = self._workspace.rows("gate", 4 * padded(hidden_width))
+        projected, projected_stride = self._workspace.rows("projected")
+        gate, _ = self._workspace.rows("gate")
         return self._arena.fill(
             FEED_FORWARD,
             norm=self._norm(facts.norm, self._width, w.ffn_norm, w.ffn_norm_bias),
@@ -166,17 +159,17 @@ class BlockBuilder:
             gate=gate,
             projected=projected,
             projected_stride=projected_stride,
-            **self._scratch(attention_scratch(1, 0)),
+            **self._scratch(),
         )
 
-    def head(self, norm: NormSpecification, weights: DecoderWeights, logits: int, logits_stride: int) -> int:
-        """A HEAD that writes to `logits`."""
+    def head(self, norm: NormSpecification, weights: DecoderWeights) -> int:
+        """A HEAD that writes to the workspace's logits."""
         return self._arena.fill(
             HEAD,
             norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
             matrix=self._matrix(weights.output),
             normed=self._input("normed", self._width, [weights.output]),
-            logits=logits,
-            logits_stride=logits_stride,
-            **self._scratch(attention_scratch(1, 0)),
+            logits=self._workspace.logits,
+            logits_stride=self._workspace.logits_stride,
+            **self._scratch(),
         )

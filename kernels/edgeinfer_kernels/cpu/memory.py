@@ -1,5 +1,6 @@
 """Memory that kernels see: aligned arrays, structures filled by name, matrices in the interleaved layout."""
 
+import ctypes
 import mmap
 from typing import Any
 
@@ -43,6 +44,12 @@ def allocate(nbytes: int) -> Bytes:
 
 def address(array: npt.NDArray[Any] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
+
+
+def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """The float32 rows that lie at an address; whoever owns the memory must outlive them."""
+    buffer = (ctypes.c_float * (rows * columns)).from_address(at)
+    return np.frombuffer(buffer, np.float32).reshape(rows, columns)
 
 
 def bits(value: float) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import types
 
-from edgeinfer_kernels.cpu import attention, feed_forward, interleave, team
+from edgeinfer_kernels.cpu import attention, feed_forward, interleave, read_memory, team
 from edgeinfer_kernels.cpu.native import inner
 from edgeinfer_kernels.cpu.row_formats import ROW_KERNELS
 from edgeinfer_kernels.cpu.rows import ROW_ARGUMENTS
@@ -18,7 +18,7 @@ BLOCKS = "blocks"
 def unit_exports(unit: str) -> dict[str, Any]:
     """Symbol -> (numba function, signature) of the unit `blocks` or `rows_<format>`."""
     if unit == BLOCKS:
-        parts = (team.exports, interleave.exports, attention.exports, feed_forward.exports)
-        return {name: export for part in parts for name, export in part.items()}
+        parts = (team, interleave, read_memory, attention, feed_forward)
+        return {name: export for part in parts for name, export in part.exports.items()}
     signature = types.void(*(types.int64,) * ROW_ARGUMENTS)
     return {unit: (inner(ROW_KERNELS[unit.removeprefix("rows_")]()), signature)}

@@ -1,23 +1,79 @@
-"""Buffers for a batch of tokens, shared by all layers one after the other."""
+"""Buffers for a batch of tokens, shared by all layers one after the other; counted before they are made."""
 
+from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.memory import Arena, allocate
-from edgeinfer_kernels.cpu.structures import CACHE_LINE
+from edgeinfer_kernels.cpu.structures import CACHE_LINE, attention_scratch, quantised_bytes
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+
+LOGIT_ROWS = 16
+"""Tokens whose logits are computed at a time."""
+PAGE = 4096
+
+
+def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights) -> dict[str, int]:
+    """Name -> bytes a token of every buffer that a decoder's blocks need, the widest layer deciding."""
+    rows = {"x": 4 * padded(specification.width)}
+
+    def need(name: str, nbytes: int) -> None:
+        rows[name] = max(rows.get(name, 0), -(-nbytes // CACHE_LINE) * CACHE_LINE)
+
+    def need_input(name: str, columns: int) -> None:
+        need(name, 4 * padded(columns))
+        need(f"{name}.int8", quantised_bytes(padded(columns)))
+
+    need_input("normed", specification.width)
+    need("projected", 4 * padded(specification.width))
+    for facts, layer in zip(specification.layers, weights.layers, strict=True):
+        attention = facts.attention
+        need_input("mixed", attention.heads * attention.head_dim)
+        need("queries", 4 * attention.heads * padded(attention.head_dim))
+        need("projected_q", 4 * padded(layer.attention.attn_q.rows))
+        need("projected_k", 4 * padded(layer.attention.attn_k.rows))
+        need("projected_v", 4 * padded(layer.attention.attn_v.rows))
+        need_input("hidden", layer.feed_forward.ffn_up.rows)
+        need("gate", 4 * padded(layer.feed_forward.ffn_up.rows))
+    return rows
+
+
+def scratch_stride(specification: DecoderSpecification) -> int:
+    """Bytes of one thread's scratch."""
+    most = max(
+        attention_scratch(layer.attention.heads // layer.attention.kv_heads, padded(layer.attention.head_dim))
+        for layer in specification.layers
+    )
+    return -(-most // PAGE) * PAGE
+
+
+def workspace_bytes(
+    specification: DecoderSpecification, weights: DecoderWeights, batch: int, threads: int
+) -> int:
+    """Bytes of a `Workspace` with these arguments."""
+    rows = sum(workspace_rows(specification, weights).values())
+    logits = 4 * padded(specification.vocabulary_size) * LOGIT_ROWS
+    return batch * rows + threads * scratch_stride(specification) + logits
 
 
 class Workspace:
-    """Named rows for `batch` tokens; `nbytes` is what they take in all."""
+    """The buffers of `workspace_rows` for `batch` tokens, scratch for `threads`, and a few rows of logits."""
 
-    def __init__(self, arena: Arena, batch: int) -> None:
-        self._arena = arena
-        self._rows: dict[tuple[str, int], int] = {}
-        self.batch = batch
-        self.nbytes = 0
+    def __init__(
+        self,
+        arena: Arena,
+        specification: DecoderSpecification,
+        weights: DecoderWeights,
+        batch: int,
+        threads: int,
+    ) -> None:
+        self._rows = {
+            name: (arena.keep(allocate(stride * batch)), stride)
+            for name, stride in workspace_rows(specification, weights).items()
+        }
+        self.scratch_stride = scratch_stride(specification)
+        self.scratch = arena.keep(allocate(self.scratch_stride * threads))
+        self.logits_stride = 4 * padded(specification.vocabulary_size)
+        self.logits = arena.keep(allocate(self.logits_stride * LOGIT_ROWS))
 
-    def rows(self, name: str, row_bytes: int) -> tuple[int, int]:
-        """(address, stride in bytes) of rows of `row_bytes`; the same memory for the same name and size."""
-        stride = -(-row_bytes // CACHE_LINE) * CACHE_LINE
-        if (name, stride) not in self._rows:
-            memory = allocate(stride * self.batch)
-            self.nbytes += memory.nbytes
-            self._rows[name, stride] = self._arena.keep(memory)
-        return self._rows[name, stride], stride
+    def rows(self, name: str) -> tuple[int, int]:
+        """(address, bytes a token) of a buffer."""
+        return self._rows[name]

@@ -1,0 +1,234 @@
+"""From a prompt's ids to a stream of tokens: prefill, sample, decode text, stop."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import ContextOverflowError, SettingError
+from edgeinfer.language_model import Engine, Progress, TextTokenizer
+from edgeinfer.results import FinishReason, Generation, Speed, Token
+from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
+from edgeinfer.stop_strings import StopStrings
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is asked for. `max_tokens` None: until the model ends or the context is full."""
+
+    prompt_ids: list[int]
+    sampling: SamplerSettings
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: none; n: every token's own and those of the n best."""
+    progress: Progress | None = None
+    dropped_turns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise SettingError(f"max_tokens: saw {self.max_tokens}, wanted a whole number of at least 0, or None")
+
+
+class TokenStream:
+    """An iterator of tokens; `result` is the answer so far, and the whole answer once the stream has ended.
+
+    A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable. Streams of
+    one model may take turns, token by token, and may be read by several threads: `turn` is the model's lock.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        turn: threading.Lock,
+        on_end: Callable[[Generation], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._turn = turn
+        self._tokenizer = tokenizer
+        self._request = request
+        self._on_end = on_end
+        self._clock = _Clock()
+        self._tokens: list[Token] = []
+        self._ids: list[int] = []
+        self._reason: FinishReason = "cancelled"
+        self._ended = False
+        self._produced = self._produce()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        try:
+            with self._turn:
+                token = next(self._produced)
+        except BaseException:
+            self._end()
+            raise
+        self._tokens.append(token)
+        return token
+
+    def cancel(self) -> None:
+        """Stop here; what was said stays."""
+        self._produced.close()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._on_end:
+                self._on_end(self.result)
+
+    @property
+    def result(self) -> Generation:
+        """The answer as far as it has come."""
+        return Generation(
+            text="".join(token.text for token in self._tokens),
+            ids=list(self._ids),
+            finish_reason=self._reason,
+            speed=self._clock.speed(self._engine.bytes_per_token),
+            prompt_ids=self._request.prompt_ids,
+            tokens=list(self._tokens),
+            dropped_turns=self._request.dropped_turns,
+        )
+
+    def _prefill(self) -> npt.NDArray[np.float32]:
+        """Read the part of the prompt that the cache doesn't hold; logits behind its last token."""
+        engine, ids = self._engine, self._request.prompt_ids
+        if not ids:
+            raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
+        if len(ids) > engine.context:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens, the context holds {engine.context}; the largest that "
+                f"this model can have on this machine is {engine.largest_context} (--context, context=)"
+            )
+        shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
+        engine.rewind(shared)
+        self._clock.start(len(ids), shared)
+        logits = engine.append(ids[shared:], self._request.progress)
+        self._clock.prefilled()
+        return logits
+
+    def _produce(self) -> Iterator[Token]:
+        request, engine = self._request, self._engine
+        sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
+        text = _TextRelease(self._tokenizer, request.stop)
+        logits = self._prefill()
+        history = list(request.prompt_ids)
+        limit = engine.context - len(history)
+        most = limit if request.max_tokens is None else min(limit, request.max_tokens)
+        if most == 0:
+            self._reason = "length" if request.max_tokens == 0 else "context"
+        for count in range(1, most + 1):
+            chosen = sampler.sample(logits, history)
+            sampler.accept(chosen)
+            self._clock.decoded()
+            if chosen in self._tokenizer.end_ids:
+                self._reason = "stop"
+                break
+            self._ids.append(chosen)
+            history.append(chosen)
+            yield from text.push(self._described(chosen, logits))
+            if text.stopped:
+                self._reason = "stop"
+                break
+            if count == most:
+                self._reason = "length" if most == request.max_tokens else "context"
+                break
+            logits = self._read_on(history)
+        yield from text.finish()
+
+    def _read_on(self, history: list[int]) -> npt.NDArray[np.float32]:
+        """Logits behind `history`; if another stream has used the cache in between, more than a token is read."""
+        engine = self._engine
+        held = len(history) - 1
+        if engine.ids != history[:held]:
+            held = min(shared_prefix(engine.ids, history), held)
+            engine.rewind(held)
+        return engine.append(history[held:])
+
+    def _described(self, chosen: int, logits: npt.NDArray[np.float32]) -> Token:
+        if self._request.logprobs is None:
+            return Token(chosen, "")
+        own, best = logprobs(logits, chosen, self._request.logprobs)
+        return Token(chosen, "", logprob=own, top_logprobs=best)
+
+
+def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """How many first tokens two sequences have in common."""
+    count = 0
+    for a, b in zip(held, wanted, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+class _TextRelease:
+    """Gives tokens their text; holds those back whose text isn't certain yet (half a character, half a stop)."""
+
+    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
+        self._decoder = tokenizer.stream_decoder()
+        self._stops = StopStrings(stop)
+        self._waiting: list[Token] = []
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.found is not None
+
+    def push(self, token: Token) -> list[Token]:
+        """The tokens that may be shown now, with their text."""
+        shown = self._stops.push(self._decoder.push(token.id))
+        self._waiting.append(replace(token, text=shown))
+        certain = self.stopped or not (self._stops.holds or self._decoder.pending)
+        return self._release() if certain else []
+
+    def finish(self) -> list[Token]:
+        """The rest, once no more tokens come."""
+        if not self.stopped:
+            rest = self._stops.push(self._decoder.finish()) + self._stops.finish()
+            if rest:
+                self._waiting[-1] = replace(self._waiting[-1], text=self._waiting[-1].text + rest)
+        return self._release()
+
+    def _release(self) -> list[Token]:
+        released, self._waiting = self._waiting, []
+        return released
+
+
+class _Clock:
+    """When things happened in one answer."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens = self._cached = self._generated = 0
+        self._begin = self._read = self._first = self._last = 0.0
+
+    def start(self, prompt_tokens: int, cached: int) -> None:
+        self._prompt_tokens, self._cached = prompt_tokens, cached
+        self._begin = time.perf_counter()
+
+    def prefilled(self) -> None:
+        self._read = time.perf_counter()
+
+    def decoded(self) -> None:
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        self._generated += 1
+
+    def speed(self, bytes_per_token: int) -> Speed:
+        prefill, decode = self._read - self._begin, self._last - self._first
+        rate = (self._generated - 1) / decode if decode > 0 else 0.0
+        return Speed(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
+            generated_tokens=self._generated,
+            seconds_to_first_token=max(0.0, self._first - self._begin),
+            prompt_tokens_per_second=(self._prompt_tokens - self._cached) / prefill if prefill > 0 else 0.0,
+            decode_tokens_per_second=rate,
+            gigabytes_per_second=rate * bytes_per_token / 1e9,
+        )

@@ -1,0 +1,218 @@
+"""From a name to a model that answers: find the file, plan its memory, load an engine."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from edgeinfer.catalogue import ModelFile, find_model
+from edgeinfer.chat_format import ChatFormat
+from edgeinfer.errors import OutOfMemoryError, SettingError
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.language_model import Progress
+from edgeinfer.memory_items import cache_items, largest_context, weight_items, workspace_item
+from edgeinfer.model import Model
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.sizes import parse_bytes
+from edgeinfer.tokenizer import Tokenizer
+from edgeinfer.transformer import Transformer
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_offload.host_memory import host_memory
+from edgeinfer_offload.measure import remembered_bandwidth
+from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
+from edgeinfer_quant_formats import GGUFFile
+
+DEFAULT_CONTEXT = 4096
+BATCH = 256
+EngineName = Literal["edgeinfer", "llama.cpp"]
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "device": ("auto", "cpu"),
+    "kv": ("f16", "f32"),
+    "draft": ("auto", None),
+    "engine": ("edgeinfer", "llama.cpp"),
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of `load` asked for, checked."""
+
+    context: int | None
+    device: str
+    ram: int | None
+    threads: int | None
+    draft: str | None
+    kv: CacheType
+    engine: EngineName
+    chat_template: str | None
+    assume_pre_tokenizer: str | None
+    progress: Progress | None
+    build_progress: Progress | None
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                shown = ", ".join("None" if choice is None else repr(choice) for choice in choices)
+                raise SettingError(f"{name}: saw {value!r}, wanted one of {shown}")
+        for name in ("context", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    context: int | None = None,
+    device: str = "auto",
+    vram: int | str | None = None,
+    ram: int | str | None = None,
+    threads: int | None = None,
+    draft: str | None = "auto",
+    kv: CacheType = "f16",
+    engine: EngineName = "edgeinfer",
+    chat_template: str | None = None,
+    assume_pre_tokenizer: str | None = None,
+    progress: Progress | None = None,
+    build_progress: Progress | None = None,
+) -> Model:
+    """Load a model: a name in the catalogue, a path to a .gguf file, or nothing for the built-in one.
+
+    `context`: tokens of prompt and answer together; None: what the model was trained for, 4096 at most.
+    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: all usable processors.
+    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this one where the
+    file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled (first use only).
+
+    Raises `EdgeInferError` in one line for everything that a user can mend, `FormatError` for a damaged file.
+    """
+    wishes = Wishes(
+        context=context,
+        device=device,
+        ram=parse_bytes("ram", ram),
+        threads=threads,
+        draft=draft,
+        kv=kv,
+        engine=engine,
+        chat_template=chat_template,
+        assume_pre_tokenizer=assume_pre_tokenizer,
+        progress=progress,
+        build_progress=build_progress,
+    )
+    parse_bytes("vram", vram)
+    found = find_model(model)
+    if wishes.engine == "llama.cpp":
+        from edgeinfer.llama_cpp_engine import load_llama_cpp
+
+        return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template)
+    file = GGUFFile.open(found.path)
+    try:
+        return _load_own(found, file, wishes)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
+    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    context = wishes.context or min(config.trained_context, DEFAULT_CONTEXT)
+    specification = config.specification(rope_factors(file, config, context))
+    weights = read_weights(file, config)
+    tokenizer = Tokenizer.from_metadata(file.metadata, wishes.assume_pre_tokenizer)
+    threads = wishes.threads or usable_cpus()
+    needs = _Needs(specification, weights, context, wishes.kv, threads, config.trained_context)
+    plan = needs.plan(_budget(wishes.ram), found.name)
+    cache = KVCache(specification, context, wishes.kv)
+    backend = CpuBackend(
+        specification,
+        weights,
+        cache.layers,
+        cache_folder=user_folder("cache"),
+        batch=BATCH,
+        threads=threads,
+        on_build=wishes.build_progress,
+        on_place=wishes.progress,
+    )
+    return Model(
+        name=found.name,
+        engine=Transformer(specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
+        tokenizer=tokenizer,
+        chat_format=_chat_format(file, tokenizer, wishes.chat_template),
+        plan=lambda: needs.plan(plan.device.free_bytes, found.name, measured=True),
+        prompt_style=found.prompt_style,
+        notes=_notes(config, context),
+        on_close=file.close,
+    )
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a model takes with these wishes."""
+
+    specification: DecoderSpecification
+    weights: DecoderWeights
+    context: int
+    kv: CacheType
+    threads: int
+    trained_context: int
+
+    @cached_property
+    def _fixed(self) -> list[Item]:
+        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads)
+        return [*weight_items(self.weights), workspace]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Weight bytes that decoding one token reads."""
+        return sum(item.bytes_per_token for item in self._fixed)
+
+    def largest(self, plan: MemoryPlan) -> int:
+        """The largest context that fits what was free."""
+        free = plan.device.free_bytes - sum(item.nbytes for item in self._fixed)
+        return largest_context(self.specification, self.kv, free, self.trained_context)
+
+    def plan(self, budget: int, name: str, measured: bool = False) -> MemoryPlan:
+        """Place all of it in `budget` bytes of main memory; `measured`: with the time that reading takes."""
+        rate = remembered_bandwidth(user_folder("cache"), self.threads) if measured else 0.0
+        items = [*self._fixed, *cache_items(self.specification, self.context, self.kv)]
+        try:
+            return plan_memory(items, Device("cpu", budget, rate))
+        except PlanError as error:
+            free = budget - sum(item.nbytes for item in self._fixed)
+            largest = largest_context(self.specification, self.kv, free, self.trained_context)
+            way_out = (
+                f"with a context of {largest} it fits (--context, context=)"
+                if largest
+                else "take a smaller model or fewer bits a weight"
+            )
+            raise OutOfMemoryError(f"{name}: {error}; {way_out}") from error
+
+
+def _budget(ram: int | None) -> int:
+    """Bytes of main memory that may be used: what is free now, or less if the caller says so."""
+    free = host_memory().free_bytes
+    return free if ram is None else min(free, ram)
+
+
+def _chat_format(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatFormat | None:
+    """The chat template of the file, or `given`; None where there is none."""
+    metadata = dict(file.metadata)
+    if given is not None:
+        metadata["tokenizer.chat_template"] = given
+    found = ChatFormat.from_metadata(metadata, tokenizer)
+    return found if found.template_source is not None else None
+
+
+def _notes(config: ModelConfig, context: int) -> list[str]:
+    if context <= config.trained_context:
+        return []
+    return [
+        f"the context of {context} is longer than the {config.trained_context} that the model was trained for; "
+        "expect worse answers beyond"
+    ]
