@@ -1,0 +1,77 @@
+"""Every architecture as a row of facts; what a file's metadata says comes on top (`model_config.py`)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeinfer_kernels.specification import Activation
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What all models of one GGUF architecture have in common. The defaults are Llama's."""
+
+    rope_halves: bool = False
+    """RoPE turns (i, i + d/2) together; otherwise (2i, 2i + 1)."""
+    norm: Literal["rms", "layer"] = "rms"
+    activation: Activation = "silu"
+    gated: bool = True
+    pre_norm: bool = True
+    post_norm: bool = False
+    qk_norm: Literal["none", "head", "row"] = "none"
+    embedding_scale_by_width: bool = False
+    """Embeddings are multiplied by √width."""
+    window_pattern: int = 0
+    """Every n-th layer sees everything, the others a window; 0: no windows."""
+    default_window: int = 0
+    window_rope_base: float | None = None
+    """RoPE base of windowed layers where the file gives none; None: that of the others."""
+    window_rope_unscaled: bool = False
+    """Windowed layers ignore RoPE scaling."""
+    rope_skipped_every: int = 0
+    """Every n-th layer has no positions at all; 0: none."""
+    query_scale_by_heads_at: int = 0
+    """A model of this many layers scales queries by √(width / heads) instead of √(head dimension)."""
+
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(),
+    "arcee": Architecture(activation="relu_squared", gated=False),
+    "gemma": Architecture(rope_halves=True, activation="gelu", embedding_scale_by_width=True),
+    "gemma2": Architecture(
+        rope_halves=True,
+        activation="gelu",
+        embedding_scale_by_width=True,
+        post_norm=True,
+        window_pattern=2,
+        default_window=4096,
+        query_scale_by_heads_at=46,
+    ),
+    "gemma3": Architecture(
+        rope_halves=True,
+        activation="gelu",
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        window_pattern=6,
+        window_rope_base=10000.0,
+        window_rope_unscaled=True,
+        query_scale_by_heads_at=62,
+    ),
+    "granite": Architecture(),
+    "internlm2": Architecture(),
+    "olmo2": Architecture(
+        rope_halves=True,
+        pre_norm=False,
+        post_norm=True,
+        qk_norm="row",
+        window_pattern=4,
+        window_rope_unscaled=True,
+    ),
+    "phi3": Architecture(rope_halves=True),
+    "qwen2": Architecture(rope_halves=True),
+    "qwen3": Architecture(rope_halves=True, qk_norm="head"),
+    "smollm3": Architecture(rope_skipped_every=4),
+    "starcoder2": Architecture(rope_halves=True, norm="layer", activation="gelu", gated=False),
+}
+"""GGUF `general.architecture` -> its facts."""

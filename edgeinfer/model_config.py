@@ -1,0 +1,249 @@
+"""What a GGUF file says of its model: an architecture's facts, filled from metadata, as a decoder specification."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.architectures import ARCHITECTURES, Architecture
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.rope_scaling import Factors, RopeScaling, rope_specification
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    DecoderSpecification,
+    FeedForwardSpecification,
+    LayerSpecification,
+    NormSpecification,
+    RopeSpecification,
+)
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes that may differ from layer to layer."""
+
+    heads: int
+    kv_heads: int
+    feed_forward: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's sizes and numbers; lengths in elements."""
+
+    architecture: str
+    facts: Architecture
+    width: int
+    vocabulary_size: int
+    trained_context: int
+    head_dim: int
+    rope_dim: int
+    shapes: tuple[LayerShape, ...]
+    norm: NormSpecification
+    rope_base: float
+    window_rope_base: float
+    rope_scaling: RopeScaling
+    window: int
+    windowed: tuple[bool, ...]
+    query_scale: float
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
+        """Read the keys of the file's architecture; `vocabulary_size` is the embedding's number of rows.
+
+        Raises `UnsupportedModelError` for an unknown architecture, a missing key or a feature that isn't run.
+        """
+        return _Reader(metadata).config(vocabulary_size)
+
+    def _rope(self, layer: int, factors: Factors | None) -> RopeSpecification | None:
+        every = self.facts.rope_skipped_every
+        if every and (layer + 1) % every == 0:
+            return None
+        base, scaling = self.rope_base, self.rope_scaling
+        if self.windowed[layer]:
+            base = self.window_rope_base
+            if self.facts.window_rope_unscaled:
+                scaling, factors = RopeScaling(), None
+        return rope_specification(self.rope_dim, base, self.facts.rope_halves, scaling, factors)
+
+    def specification(self, factors: Factors | None = None) -> DecoderSpecification:
+        """What the backends compute; `factors` divide the RoPE frequencies (see `model_weights.rope_factors`)."""
+        return DecoderSpecification(
+            width=self.width,
+            vocabulary_size=self.vocabulary_size,
+            layers=tuple(self._layer(i, factors) for i in range(len(self.shapes))),
+            norm=self.norm,
+            embedding_scale=self.embedding_scale,
+            logit_scale=self.logit_scale,
+            logit_soft_cap=self.logit_soft_cap,
+        )
+
+    def _layer(self, index: int, factors: Factors | None) -> LayerSpecification:
+        attention = AttentionSpecification(
+            heads=self.shapes[index].heads,
+            kv_heads=self.shapes[index].kv_heads,
+            head_dim=self.head_dim,
+            scale=self.query_scale,
+            norm=self.norm,
+            rope=self._rope(index, factors),
+            qk_norm=self.facts.qk_norm,
+            window=self.window if self.windowed[index] else 0,
+            soft_cap=self.attention_soft_cap,
+            residual_scale=self.residual_scale,
+        )
+        return LayerSpecification(
+            attention, FeedForwardSpecification(self.facts.activation, self.norm, self.residual_scale)
+        )
+
+
+class _Reader:
+    """The metadata of one architecture, with errors that name the key."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.metadata = metadata
+        self.name = str(metadata.get("general.architecture", "(none)"))
+        if self.name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise UnsupportedModelError(
+                f"architecture {self.name} isn't one that edgeinfer runs ({known}); "
+                "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
+            )
+        self.facts = ARCHITECTURES[self.name]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"{self.name}.{key}", default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            wanted = "a finite number"
+            raise UnsupportedModelError(f"{self.name}.{key}: {value!r}, wanted {wanted}")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise UnsupportedModelError(
+                f"{self.name}.{key}: {value!r}, wanted a whole number from {least} to {most}"
+            )
+        return value
+
+    def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """One number for all layers, or an array with one each."""
+        value = self.get(key, default)
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(values) != layers or not all(type(v) is int and 0 < v < 1 << 24 for v in values):
+            raise UnsupportedModelError(
+                f"{self.name}.{key}: {value!r}, wanted a positive number, or one for each of {layers} layers"
+            )
+        return values
+
+    def shapes(self, layers: int) -> tuple[LayerShape, ...]:
+        heads = self.per_layer("attention.head_count", layers)
+        rows = zip(
+            heads,
+            self.per_layer("attention.head_count_kv", layers, heads[0]),
+            self.per_layer("feed_forward_length", layers),
+            strict=True,
+        )
+        shapes = tuple(LayerShape(*row) for row in rows)
+        for shape in shapes:
+            if shape.heads % shape.kv_heads:
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.head_count: {shape.heads} heads can't share {shape.kv_heads} key heads"
+                )
+        return shapes
+
+    def norm(self) -> NormSpecification:
+        key = "layer_norm_rms_epsilon" if self.facts.norm == "rms" else "layer_norm_epsilon"
+        return NormSpecification(self.facts.norm, self.number(f"attention.{key}", 1e-5))
+
+    def scaling(self, trained_context: int) -> RopeScaling:
+        kind = str(self.get("rope.scaling.type", "linear"))
+        if kind not in ROPE_SCALINGS:
+            raise UnsupportedModelError(
+                f"{self.name}.rope.scaling.type: {kind!r}, wanted one of {', '.join(ROPE_SCALINGS)}"
+            )
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 0.0)) or 1.0
+        return RopeScaling(
+            kind=kind,
+            factor=1.0 if kind == "none" else factor,
+            original_context=self.count("rope.scaling.original_context_length", trained_context),
+            attention_factor=self.number("rope.scaling.attn_factor", 1.0),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
+            extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
+            log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
+        )
+
+    def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
+        """Which layers see a window only."""
+        if not window or not self.facts.window_pattern:
+            return (False,) * layers
+        pattern = self.get("attention.sliding_window_pattern", self.facts.window_pattern)
+        if isinstance(pattern, np.ndarray):
+            if len(pattern) != layers:
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.sliding_window_pattern: {len(pattern)} values for {layers} layers"
+                )
+            return tuple(bool(value) for value in pattern)
+        return tuple(pattern == 0 or i % pattern < pattern - 1 for i in range(layers))
+
+    def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
+        given = self.number("attention.scale", 0.0)
+        if given:
+            return given
+        by_heads = layers == self.facts.query_scale_by_heads_at
+        return 1 / math.sqrt(width // heads if by_heads else head_dim)
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        if self.get("expert_count", 0):
+            raise UnsupportedModelError(
+                f"{self.name}.expert_count: {self.get('expert_count')} experts; mixtures aren't run yet, "
+                "llama.cpp may: add --engine llama.cpp"
+            )
+        facts = self.facts
+        layers = self.count("block_count", most=MAX_LAYERS)
+        width = self.count("embedding_length", most=1 << 20)
+        shapes = self.shapes(layers)
+        head_dim = self.count("attention.key_length", max(1, width // shapes[0].heads), most=4096)
+        value_dim = self.count("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise UnsupportedModelError(
+                f"{self.name}.attention.value_length: {value_dim}, wanted the key length {head_dim}"
+            )
+        trained_context = self.count("context_length", 4096)
+        window = self.count("attention.sliding_window", facts.default_window, least=0)
+        rope_base = self.number("rope.freq_base", 10000.0)
+        return ModelConfig(
+            architecture=self.name,
+            facts=facts,
+            width=width,
+            vocabulary_size=vocabulary_size,
+            trained_context=trained_context,
+            head_dim=head_dim,
+            rope_dim=self.count("rope.dimension_count", head_dim, most=head_dim) // 2 * 2,
+            shapes=shapes,
+            norm=self.norm(),
+            rope_base=rope_base,
+            window_rope_base=self.number("rope.freq_base_swa", facts.window_rope_base or rope_base),
+            rope_scaling=self.scaling(trained_context),
+            window=window,
+            windowed=self.windowed(layers, window),
+            query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
+            attention_soft_cap=self.number("attn_logit_softcapping", 0.0),
+            logit_soft_cap=self.number("final_logit_softcapping", 0.0),
+            embedding_scale=math.sqrt(width) if facts.embedding_scale_by_width else self.number("embedding_scale", 1.0),
+            residual_scale=self.number("residual_scale", 1.0) or 1.0,
+            logit_scale=1 / (self.number("logit_scale", 1.0) or 1.0),
+        )

@@ -1,0 +1,70 @@
+"""From RoPE metadata to one inverse frequency a pair: linear, Llama 3 factors, YaRN and LongRoPE.
+
+All of them multiply a pair's frequency by a constant, so that position enters in one place only. YaRN: Peng et al.
+2023, §3; LongRoPE: Ding et al. 2024.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.specification import RopeSpecification
+
+Factors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """`factor` > 1 stretches the context; `attention_factor` multiplies cosine and sine besides."""
+
+    kind: str = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    extrapolation: float = 1.0
+    log_multiplier: float = 0.0
+
+
+def yarn_ramp(dimensions: int, base: float, scaling: RopeScaling) -> npt.NDArray[np.float64]:
+    """1 where a pair keeps its frequency (fast pairs), 0 where it is interpolated, linear between."""
+
+    def pair_of(rotations: float) -> float:
+        turns = scaling.original_context / (rotations * 2 * math.pi)
+        return dimensions * math.log(turns) / (2 * math.log(base))
+
+    low = max(0.0, math.floor(pair_of(scaling.beta_fast)))
+    high = min(dimensions - 1.0, math.ceil(pair_of(scaling.beta_slow)))
+    position = (np.arange(dimensions // 2) - low) / max(0.001, high - low)
+    return np.asarray((1 - np.clip(position, 0, 1)) * scaling.extrapolation)
+
+
+def yarn_magnitude(scaling: RopeScaling) -> float:
+    """√(1/t) of the paper: 1 + 0.1·ln(factor), or the quotient that a log multiplier asks for."""
+
+    def magnitude(multiplier: float) -> float:
+        return 0.1 * multiplier * math.log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
+
+    if scaling.log_multiplier:
+        return magnitude(1.0) / magnitude(scaling.log_multiplier)
+    return magnitude(1.0)
+
+
+def rope_specification(
+    dimensions: int, base: float, halves: bool, scaling: RopeScaling, factors: Factors | None
+) -> RopeSpecification:
+    """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled."""
+    frequencies = base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
+    if factors is not None:
+        frequencies = frequencies / factors.astype(np.float64)
+    magnitude = scaling.attention_factor
+    if scaling.kind == "yarn":
+        ramp = yarn_ramp(dimensions, base, scaling)
+        frequencies = frequencies * (ramp + (1 - ramp) / scaling.factor)
+        magnitude *= yarn_magnitude(scaling)
+    elif scaling.kind != "none":
+        frequencies = frequencies / scaling.factor
+    return RopeSpecification(tuple(frequencies.tolist()), halves, magnitude)

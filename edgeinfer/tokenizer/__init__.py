@@ -1,0 +1,8 @@
+"""Text to tokens and back, from the metadata of a GGUF file."""
+
+from edgeinfer.tokenizer.pre_tokenizers import known_pre_tokenizers
+from edgeinfer.tokenizer.stream_decoder import StreamDecoder
+from edgeinfer.tokenizer.tokenizer import Tokenizer
+from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary
+
+__all__ = ["SpecialIds", "StreamDecoder", "TokenType", "Tokenizer", "Vocabulary", "known_pre_tokenizers"]

@@ -1,0 +1,68 @@
+"""SentencePiece encoding: pieces of a text joined by the score of what they make."""
+
+import re
+from itertools import pairwise
+
+from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.vocabulary import Vocabulary
+
+_SPACE = "▁"
+_CACHED_PIECES = 100_000
+_CACHED_LENGTH = 32
+
+
+class SentencePieceEncoder:
+    """Turns plain text into tokens and tokens into bytes.
+
+    The file's `remove_extra_whitespaces` and its table of normal forms are not applied: the models that
+    use this tokenizer keep every space, and llama.cpp, with which their files are tested, reads neither.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._priorities = dict(zip(vocabulary.texts, (-vocabulary.scores).tolist(), strict=True))
+        self._byte_ids = vocabulary.byte_ids()
+        self._boundary = _boundary(vocabulary)
+        self._cache: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of `text`, which holds no special tokens."""
+        ids: list[int] = []
+        cached = self._cache.get
+        for piece in self._boundary.split(text.replace(" ", _SPACE)):
+            found = cached(piece)
+            ids += self._piece_ids(piece) if found is None else found
+        return ids
+
+    def token_bytes(self, text: str) -> bytes:
+        """Return the bytes that a normal token of this text stands for."""
+        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
+
+    def _piece_ids(self, piece: str) -> list[int]:
+        ids: list[int] = []
+        for symbol in merge(piece, self._priorities, ""):
+            found = self._vocabulary.ids.get(symbol)
+            ids += self._fallback_ids(symbol) if found is None else [found]
+        if len(piece) <= _CACHED_LENGTH:
+            if len(self._cache) >= _CACHED_PIECES:
+                self._cache.clear()
+            self._cache[piece] = ids
+        return ids
+
+    def _fallback_ids(self, symbol: str) -> list[int]:
+        """Return a token for each UTF-8 byte; the unknown token, if there is one, for a byte without."""
+        unknown = self._vocabulary.special.unk
+        found = (self._byte_ids[byte] for byte in symbol.encode("utf-8"))
+        ids = (unknown if token is None else token for token in found)
+        return [token for token in ids if token is not None]
+
+
+def _boundary(vocabulary: Vocabulary) -> re.Pattern[str]:
+    """Return where a text may be cut before merging without a change: where no token reaches across.
+
+    That is before a space, unless some token holds the character before the space together with it.
+    """
+    inner = (text for text in vocabulary.texts if _SPACE in text[1:])
+    joined = {before for text in inner for before, after in pairwise(text) if after == _SPACE}
+    uncut = "".join(re.escape(character) for character in sorted(joined | {_SPACE}))
+    return re.compile(f"(?<=[^{uncut}])(?={_SPACE})")

@@ -1,0 +1,26 @@
+"""Turns tokens into text one at a time, never half a character."""
+
+import codecs
+from collections.abc import Callable
+
+
+class StreamDecoder:
+    """Holds back the bytes of a character until it is whole.
+
+    Bytes that can't become a character are U+FFFD as soon as that is certain. Nothing is stripped: what
+    the tokens say goes on from a text that stands before them.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes, maybe none."""
+        return self._decoder.decode(self._token_bytes(token_id))
+
+    def finish(self) -> str:
+        """Return what is left when no token follows: U+FFFD for half a character, else nothing."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text

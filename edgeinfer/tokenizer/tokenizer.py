@@ -1,0 +1,258 @@
+"""Text to tokens and back, as the model file says."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.tokenizer.byte_pair import BytePairEncoder
+from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
+from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
+from edgeinfer.tokenizer.special_splitting import SpecialSplitter
+from edgeinfer.tokenizer.special_tokens import special_tokens
+from edgeinfer.tokenizer.stream_decoder import StreamDecoder
+from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, string_list
+from edgeinfer_quant_formats import GGUFFile
+
+_SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
+_BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
+_KNOWN_MODELS = ("llama", "gpt2", "gemma4")
+_SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+
+
+class Tokenizer:
+    """A model's tokenizer: SentencePiece (`llama`) or byte pairs (`gpt2`, `gemma4`)."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: SentencePieceEncoder | BytePairEncoder,
+        metadata: Mapping[str, Any],
+        *,
+        add_bos: bool,
+        add_space_prefix: bool,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """Put the parts together; use `from_metadata` or `from_gguf`."""
+        self.vocabulary = vocabulary
+        self.add_bos = add_bos
+        self.add_eos = flag(metadata, "add_eos_token", False)
+        self.add_space_prefix = flag(metadata, "add_space_prefix", add_space_prefix)
+        self.notes = notes
+        """What the file leaves open and what was taken instead, each a line for a person."""
+        self._encoder = encoder
+        self._types: list[int] = vocabulary.types.tolist()
+        found = special_tokens(vocabulary, metadata)
+        shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
+        self._all_special = SpecialSplitter(found)
+        self._shown_special = SpecialSplitter(shown)
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str], unknown_pre: str | None = None) -> Self:
+        """Read the tokenizer of a GGUF file, which may hold nothing but a vocabulary.
+
+        Raises:
+            UnsupportedModelError: see `from_metadata`.
+        """
+        with GGUFFile.open(Path(path)) as file:
+            return cls.from_metadata(file.metadata, unknown_pre=unknown_pre)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], unknown_pre: str | None = None) -> Self:
+        """Build the tokenizer from GGUF metadata.
+
+        `unknown_pre` names the pre-tokenizer to take where the file names one that is not known.
+
+        Raises:
+            UnsupportedModelError: the tokenizer or its pre-tokenizer is not known, or a list is missing.
+        """
+        model = metadata.get("tokenizer.ggml.model")
+        if model == "llama":
+            vocabulary = Vocabulary(metadata, _SENTENCE_PIECE_IDS)
+            return cls(
+                vocabulary,
+                SentencePieceEncoder(vocabulary),
+                metadata,
+                add_bos=flag(metadata, "add_bos_token", True),
+                add_space_prefix=True,
+            )
+        if model in ("gpt2", "gemma4"):
+            return cls._byte_pair(metadata, unknown_pre)
+        raise UnsupportedModelError(
+            f"tokenizer.ggml.model: {'missing' if model is None else repr(model)}; wanted one of "
+            f"{', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
+        )
+
+    @classmethod
+    def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:
+        facts, notes = _facts_of(metadata, unknown_pre)
+        default_ids = {} if metadata["tokenizer.ggml.model"] == "gemma4" else dict(_BYTE_PAIR_IDS)
+        if not facts.has_default_bos:
+            default_ids.pop("bos", None)
+        vocabulary = Vocabulary(metadata, default_ids)
+        optional = facts.merges_are_optional and "tokenizer.ggml.merges" not in metadata
+        merges = [] if optional else string_list(metadata, "merges")
+        return cls(
+            vocabulary,
+            BytePairEncoder(vocabulary, merges, facts),
+            metadata,
+            add_bos=facts.always_adds_bos or flag(metadata, "add_bos_token", facts.add_bos),
+            add_space_prefix=False,
+            notes=notes,
+        )
+
+    def encode(self, text: str, bos: bool = False, special: bool = False) -> list[int]:
+        """Return the tokens of `text`.
+
+        `bos` adds the tokens that the file wants at the beginning and the end (`add_bos`, `add_eos`);
+        `special` reads the names of control tokens in the text as those tokens. User-defined tokens are
+        always read so. Lone surrogates become U+FFFD.
+        """
+        ids: list[int] = []
+        if bos and self.add_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+        splitter = self._all_special if special else self._shown_special
+        after_special = True
+        for fragment in splitter.split(_without_surrogates(text)):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+                after_special = True
+                continue
+            prefix = " " if after_special and self.add_space_prefix else ""
+            ids += self._encoder.encode(prefix + fragment)
+            after_special = False
+        if bos and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Return the text of `ids`, the inverse of `encode`; `special` shows control tokens by their names.
+
+        The space that `encode` puts before a text (`add_space_prefix`) is taken off again. Bytes that are
+        not UTF-8 become U+FFFD. Spaces before punctuation stay, whatever the model's makers cleaned up.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
+        pieces: list[bytes] = []
+        strip = self.add_space_prefix
+        for token_id in ids:
+            piece = self.token_bytes(token_id)
+            kind = self._types[token_id]
+            if kind in _SPECIAL_TYPES:
+                strip = self.add_space_prefix
+                if kind in _HIDDEN_TYPES and not special:
+                    continue
+            elif strip:
+                piece = piece.removeprefix(b" ")
+                strip = False
+            pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for; a special token stands for its name.
+
+        Raises:
+            ValueError: the id is not in the vocabulary.
+        """
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.vocabulary_size:
+            raise ValueError(f"token {token_id}: wanted an id from 0 to {self.vocabulary_size - 1}")
+        text = self.vocabulary.texts[token_id]
+        kind = self._types[token_id]
+        if kind in _SPECIAL_TYPES:
+            return text.encode("utf-8", "surrogateescape")
+        if kind == TokenType.NORMAL:
+            return self._encoder.token_bytes(text)
+        if kind == TokenType.BYTE and text.startswith("<0x") and text.endswith(">"):
+            return bytes.fromhex(text[3:-1])
+        return b""
+
+    def stream_decoder(self, special: bool = False) -> StreamDecoder:
+        """Return a decoder for tokens that arrive one by one; control tokens say nothing unless `special`."""
+        return StreamDecoder(self.token_bytes if special else self._visible_bytes)
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        found = self.token_bytes(token_id)
+        return b"" if self._types[token_id] in _HIDDEN_TYPES else found
+
+    def token_type(self, token_id: int) -> TokenType:
+        """Return what a token is for; a type that GGUF doesn't define counts as unused."""
+        kind = self._types[token_id]
+        return TokenType(kind) if kind in TokenType.__members__.values() else TokenType.UNUSED
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens."""
+        return len(self.vocabulary)
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The tokens that play a part, fill-in-the-middle ones included."""
+        return self.vocabulary.special
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self.vocabulary.end_ids
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token at the beginning of a text."""
+        return self.vocabulary.special.bos
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token at the end of a text."""
+        return self.vocabulary.special.eos
+
+    @property
+    def eot_id(self) -> int | None:
+        """The token at the end of a turn."""
+        return self.vocabulary.special.eot
+
+    @property
+    def eom_id(self) -> int | None:
+        """The token at the end of a message that calls a tool."""
+        return self.vocabulary.special.eom
+
+    @property
+    def pad_id(self) -> int | None:
+        """The token that fills up a batch."""
+        return self.vocabulary.special.pad
+
+    @property
+    def unk_id(self) -> int | None:
+        """The token for what no other token stands for."""
+        return self.vocabulary.special.unk
+
+
+def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[PreTokenizer, tuple[str, ...]]:
+    """Return the facts of the file's pre-tokenizer, and a note if it had to be assumed."""
+    if metadata["tokenizer.ggml.model"] == "gemma4":
+        return pre_tokenizer("gemma4"), ()
+    name = metadata.get("tokenizer.ggml.pre")
+    if not name:
+        note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; answers may suffer"
+        return pre_tokenizer("default"), (note,)
+    if unknown_pre is not None and not is_known(str(name)):
+        note = (
+            f"tokenizer.ggml.pre: {name!r} is not known: {unknown_pre!r} is taken instead; answers may suffer"
+        )
+        return pre_tokenizer(unknown_pre), (note,)
+    return pre_tokenizer(str(name)), ()
+
+
+def _without_surrogates(text: str) -> str:
+    """Return `text` with each half of a character that Python let through replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,88 @@
+"""The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import ContextOverflowError
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.language_model import Progress
+from edgeinfer_kernels.backend import Activations, Backend
+from edgeinfer_kernels.specification import DecoderSpecification
+
+
+class Transformer:
+    """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in prefill."""
+
+    def __init__(
+        self,
+        specification: DecoderSpecification,
+        backend: Backend,
+        cache: KVCache,
+        batch: int,
+        bytes_per_token: int = 0,
+    ) -> None:
+        self.specification = specification
+        self.backend = backend
+        self.cache = cache
+        self.batch = batch
+        self.bytes_per_token = bytes_per_token
+
+    @property
+    def context(self) -> int:
+        return self.cache.context
+
+    @property
+    def ids(self) -> list[int]:
+        return self.cache.ids
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.specification.vocabulary_size
+
+    def _forward(self, ids: Sequence[int]) -> Activations:
+        """One step: x (tokens, width) above the last layer; the cache then holds the tokens."""
+        start = len(self.cache.ids)
+        x = self.backend.embed(ids)
+        for layer in range(len(self.specification.layers)):
+            self.backend.attention_block(layer, x, start)
+            self.backend.feed_forward_block(layer, x)
+        self.cache.append(ids)
+        return x
+
+    def _steps(self, ids: Sequence[int]) -> Iterator[Activations]:
+        self._check(ids)
+        for first in range(0, len(ids), self.batch):
+            yield self._forward(ids[first : first + self.batch])
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if len(ids) > self.cache.free:
+            raise ContextOverflowError(
+                f"{len(self.cache.ids) + len(ids)} tokens don't fit the context of {self.context}"
+            )
+        wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
+        if wrong or not ids:
+            raise ValueError(
+                f"token id {wrong[0]}: wanted 0 to {self.vocabulary_size - 1}" if wrong else "no tokens to read"
+            )
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """Read `ids`; return the logits (vocabulary,) behind the last of them."""
+        done = 0
+        for x in self._steps(ids):
+            done += len(x)
+            if progress:
+                progress(done, len(ids))
+        return self.backend.logits(x[-1:])[0]
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
+        return np.concatenate([self.backend.logits(x) for x in self._steps(ids)])
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.cache.rewind(length)
+
+    def close(self) -> None:
+        self.backend.close()

@@ -1,0 +1,151 @@
+"""The numba backend: whole blocks in one call, int8 activations against quantised rows."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.backend import Activations, LayerCache, padded
+from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.features import InstructionSet, choose
+from edgeinfer_kernels.cpu.memory import Arena, address, allocate, interleave, kernel_format
+from edgeinfer_kernels.cpu.objects import BuildProgress, Kernels, load_kernels
+from edgeinfer_kernels.cpu.structures import CALL
+from edgeinfer_kernels.cpu.threads import Team, usable_cpus
+from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
+from edgeinfer_kernels.weights import DecoderWeights, Matrix
+
+PlaceProgress = Callable[[int, int], None]
+"""Called with (bytes placed, bytes in all) while weights move into the kernels' layout."""
+LOGIT_ROWS = 16
+"""Tokens whose logits are computed at a time."""
+
+
+class CpuBackend:
+    """A decoder on the processor. Weights are repacked at load, so that the file's pages can go.
+
+    `threads` None: all that this process may use. `isa` None: the best that this processor has.
+    Raises `UnsupportedFormatError`, `UnsupportedProcessorError`, `KernelBuildError`.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        specification: DecoderSpecification,
+        weights: DecoderWeights,
+        caches: Sequence[LayerCache],
+        *,
+        cache_folder: Path,
+        batch: int = 256,
+        threads: int | None = None,
+        isa: str | None = None,
+        on_build: BuildProgress | None = None,
+        on_place: PlaceProgress | None = None,
+    ) -> None:
+        self.specification = specification
+        self.batch = batch
+        self.isa: InstructionSet = choose(isa)
+        self._embedding = weights.token_embd
+        self._arena = Arena()
+        self._ropes: dict[RopeSpecification, tuple[int, int, npt.NDArray[np.floating]]] = {}
+        matrices = weights.matrices()
+        formats = {kernel_format(matrix) for matrix in matrices}
+        self._kernels = load_kernels(cache_folder, self.isa, formats, on_build)
+        self.team = Team(self._kernels, threads or usable_cpus())
+        placed = self._place(matrices, on_place)
+        self._build(weights, caches, placed)
+
+    def _place(self, matrices: list[Matrix], on_place: PlaceProgress | None) -> dict[int, int]:
+        """Move every matrix into the kernels' layout; id(matrix) -> address."""
+        total, done, placed = sum(matrix.nbytes for matrix in matrices), 0, {}
+        with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
+            for matrix, memory in zip(
+                matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
+            ):
+                placed[id(matrix)] = self._arena.keep(memory)
+                done += matrix.nbytes
+                if on_place:
+                    on_place(done, total)
+        return placed
+
+    def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:
+        facts = self.specification
+        workspace = Workspace(self._arena, self.batch)
+        builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width, self.team.threads)
+        self._attention = [
+            builder.attention(layer.attention, w.attention, cache)
+            for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
+        ]
+        self._feed_forward = [
+            builder.feed_forward(layer.feed_forward, w.feed_forward)
+            for layer, w in zip(facts.layers, weights.layers, strict=True)
+        ]
+        stride = padded(facts.vocabulary_size)
+        self._logits = allocate(4 * stride * LOGIT_ROWS)[: 4 * stride * LOGIT_ROWS].view(np.float32)
+        self._logits = self._logits.reshape(LOGIT_ROWS, stride)
+        self._head = builder.head(facts.norm, weights, address(self._logits), 4 * stride)
+        rows = allocate(4 * padded(facts.width) * self.batch)[: 4 * padded(facts.width) * self.batch]
+        self._x = rows.view(np.float32).reshape(self.batch, padded(facts.width))
+        self._call = np.zeros(len(CALL), np.int64)
+        self._functions = {
+            name: self._kernels.address(name)
+            for name in ("attention_block", "feed_forward_block", "head_block")
+        }
+        self.workspace_bytes = workspace.nbytes + self._logits.nbytes + self._x.nbytes
+
+    def embed(self, ids: Sequence[int]) -> Activations:
+        if len(ids) > self.batch:
+            raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
+        x = self._x[: len(ids), : self.specification.width]
+        x[:] = self._embedding.decoded_rows(np.asarray(ids))
+        if self.specification.embedding_scale != 1.0:
+            x *= np.float32(self.specification.embedding_scale)
+        return x
+
+    def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
+        call = self._call
+        call[CALL.x // 8] = address(x)
+        call[CALL.x_stride // 8] = x.strides[0]
+        call[CALL.tokens // 8] = len(x)
+        call[CALL.start // 8] = start
+        call[CALL.rope // 8] = rope
+        self.team.run(self._functions[function], block, address(call))
+
+    def attention_block(self, layer: int, x: Activations, start: int) -> None:
+        rope = self.specification.layers[layer].attention.rope
+        self._run("attention_block", self._attention[layer], x, start, self._rope_table(rope, start, len(x)))
+
+    def feed_forward_block(self, layer: int, x: Activations) -> None:
+        self._run("feed_forward_block", self._feed_forward[layer], x)
+
+    def logits(self, x: Activations) -> npt.NDArray[np.float32]:
+        facts = self.specification
+        out = np.empty((len(x), facts.vocabulary_size), np.float32)
+        for first in range(0, len(x), LOGIT_ROWS):
+            rows = x[first : first + LOGIT_ROWS]
+            self._run("head_block", self._head, rows)
+            out[first : first + LOGIT_ROWS] = self._logits[: len(rows), : facts.vocabulary_size]
+        if facts.logit_scale != 1.0:
+            out *= np.float32(facts.logit_scale)
+        if facts.logit_soft_cap:
+            out /= np.float32(facts.logit_soft_cap)
+            np.tanh(out, out)
+            out *= np.float32(facts.logit_soft_cap)
+        return out
+
+    def _rope_table(self, rope: RopeSpecification | None, start: int, count: int) -> int:
+        """Address of the cosines and sines of these positions; kept until other positions are asked for."""
+        if rope is None:
+            return 0
+        kept = self._ropes.get(rope)
+        if kept is None or kept[:2] != (start, count):
+            kept = self._ropes[rope] = (start, count, rope.table(start, count))
+        return address(kept[2])
+
+    def close(self) -> None:
+        self.team.close()
+        self._arena.clear()

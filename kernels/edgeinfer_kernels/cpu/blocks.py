@@ -1,0 +1,182 @@
+"""From facts and weights to the structures that the block kernels read."""
+
+from edgeinfer_kernels.backend import LayerCache, padded
+from edgeinfer_kernels.cpu.memory import Arena, allocate, bits, kernel_format, padded_vector
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import (
+    ACTIVATION_CODES,
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD,
+    INPUT,
+    MATRIX,
+    NORM,
+    attention_scratch,
+    quantised_bytes,
+)
+from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    FeedForwardSpecification,
+    NormSpecification,
+)
+from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForwardWeights, Matrix, Vector
+
+FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
+NORM_KINDS = {"rms": 1, "layer": 2}
+QK_NORMS = {"none": 0, "head": 1, "row": 2}
+
+
+class BlockBuilder:
+    """Makes the structures of a decoder whose matrices lie at `placed` (id(matrix) -> address)."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        workspace: Workspace,
+        kernels: Kernels,
+        placed: dict[int, int],
+        width: int,
+        threads: int,
+    ) -> None:
+        self._arena = arena
+        self._workspace = workspace
+        self._kernels = kernels
+        self._placed = placed
+        self._width = width
+        self._threads = threads
+
+    def _norm(
+        self, norm: NormSpecification, width: int, weight: Vector | None, bias: Vector | None = None
+    ) -> int:
+        """A NORM; of kind 0, which copies, where there is no weight."""
+        return self._arena.fill(
+            NORM,
+            kind=NORM_KINDS[norm.kind] if weight is not None else 0,
+            epsilon=bits(norm.epsilon),
+            weight=self._arena.keep(padded_vector(weight)),
+            bias=self._arena.keep(padded_vector(bias)),
+            width=width,
+            padded=padded(width),
+        )
+
+    def _matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
+        name = kernel_format(matrix)
+        is_float = name in FLOAT_FORMATS
+        return self._arena.fill(
+            MATRIX,
+            kernel=self._kernels.address(f"rows_{name}"),
+            weights=self._placed[id(matrix)],
+            rows=matrix.rows,
+            columns=-(-matrix.columns // 4) * 4 if is_float else matrix.columns,
+            quantised=0 if is_float else 1,
+            bias=self._arena.keep(padded_vector(bias)),
+        )
+
+    def _input(self, name: str, columns: int, readers: list[Matrix]) -> int:
+        """Rows that `readers` multiply with: float32, and int8 if any of them wants it."""
+        floats, float_stride = self._workspace.rows(name, 4 * padded(columns))
+        quantised, quantised_stride = 0, 0
+        if any(kernel_format(matrix) not in FLOAT_FORMATS for matrix in readers):
+            quantised, quantised_stride = self._workspace.rows(f"{name}.int8", quantised_bytes(columns))
+        return self._arena.fill(
+            INPUT,
+            floats=floats,
+            float_stride=float_stride,
+            quantised=quantised,
+            quantised_stride=quantised_stride,
+            columns=columns,
+        )
+
+    def _scratch(self, nbytes: int) -> dict[str, int]:
+        stride = -(-nbytes // 4096) * 4096
+        memory = allocate(stride * self._threads)
+        self._workspace.nbytes += memory.nbytes
+        return {"scratch": self._arena.keep(memory), "scratch_stride": stride}
+
+    def attention(
+        self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache
+    ) -> int:
+        """An ATTENTION on this cache."""
+        rows = self._workspace.rows
+        padded_head = padded(facts.head_dim)
+        projected_q, q_stride = rows("projected_q", 4 * padded(w.attn_q.rows))
+        projected_k, kv_stride = rows("projected_k", 4 * padded(w.attn_k.rows))
+        projected_v, _ = rows("projected_v", 4 * padded(w.attn_v.rows))
+        queries, query_stride = rows("queries", 4 * facts.heads * padded_head)
+        projected, projected_stride = rows("projected", 4 * padded(self._width))
+        norm_width = w.attn_q.rows if facts.qk_norm == "row" else facts.head_dim
+        kv_norm_width = w.attn_k.rows if facts.qk_norm == "row" else facts.head_dim
+        return self._arena.fill(
+            ATTENTION,
+            heads=facts.heads,
+            kv_heads=facts.kv_heads,
+            head_dim=facts.head_dim,
+            padded_head=padded_head,
+            context=cache.keys.shape[1],
+            window=facts.window,
+            scale=bits(facts.scale),
+            soft_cap=bits(facts.soft_cap),
+            rope_dim=facts.rope.dimensions if facts.rope else 0,
+            rope_halves=int(facts.rope.halves) if facts.rope else 0,
+            qk_norm=QK_NORMS[facts.qk_norm],
+            half_cache=int(cache.keys.itemsize == 2),
+            key_cache=self._arena.keep(cache.keys),
+            value_cache=self._arena.keep(cache.values),
+            norm=self._norm(facts.norm, self._width, w.attn_norm, w.attn_norm_bias),
+            q_matrix=self._matrix(w.attn_q, w.attn_q_bias),
+            k_matrix=self._matrix(w.attn_k, w.attn_k_bias),
+            v_matrix=self._matrix(w.attn_v, w.attn_v_bias),
+            output_matrix=self._matrix(w.attn_output, w.attn_output_bias),
+            q_norm=self._norm(facts.norm, norm_width, w.attn_q_norm) if facts.qk_norm != "none" else 0,
+            k_norm=self._norm(facts.norm, kv_norm_width, w.attn_k_norm) if facts.qk_norm != "none" else 0,
+            post_norm=self._norm(facts.norm, self._width, w.attn_post_norm),
+            residual_scale=bits(facts.residual_scale),
+            normed=self._input("normed", self._width, [w.attn_q, w.attn_k, w.attn_v]),
+            mixed=self._input("mixed", facts.heads * facts.head_dim, [w.attn_output]),
+            queries=queries,
+            projected_q=projected_q,
+            projected_k=projected_k,
+            projected_v=projected_v,
+            projected=projected,
+            q_stride=q_stride,
+            kv_stride=kv_stride,
+            query_stride=query_stride,
+            projected_stride=projected_stride,
+            **self._scratch(attention_scratch(facts.heads // facts.kv_heads, padded_head)),
+        )
+
+    def feed_forward(self, facts: FeedForwardSpecification, w: FeedForwardWeights) -> int:
+        """A FEED_FORWARD."""
+        hidden_width = w.ffn_up.rows
+        readers = [w.ffn_up] if w.ffn_gate is None else [w.ffn_up, w.ffn_gate]
+        projected, projected_stride = self._workspace.rows("projected", 4 * padded(self._width))
+        gate, _ = self._workspace.rows("gate", 4 * padded(hidden_width))
+        return self._arena.fill(
+            FEED_FORWARD,
+            norm=self._norm(facts.norm, self._width, w.ffn_norm, w.ffn_norm_bias),
+            gate_matrix=0 if w.ffn_gate is None else self._matrix(w.ffn_gate, w.ffn_gate_bias),
+            up_matrix=self._matrix(w.ffn_up, w.ffn_up_bias),
+            down_matrix=self._matrix(w.ffn_down, w.ffn_down_bias),
+            post_norm=self._norm(facts.norm, self._width, w.ffn_post_norm),
+            residual_scale=bits(facts.residual_scale),
+            activation=ACTIVATION_CODES[facts.activation],
+            normed=self._input("normed", self._width, readers),
+            hidden=self._input("hidden", hidden_width, [w.ffn_down]),
+            gate=gate,
+            projected=projected,
+            projected_stride=projected_stride,
+            **self._scratch(attention_scratch(1, 0)),
+        )
+
+    def head(self, norm: NormSpecification, weights: DecoderWeights, logits: int, logits_stride: int) -> int:
+        """A HEAD that writes to `logits`."""
+        return self._arena.fill(
+            HEAD,
+            norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
+            matrix=self._matrix(weights.output),
+            normed=self._input("normed", self._width, [weights.output]),
+            logits=logits,
+            logits_stride=logits_stride,
+            **self._scratch(attention_scratch(1, 0)),
+        )

@@ -1,0 +1,78 @@
+"""Compile one unit of kernels to a native object file: `python -m edgeinfer_kernels.cpu.build_object UNIT OUT`.
+
+Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached; numba
+reads the target processor from its environment once per process, so that each instruction set gets its own; and a
+compiler that fails takes nothing with it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config
+
+from edgeinfer_kernels.cpu.units import unit_exports
+
+I32, I64 = ir.IntType(32), ir.IntType(64)
+
+
+def wrapper_module(symbols: dict[str, tuple[str, int]]) -> str:
+    """C functions `void name(int64, …)` around numba's own calling convention (return slot, error slot, …)."""
+    module = ir.Module("edgeinfer_wrappers")
+    pointer = ir.IntType(8).as_pointer()
+    for name, (native_name, count) in symbols.items():
+        inside = ir.Function(
+            module,
+            ir.FunctionType(I32, [pointer.as_pointer(), pointer.as_pointer(), *[I64] * count]),
+            native_name,
+        )
+        outside = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * count), f"edgeinfer_{name}")
+        builder = ir.IRBuilder(outside.append_basic_block())
+        slots = [builder.alloca(pointer) for _ in range(2)]
+        builder.call(inside, [*slots, *outside.args])
+        builder.ret_void()
+    return str(module)
+
+
+def target_machine() -> Any:
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(
+        cpu=config.CPU_NAME,
+        features=config.CPU_FEATURES,
+        opt=3,
+        reloc="static" if llvm.get_process_triple().startswith("x86") else "default",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def build(unit: str) -> bytes:
+    """The unit's native object: optimised by numba, wrapped, emitted for numba's configured processor."""
+    symbols, modules = {}, []
+    for name, (function, signature) in unit_exports(unit).items():
+        function.compile(signature)
+        compiled = function.overloads[signature.args]
+        symbols[name] = (compiled.fndesc.llvm_func_name, len(signature.args))
+        modules.append(compiled.library.get_llvm_str())
+    whole = llvm.parse_assembly(modules[0])
+    for text in [*modules[1:], wrapper_module(symbols)]:
+        whole.link_in(llvm.parse_assembly(text))
+    for function in whole.functions:  # numba numbers its names per process: they would clash between objects
+        if not function.is_declaration and not function.name.startswith("edgeinfer_"):
+            function.linkage = llvm.Linkage.internal
+    machine = target_machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(whole, passes)
+    return bytes(machine.emit_object(whole))
+
+
+def main() -> None:
+    unit, out = sys.argv[1:]
+    Path(out).write_bytes(build(unit))
+
+
+if __name__ == "__main__":
+    main()

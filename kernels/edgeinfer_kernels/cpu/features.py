@@ -1,0 +1,88 @@
+"""What this processor can do, and which of our instruction sets that makes available."""
+
+import platform
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """A target that kernels are built for: an LLVM processor and the features it must have."""
+
+    name: str
+    machines: tuple[str, ...]
+    processor: str
+    features: tuple[str, ...]
+    summary: str
+
+    @property
+    def feature_string(self) -> str:
+        """As LLVM and numba want it: `+avx2,+fma`."""
+        return ",".join(f"+{feature}" for feature in self.features)
+
+
+_X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
+_AVX2 = ("sse2", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
+
+INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
+    InstructionSet("avx512-vnni", _X86, "cascadelake", _AVX512, "512-bit registers, vpdpbusd"),
+    InstructionSet("avx-vnni", _X86, "haswell", (*_AVX2, "avxvnni"), "256-bit registers, vpdpbusd"),
+    InstructionSet("avx2", _X86, "haswell", _AVX2, "256-bit registers, vpmaddubsw"),
+    InstructionSet("neon-dotprod", _ARM, "generic", ("neon", "dotprod"), "128-bit registers, sdot"),
+    InstructionSet("portable-arm", _ARM, "generic", ("neon",), "128-bit registers"),
+    InstructionSet("portable", _X86, "x86-64", ("sse2",), "whatever every x86-64 has"),
+)
+"""Best first."""
+
+
+@dataclass(frozen=True)
+class CpuFeatures:
+    """This machine's processor."""
+
+    name: str
+    flags: frozenset[str]
+    available: tuple[InstructionSet, ...]
+    """The instruction sets that it can run, best first; never empty."""
+
+    @property
+    def best(self) -> InstructionSet:
+        return self.available[0]
+
+
+def processor_flags() -> frozenset[str]:
+    """LLVM's names of the features that this processor and its operating system have on."""
+    try:
+        return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    except RuntimeError:  # LLVM can't tell on this platform: only the portable path is safe
+        return frozenset({"sse2", "neon"})
+
+
+def detect() -> CpuFeatures:
+    """Read the processor's features; an unknown architecture raises `UnsupportedProcessorError`."""
+    machine, flags = platform.machine(), processor_flags()
+    available = tuple(
+        isa for isa in INSTRUCTION_SETS if machine in isa.machines and flags.issuperset(isa.features)
+    )
+    if not available:
+        known = sorted({name for isa in INSTRUCTION_SETS for name in isa.machines})
+        raise UnsupportedProcessorError(f"processor {machine}: kernels exist for {', '.join(known)}")
+    return CpuFeatures(llvm.get_host_cpu_name(), flags, available)
+
+
+def choose(name: str | None = None) -> InstructionSet:
+    """The best instruction set of this processor, or the one called `name` if it can run it."""
+    features = detect()
+    if name is None:
+        return features.best
+    for isa in features.available:
+        if isa.name == name:
+            return isa
+    have = ", ".join(isa.name for isa in features.available)
+    raise UnsupportedProcessorError(f"instruction set {name}: this processor ({features.name}) runs {have}")
+
+
+class UnsupportedProcessorError(RuntimeError):
+    """The processor lacks what was asked for."""

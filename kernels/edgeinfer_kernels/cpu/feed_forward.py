@@ -1,0 +1,107 @@
+"""The feed-forward block and the output head."""
+
+
+from edgeinfer_kernels.cpu.native import Exports, inner
+from edgeinfer_kernels.cpu.phases import (
+    COLUMNS_A_PIECE,
+    add_residual,
+    normalise_and_quantise,
+    project,
+)
+from edgeinfer_kernels.cpu.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.simd import add, load_f32, load_floats, load_i64, multiply, store_floats
+from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
+from edgeinfer_kernels.cpu.team import barrier, next_item
+from edgeinfer_kernels.cpu.vector_math import activate
+
+exports = Exports()
+
+
+@inner
+def biased(row, matrix, i):  # type: ignore[no-untyped-def]
+    """Sixteen values of a projected row, with the matrix's bias."""
+    value = load_floats(row + 4 * i)
+    bias = load_i64(matrix + MATRIX.bias)
+    if bias != 0:
+        value = add(value, load_floats(bias + 4 * i))
+    return value
+
+
+@inner
+def activate_and_quantise(team, counter, block, call):  # type: ignore[no-untyped-def]
+    """Phase: hidden = activation(gate)·up, or activation(up) if ungated, then to int8; by pieces of a row."""
+    hidden = load_i64(block + FEED_FORWARD.hidden)
+    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    code = load_i64(block + FEED_FORWARD.activation)
+    columns = load_i64(hidden + INPUT.columns)
+    stride = load_i64(hidden + INPUT.float_stride)
+    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    while True:
+        item = next_item(team, counter)
+        token = item // pieces
+        if token >= load_i64(call + CALL.tokens):
+            break
+        first = (item - token * pieces) * COLUMNS_A_PIECE
+        last = min(columns, first + COLUMNS_A_PIECE)
+        up = load_i64(hidden + INPUT.floats) + token * stride
+        gate = load_i64(block + FEED_FORWARD.gate) + token * stride
+        for i in range(first, last, 16):
+            value = biased(up, up_matrix, i)
+            if gate_matrix != 0:
+                value = multiply(activate(code, biased(gate, gate_matrix, i)), value)
+            else:
+                value = activate(code, value)
+            store_floats(up + 4 * i, value)
+        quantised = load_i64(hidden + INPUT.quantised)
+        if quantised != 0:
+            out = quantised + token * load_i64(hidden + INPUT.quantised_stride)
+            quantise_blocks(up, out, columns, first, last)
+
+
+@exports.add("feed_forward_block", 4)
+def feed_forward_block(block, call, team, thread):  # type: ignore[no-untyped-def]
+    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
+    tokens = load_i64(call + CALL.tokens)
+    scratch = load_i64(block + FEED_FORWARD.scratch)
+    scratch += thread * load_i64(block + FEED_FORWARD.scratch_stride)
+    normed = load_i64(block + FEED_FORWARD.normed)
+    hidden = load_i64(block + FEED_FORWARD.hidden)
+    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
+    hidden_stride = load_i64(hidden + INPUT.float_stride)
+    down = load_i64(block + FEED_FORWARD.down_matrix)
+    projected = load_i64(block + FEED_FORWARD.projected)
+    stride = load_i64(block + FEED_FORWARD.projected_stride)
+    normalise_and_quantise(team, 0, call, load_i64(block + FEED_FORWARD.norm), normed)
+    barrier(team)
+    if gate_matrix != 0:
+        gate = load_i64(block + FEED_FORWARD.gate)
+        project(team, 1, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
+    up = load_i64(hidden + INPUT.floats)
+    project(team, 2, tokens, load_i64(block + FEED_FORWARD.up_matrix), normed, up, hidden_stride, scratch)
+    barrier(team)
+    activate_and_quantise(team, 3, block, call)
+    barrier(team)
+    project(team, 4, tokens, down, hidden, projected, stride, scratch)
+    barrier(team)
+    scale = load_f32(block + FEED_FORWARD.residual_scale)
+    add_residual(team, 5, call, down, projected, stride, load_i64(block + FEED_FORWARD.post_norm), scale)
+
+
+@exports.add("head_block", 4)
+def head_block(block, call, team, thread):  # type: ignore[no-untyped-def]
+    """logits = W_output · norm(x) for the tokens of `call`."""
+    scratch = load_i64(block + HEAD.scratch) + thread * load_i64(block + HEAD.scratch_stride)
+    normed = load_i64(block + HEAD.normed)
+    normalise_and_quantise(team, 0, call, load_i64(block + HEAD.norm), normed)
+    barrier(team)
+    project(
+        team,
+        1,
+        load_i64(call + CALL.tokens),
+        load_i64(block + HEAD.matrix),
+        normed,
+        load_i64(block + HEAD.logits),
+        load_i64(block + HEAD.logits_stride),
+        scratch,
+    )

@@ -1,0 +1,110 @@
+"""Memory that kernels see: aligned arrays, structures filled by name, matrices in the interleaved layout."""
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.layout import FIELDS, ROWS_A_GROUP
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import structure_bytes
+from edgeinfer_kernels.weights import Matrix
+from edgeinfer_quant_formats import block_format, decode, encode
+
+Bytes = npt.NDArray[np.uint8]
+HUGE_PAGE = 2 << 20
+WIDENED = {"TQ1_0": "TQ2_0"}
+"""Formats without a kernel of their own -> one that holds the same values exactly."""
+
+
+class UnsupportedFormatError(ValueError):
+    """A tensor's format has no CPU kernel."""
+
+
+def kernel_format(matrix: Matrix) -> str:
+    """The format in which the CPU multiplies with this matrix."""
+    name = WIDENED.get(matrix.format, matrix.format)
+    if name not in FIELDS:
+        known = ", ".join([*FIELDS, *WIDENED])
+        raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
+    return name
+
+
+def allocate(nbytes: int) -> Bytes:
+    """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group."""
+    size = -(-(nbytes + 4096) // HUGE_PAGE) * HUGE_PAGE if nbytes >= HUGE_PAGE else nbytes + 4096
+    pages = mmap.mmap(-1, size)
+    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
+
+
+def address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def bits(value: float) -> int:
+    """A float32 as the low half of an int64."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def padded_vector(vector: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
+    """The vector with zeros up to whole lanes."""
+    if vector is None:
+        return None
+    out = np.zeros(padded(len(vector)), np.float32)
+    out[: len(vector)] = vector
+    return out
+
+
+class Arena:
+    """Keeps alive what kernels point to."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def keep(self, array: npt.NDArray[Any] | None) -> int:
+        """Hold the array; return its address, 0 for None."""
+        if array is not None:
+            self._kept.append(array)
+        return address(array)
+
+    def fill(self, offsets: Any, **values: int) -> int:
+        """A structure with these fields (all others 0); returns its address."""
+        memory = np.zeros(structure_bytes(offsets) // 8, np.int64)
+        for name, value in values.items():
+            memory[getattr(offsets, name) // 8] = value
+        return self.keep(memory)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+def interleaved_bytes(matrix: Matrix) -> int:
+    """Bytes of the matrix in the interleaved layout."""
+    form = block_format(kernel_format(matrix))
+    columns = -(-matrix.columns // 4) * 4 if form.block_elements == 1 else matrix.columns
+    return -(-matrix.rows // ROWS_A_GROUP) * ROWS_A_GROUP * form.row_bytes(columns)
+
+
+def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
+    """The matrix in the interleaved layout, in memory of its own."""
+    name = kernel_format(matrix)
+    form = block_format(name)
+    raw = matrix.raw
+    if name != matrix.format:
+        raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(matrix.rows, -1)
+    blocks = matrix.columns // form.block_elements
+    if form.block_elements == 1 and matrix.columns % 4:
+        blocks = -(-matrix.columns // 4) * 4
+        raw = np.pad(raw, ((0, 0), (0, blocks * form.block_bytes - raw.shape[1])))
+    raw = np.ascontiguousarray(raw)
+    fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
+    target = allocate(interleaved_bytes(matrix))
+    move = kernels.function("interleave_rows", 7)
+    move(
+        address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields)
+    )
+    return target

@@ -1,0 +1,137 @@
+"""The phases that attention and feed-forward share: norm, quantise, project, add to the residual.
+
+Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands between a
+phase and the next that reads what it wrote.
+"""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native import inner
+from edgeinfer_kernels.cpu.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.simd import (
+    add,
+    call_pointer_10,
+    load_f32,
+    load_floats,
+    load_i64,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.structures import CALL, INPUT, MATRIX, NORM, TEAM
+from edgeinfer_kernels.cpu.team import next_item
+from edgeinfer_kernels.cpu.vector_math import layer_norm, rms_norm
+
+
+COLUMNS_A_PIECE = 512
+ROW_CHUNKS_A_THREAD = 8
+
+
+@inner
+def normalise(norm, x, out):  # type: ignore[no-untyped-def]
+    """One row through the norm `norm`; float32, padded with zeros to 16."""
+    kind = load_i64(norm + NORM.kind)
+    width = load_i64(norm + NORM.width)
+    padded = load_i64(norm + NORM.padded)
+    weight = load_i64(norm + NORM.weight)
+    epsilon = load_f32(norm + NORM.epsilon)
+    if kind == 1:
+        rms_norm(x, weight, out, width, padded, epsilon)
+    elif kind == 2:
+        layer_norm(x, weight, load_i64(norm + NORM.bias), out, width, padded, epsilon)
+    else:
+        for i in range(0, padded, 16):
+            store_floats(out + 4 * i, load_floats(x + 4 * i))
+
+
+@inner
+def normalise_and_quantise(team, counter, call, norm, target):  # type: ignore[no-untyped-def]
+    """Phase: every token's x through the norm into the rows of `target`, and those to int8 if wanted."""
+    tokens = load_i64(call + CALL.tokens)
+    columns = load_i64(target + INPUT.columns)
+    while True:
+        token = next_item(team, counter)
+        if token >= tokens:
+            break
+        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        normalise(norm, x, row)
+        quantised = load_i64(target + INPUT.quantised)
+        if quantised != 0:
+            out = quantised + token * load_i64(target + INPUT.quantised_stride)
+            quantise_blocks(row, out, columns, 0, columns)
+
+
+@inner
+def quantise_input(team, counter, call, target):  # type: ignore[no-untyped-def]
+    """Phase: the float rows of `target` to int8, in pieces of COLUMNS_A_PIECE columns."""
+    quantised = load_i64(target + INPUT.quantised)
+    if quantised == 0:
+        return
+    columns = load_i64(target + INPUT.columns)
+    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    while True:
+        item = next_item(team, counter)
+        token = item // pieces
+        if token >= load_i64(call + CALL.tokens):
+            break
+        first = (item - token * pieces) * COLUMNS_A_PIECE
+        last = min(columns, first + COLUMNS_A_PIECE)
+        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        out = quantised + token * load_i64(target + INPUT.quantised_stride)
+        quantise_blocks(row, out, columns, first, last)
+
+
+@inner
+def project(team, counter, tokens, matrix, source, out, out_stride, scratch):  # type: ignore[no-untyped-def]
+    """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias."""
+    rows = load_i64(matrix + MATRIX.rows)
+    chunk = max(16, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // 16 * 16)
+    if load_i64(matrix + MATRIX.quantised) != 0:
+        activations = load_i64(source + INPUT.quantised)
+        stride = load_i64(source + INPUT.quantised_stride)
+    else:
+        activations = load_i64(source + INPUT.floats)
+        stride = load_i64(source + INPUT.float_stride)
+    while True:
+        first = next_item(team, counter) * chunk
+        if first >= rows:
+            break
+        call_pointer_10(
+            load_i64(matrix + MATRIX.kernel),
+            load_i64(matrix + MATRIX.weights),
+            load_i64(matrix + MATRIX.columns),
+            first,
+            min(rows, first + chunk),
+            activations,
+            stride,
+            tokens,
+            out,
+            out_stride,
+            scratch,
+        )
+
+
+@inner
+def add_bias(row, bias, columns):  # type: ignore[no-untyped-def]
+    """row += bias over `columns` rounded up to 16; both are padded."""
+    if bias != 0:
+        for i in range(0, columns, 16):
+            store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(bias + 4 * i)))
+
+
+@inner
+def add_residual(team, counter, call, matrix, projected, stride, post_norm, scale):  # type: ignore[no-untyped-def]
+    """Phase: x += scale · norm(projected + bias)."""
+    while True:
+        token = next_item(team, counter)
+        if token >= load_i64(call + CALL.tokens):
+            break
+        row = projected + token * stride
+        add_bias(row, load_i64(matrix + MATRIX.bias), load_i64(matrix + MATRIX.rows))
+        if load_i64(post_norm + NORM.kind) != 0:
+            normalise(post_norm, row, row)
+        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        factor = splat_f32(np.float32(scale))
+        for i in range(0, load_i64(post_norm + NORM.padded), 16):
+            store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))

@@ -1,0 +1,240 @@
+"""Rows of a weight matrix times activations: the templates that every block format fills in.
+
+Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the same
+element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot instruction
+advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight registers of bytes, with
+their scales. Scales span 32 or 16 columns; floats have none: hence three templates.
+
+Quantised activations of one token are `columns` int8, then columns/32 float32 scales, then columns/16 int32 sums of
+the int8 values (`quantise.py` writes them).
+
+Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations - offset·sum[t, b]) - minimum[r, b]·s[t, b]·sum[t, b].
+Traffic: reads the rows once for every `TOKEN_TILE` tokens, writes rows·tokens·4 bytes.
+"""  # noqa: E501
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from edgeinfer_kernels.cpu.native import inner
+from edgeinfer_kernels.cpu.simd import (
+    add,
+    add_i32,
+    dot_signed,
+    dot_unsigned,
+    load_f32,
+    load_floats,
+    load_i32,
+    multiply,
+    multiply_add,
+    signed_offset,
+    splat_f32,
+    splat_i32,
+    splat_word,
+    store_floats,
+    to_float,
+)
+from edgeinfer_kernels.cpu.structures import TOKEN_TILE
+
+ROW_ARGUMENTS = 10
+"""weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride, scratch.
+
+Addresses and strides in bytes. `first_row` is a multiple of 16; `output` has room for whole groups of 16 rows;
+`scratch` is ROWS_SCRATCH of the calling thread's own."""
+
+
+def make_start(offset: int) -> Any:
+    """What the accumulator of a block starts at, for weights that are stored `offset` too high."""
+
+    @inner
+    def start(sum_of_activations):  # type: ignore[no-untyped-def]
+        return splat_i32(types.int32(-offset * sum_of_activations))
+
+    return start
+
+
+@inner
+def signed_start(sum_of_activations):  # type: ignore[no-untyped-def]
+    return splat_i32(types.int32(-signed_offset() * sum_of_activations))
+
+
+def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -> Callable[..., None]:
+    """The loops over groups of rows, tiles of tokens and blocks, around one format's arithmetic.
+
+    `unpack(block, index)` gives the 32 columns of sub-block `index`; `accumulate(unpacked, activations, columns,
+    index, total)` adds their product with one token's activations to `total`.
+    """
+    group_bytes = 16 * block_bytes
+
+    @inner
+    def decode_group(group, blocks, columns, activations):  # type: ignore[no-untyped-def]
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                unpacked = unpack(group + block * group_bytes, index)
+                total = accumulate(unpacked, activations, columns, block * sub_blocks + index, total)
+        return total
+
+    @inner
+    def tile_group(group, blocks, columns, activations, stride, tokens, scratch):  # type: ignore[no-untyped-def]
+        for token in range(tokens):
+            store_floats(scratch + 64 * token, splat_f32(np.float32(0)))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                unpacked = unpack(group + block * group_bytes, index)
+                for token in range(tokens):
+                    total = load_floats(scratch + 64 * token)
+                    row = activations + token * stride
+                    total = accumulate(unpacked, row, columns, block * sub_blocks + index, total)
+                    store_floats(scratch + 64 * token, total)
+
+    def rows(weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch):  # type: ignore[no-untyped-def]
+        blocks = columns // (32 * sub_blocks)
+        for index in range(first_row // 16, (last_row + 15) // 16):
+            group = weights + index * blocks * group_bytes
+            if tokens == 1:
+                store_floats(output + 64 * index, decode_group(group, blocks, columns, activations))
+                continue
+            for first in range(0, tokens, TOKEN_TILE):
+                tile = min(TOKEN_TILE, tokens - first)
+                tile_group(group, blocks, columns, activations + first * stride, stride, tile, scratch)
+                for token in range(tile):
+                    place = output + (first + token) * output_stride + 64 * index
+                    store_floats(place, load_floats(scratch + 64 * token))
+
+    return rows
+
+
+def rows_of_32(
+    unpack: Any, block_bytes: int, sub_blocks: int = 1, *, signed: bool = False, offset: int = 0
+) -> Callable[..., None]:
+    """One scale and no minimum for 32 columns; `unpack` -> (w0, …, w7, scale)."""
+    dot = dot_signed if signed else dot_unsigned
+    start = signed_start if signed else make_start(offset)
+
+    @inner
+    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+        w0, w1, w2, w3, w4, w5, w6, w7, scale = unpacked
+        a = activations + 32 * index
+        sums = activations + columns + columns // 8 + 8 * index
+        even = start(load_i32(sums) + load_i32(sums + 4))
+        odd = splat_i32(types.int32(0))
+        even = dot(even, w0, splat_word(a))
+        odd = dot(odd, w1, splat_word(a + 4))
+        even = dot(even, w2, splat_word(a + 8))
+        odd = dot(odd, w3, splat_word(a + 12))
+        even = dot(even, w4, splat_word(a + 16))
+        odd = dot(odd, w5, splat_word(a + 20))
+        even = dot(even, w6, splat_word(a + 24))
+        odd = dot(odd, w7, splat_word(a + 28))
+        scaled = multiply(scale, splat_f32(load_f32(activations + columns + 4 * index)))
+        return multiply_add(to_float(add_i32(even, odd)), scaled, total)
+
+    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
+
+
+def rows_of_32_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int = 1) -> Callable[..., None]:
+    """One scale and one minimum, to be subtracted, for 32 columns; `unpack` -> (w0, …, w7, scale, minimum)."""
+
+    @inner
+    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+        w0, w1, w2, w3, w4, w5, w6, w7, scale, minimum = unpacked
+        a = activations + 32 * index
+        sums = activations + columns + columns // 8 + 8 * index
+        even = splat_i32(types.int32(0))
+        odd = splat_i32(types.int32(0))
+        even = dot_unsigned(even, w0, splat_word(a))
+        odd = dot_unsigned(odd, w1, splat_word(a + 4))
+        even = dot_unsigned(even, w2, splat_word(a + 8))
+        odd = dot_unsigned(odd, w3, splat_word(a + 12))
+        even = dot_unsigned(even, w4, splat_word(a + 16))
+        odd = dot_unsigned(odd, w5, splat_word(a + 20))
+        even = dot_unsigned(even, w6, splat_word(a + 24))
+        odd = dot_unsigned(odd, w7, splat_word(a + 28))
+        activation_scale = load_f32(activations + columns + 4 * index)
+        scaled = multiply(scale, splat_f32(activation_scale))
+        total = multiply_add(to_float(add_i32(even, odd)), scaled, total)
+        shift = np.float32(-(load_i32(sums) + load_i32(sums + 4))) * activation_scale
+        return multiply_add(minimum, splat_f32(shift), total)
+
+    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
+
+
+def rows_of_16(unpack: Any, block_bytes: int, sub_blocks: int, *, offset: int) -> Callable[..., None]:
+    """Two scales for 32 columns; `unpack` -> (w0, …, w7, scale of the first 16, scale of the last 16)."""
+    start = make_start(offset)
+
+    @inner
+    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+        w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale = unpacked
+        a = activations + 32 * index
+        sums = activations + columns + columns // 8 + 8 * index
+        first = start(load_i32(sums))
+        last = start(load_i32(sums + 4))
+        first = dot_unsigned(first, w0, splat_word(a))
+        last = dot_unsigned(last, w4, splat_word(a + 16))
+        first = dot_unsigned(first, w1, splat_word(a + 4))
+        last = dot_unsigned(last, w5, splat_word(a + 20))
+        first = dot_unsigned(first, w2, splat_word(a + 8))
+        last = dot_unsigned(last, w6, splat_word(a + 24))
+        first = dot_unsigned(first, w3, splat_word(a + 12))
+        last = dot_unsigned(last, w7, splat_word(a + 28))
+        weighted = multiply_add(to_float(last), last_scale, multiply(to_float(first), first_scale))
+        scale = load_f32(activations + columns + 4 * index)
+        return multiply_add(weighted, splat_f32(scale), total)
+
+    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
+
+
+def rows_of_16_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int) -> Callable[..., None]:
+    """Two scales and two minima for 32 columns; `unpack` -> (w0, …, w7, scale, scale, minimum, minimum)."""
+
+    @inner
+    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+        w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale, first_minimum, last_minimum = unpacked
+        a = activations + 32 * index
+        sums = activations + columns + columns // 8 + 8 * index
+        first = splat_i32(types.int32(0))
+        last = splat_i32(types.int32(0))
+        first = dot_unsigned(first, w0, splat_word(a))
+        last = dot_unsigned(last, w4, splat_word(a + 16))
+        first = dot_unsigned(first, w1, splat_word(a + 4))
+        last = dot_unsigned(last, w5, splat_word(a + 20))
+        first = dot_unsigned(first, w2, splat_word(a + 8))
+        last = dot_unsigned(last, w6, splat_word(a + 24))
+        first = dot_unsigned(first, w3, splat_word(a + 12))
+        last = dot_unsigned(last, w7, splat_word(a + 28))
+        weighted = multiply_add(to_float(last), last_scale, multiply(to_float(first), first_scale))
+        weighted = multiply_add(first_minimum, splat_f32(np.float32(-load_i32(sums))), weighted)
+        weighted = multiply_add(last_minimum, splat_f32(np.float32(-load_i32(sums + 4))), weighted)
+        scale = load_f32(activations + columns + 4 * index)
+        return multiply_add(weighted, splat_f32(scale), total)
+
+    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
+
+
+def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
+    """Unquantised weights; activations are float32 rows; columns are a multiple of four."""
+    column_bytes = 16 * element_bytes
+
+    def rows(weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch):  # type: ignore[no-untyped-def]
+        for index in range(first_row // 16, (last_row + 15) // 16):
+            group = weights + index * columns * column_bytes
+            for token in range(tokens):
+                x = activations + token * stride
+                t0 = splat_f32(np.float32(0))
+                t1 = splat_f32(np.float32(0))
+                t2 = splat_f32(np.float32(0))
+                t3 = splat_f32(np.float32(0))
+                for column in range(0, columns, 4):
+                    w = group + column * column_bytes
+                    a = x + 4 * column
+                    t0 = multiply_add(load_column(w), splat_f32(load_f32(a)), t0)
+                    t1 = multiply_add(load_column(w + column_bytes), splat_f32(load_f32(a + 4)), t1)
+                    t2 = multiply_add(load_column(w + 2 * column_bytes), splat_f32(load_f32(a + 8)), t2)
+                    t3 = multiply_add(load_column(w + 3 * column_bytes), splat_f32(load_f32(a + 12)), t3)
+                store_floats(output + token * output_stride + 64 * index, add(add(t0, t1), add(t2, t3)))
+
+    return rows

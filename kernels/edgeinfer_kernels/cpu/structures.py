@@ -1,0 +1,77 @@
+"""The blocks of memory that Python fills and kernels read: field name -> byte offset.
+
+Every field is an int64 (a count, an address, or a float32 in its low half). Nothing here needs numba, so that a
+warm start doesn't import it.
+"""
+
+from collections import namedtuple
+from typing import Any
+
+CACHE_LINE = 64
+
+
+def structure(name: str, fields: str, pitch: int = 8) -> Any:
+    """A namedtuple of byte offsets, `pitch` apart; numba sees its members as constants."""
+    names = fields.split()
+    return namedtuple(name, names)(*(pitch * i for i in range(len(names))))  # type: ignore[misc]  # noqa: PYI024
+
+
+def structure_bytes(offsets: Any) -> int:
+    return 8 * len(offsets)
+
+
+WORK_COUNTERS = 16
+TEAM = structure(
+    "Team",
+    "generation arrived barrier resting threads yield_function sleep_function sleep_argument "
+    "syscall_function futex function block call counters",
+    pitch=CACHE_LINE,
+)
+"""generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that wait, and
+how often all have. resting: threads that wait in the kernel. yield_function, sleep_function, syscall_function:
+addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a cache line each."""
+TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
+
+CALL = structure("Call", "x x_stride tokens start rope")
+"""What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
+MATRIX = structure("Matrix", "kernel weights rows columns quantised bias")
+"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to 16."""
+NORM = structure("Norm", "kind epsilon weight bias width padded")
+"""kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with zeros."""
+INPUT = structure("Input", "floats float_stride quantised quantised_stride columns")
+"""Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks."""
+
+ATTENTION = structure(
+    "Attention",
+    "heads kv_heads head_dim padded_head context window scale soft_cap "
+    "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
+    "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
+    "normed mixed queries projected_q projected_k projected_v projected "
+    "q_stride kv_stride query_stride projected_stride scratch scratch_stride",
+)
+"""qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread)."""
+FEED_FORWARD = structure(
+    "FeedForward",
+    "norm gate_matrix up_matrix down_matrix post_norm residual_scale activation "
+    "normed hidden gate projected projected_stride scratch scratch_stride",
+)
+"""gate_matrix 0: ungated. `hidden` is an INPUT; `gate` has the rows and stride of its floats."""
+HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
+
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
+TOKEN_TILE = 32
+"""Tokens whose sums a row kernel holds at a time."""
+ROWS_SCRATCH = 64 * TOKEN_TILE
+"""Bytes at the start of a thread's scratch that belong to the row kernels."""
+POSITIONS_A_TILE = 64
+"""Positions whose attention scores are held at a time."""
+
+
+def attention_scratch(group: int, padded_head: int) -> int:
+    """A thread's scratch in bytes: the row kernels', a tile of scores, and per query head its running sums."""
+    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + group * (CACHE_LINE + 4 * padded_head)
+
+
+def quantised_bytes(columns: int) -> int:
+    """Bytes of one quantised row: int8 values, columns/32 float32 scales, columns/16 int32 sums."""
+    return columns + columns // 8 + columns // 4

@@ -1,0 +1,95 @@
+"""The thread team as Python sees it: started once per model, run for every block, dismissed at the end."""
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import TEAM, TEAM_BYTES
+
+FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+REST_MICROSECONDS = 500
+
+
+def address_of(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use: its affinity, and the container's quota where there is one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or not ours to read: affinity alone decides
+        pass
+    return count
+
+
+class Team:
+    """Runs `function(block, call, team, thread)` on all its threads at once.
+
+    Safe to call from several Python threads (calls take turns) and after a fork (threads are started anew).
+    """
+
+    def __init__(self, kernels: Kernels, threads: int) -> None:
+        self.threads = threads
+        self._kernels = kernels
+        self._run = kernels.function("team_run", 4)
+        self._serve = kernels.function("team_serve", 3)
+        self._dismiss = kernels.function("team_dismiss", 1)
+        self._turn = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._memory = np.zeros(TEAM_BYTES // 8 + 8, np.int64)
+        start = -(self._memory.ctypes.data // 8) % 8
+        fields = self._memory[start:]
+        self.address = fields.ctypes.data
+        for name, value in self._operating_system().items():
+            fields[getattr(TEAM, name) // 8] = value
+        fields[TEAM.threads // 8] = self.threads
+        for thread in range(1, self.threads):
+            worker = threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
+            worker.start()
+
+    def _operating_system(self) -> dict[str, int]:
+        """Addresses of the C functions by which a thread waits politely."""
+        if sys.platform == "win32":
+            library = ctypes.windll.kernel32
+            self._functions = [library.SwitchToThread, library.Sleep]
+            sleep_argument = 1
+        else:
+            library = ctypes.CDLL(None)
+            self._functions = [library.sched_yield, library.usleep]
+            sleep_argument = REST_MICROSECONDS
+        fields = {
+            "yield_function": address_of(self._functions[0]),
+            "sleep_function": address_of(self._functions[1]),
+            "sleep_argument": sleep_argument,
+        }
+        if sys.platform == "linux" and platform.machine() in FUTEX_NUMBERS:
+            self._functions.append(library.syscall)
+            fields["syscall_function"] = address_of(library.syscall)
+            fields["futex"] = FUTEX_NUMBERS[platform.machine()]
+        return fields
+
+    def run(self, function: int, block: int, call: int) -> None:
+        """Run the kernel at address `function` on every thread; return when all are done."""
+        with self._turn:
+            if os.getpid() != self._process:
+                self._start()
+            self._run(self.address, function, block, call)
+
+    def close(self) -> None:
+        """Let the threads end; the team can't be used afterwards."""
+        if os.getpid() == self._process:
+            self._dismiss(self.address)

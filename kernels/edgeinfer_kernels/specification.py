@@ -1,0 +1,87 @@
+"""What a decoder computes, as rows of facts: the same for every backend, free of names of model families."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FloatVector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NormSpecification:
+    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if there is one."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RopeSpecification:
+    """Rotary positions: pair i turns by position · inverse_frequencies[i]; all scalings are folded in.
+
+    `halves`: pairs are (i, i + dimensions/2); otherwise (2i, 2i + 1). Cosine and sine are multiplied by `magnitude`.
+    """
+
+    inverse_frequencies: tuple[float, ...]
+    halves: bool
+    magnitude: float = 1.0
+
+    @property
+    def dimensions(self) -> int:
+        return 2 * len(self.inverse_frequencies)
+
+    def table(self, start: int, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.floating]:
+        """(count, dimensions): the cosines, then the sines, of positions start…"""
+        positions = np.arange(start, start + count, dtype=np.float64)
+        angles = positions[:, None] * np.asarray(self.inverse_frequencies, np.float64)
+        both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.magnitude
+        return np.ascontiguousarray(both.astype(dtype))
+
+
+@dataclass(frozen=True)
+class AttentionSpecification:
+    """One layer's attention. `window`: a token sees itself and window - 1 before it; 0: all. soft_cap 0: none."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    norm: NormSpecification
+    rope: RopeSpecification | None
+    qk_norm: Literal["none", "head", "row"] = "none"
+    window: int = 0
+    soft_cap: float = 0.0
+    residual_scale: float = 1.0
+
+
+Activation = Literal["silu", "gelu", "relu", "relu_squared"]
+
+
+@dataclass(frozen=True)
+class FeedForwardSpecification:
+    """One layer's feed-forward: down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate."""
+
+    activation: Activation
+    norm: NormSpecification
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerSpecification:
+    attention: AttentionSpecification
+    feed_forward: FeedForwardSpecification
+
+
+@dataclass(frozen=True)
+class DecoderSpecification:
+    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped where logit_soft_cap isn't 0."""
+
+    width: int
+    vocabulary_size: int
+    layers: tuple[LayerSpecification, ...]
+    norm: NormSpecification
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0
