@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import library, options
+from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer
-from edgeinfer_tui.command_line import INTERRUPTED
 from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
@@ -102,6 +102,7 @@ def run(
     with loaded:
         if wishes.verbose:
             _describe(loaded, wishes, time.perf_counter() - start)
+        interrupts.raise_exception()
         if text is None:
             _chat(loaded, wishes)
         else:
