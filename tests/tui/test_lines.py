@@ -1,6 +1,7 @@
 """The small pieces of text: sizes, columns, progress, status, and the defaults that help shows."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -97,8 +98,9 @@ def test_an_os_error_names_its_file() -> None:
 
 
 def shown_default(alias: Any) -> str | None:
-    default = get_args(alias)[1].show_default
-    return default if isinstance(default, str) else None
+    """What the help of an option ends with: its default, in brackets."""
+    found = re.search(r"\[dim\]\((.*)\)\[/\]$", get_args(alias)[1].help)
+    return found[1] if found else None
 
 
 def test_the_defaults_that_help_shows_are_the_librarys() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeinfer_tui import library, prompt_source
-from edgeinfer_tui.command_line import INTERRUPTED
+from edgeinfer_tui.interrupts import INTERRUPTED
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import ANSWER, FakeModel
 

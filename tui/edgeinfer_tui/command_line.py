@@ -6,12 +6,13 @@ Whatever takes time to import is imported inside, so that Ctrl-C finds someone w
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 128 + 2
-"""What a shell reports for a program that SIGINT ended."""
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.interrupts import INTERRUPTED
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
+    interrupts.end_program()
     try:
         code = exit_code(arguments)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import ParamSpec
 
 import typer
 
-from edgeinfer_tui.command_line import INTERRUPTED
+from edgeinfer_tui.interrupts import INTERRUPTED
 
 FAILED = 1
 WRONG_USAGE = 2

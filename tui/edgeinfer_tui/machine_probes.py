@@ -45,7 +45,12 @@ def _machine() -> dict[str, Any]:
 def _processor() -> dict[str, Any]:
     """The CPU and which of the kernels it gets."""
     features = cast(Any, importlib.import_module("edgeinfer_kernels.cpu.features")).detect()
-    return {"name": features.name, "active_kernels": features.isa, "features": sorted(features.flags)}
+    return {
+        "name": features.name,
+        "active_kernels": f"{features.best.name} ({features.best.summary})",
+        "other_kernels": [isa.name for isa in features.available[1:]],
+        "features": sorted(features.flags),
+    }
 
 
 def _memory() -> dict[str, Any]:

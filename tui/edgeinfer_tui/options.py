@@ -100,13 +100,12 @@ Engine = Annotated[
     EngineName | None,
     Option(
         "--engine",
-        help="llama.cpp runs what edgeinfer can't yet: pip install 'edgeinfer\\[llama-cpp]'.",
-        show_default="edgeinfer",
+        help="llama.cpp runs what edgeinfer can't: pip install 'edgeinfer\\[llama-cpp]'. [dim](edgeinfer)[/]",
         rich_help_panel=MACHINE,
     ),
 ]
 Device = Annotated[
-    str | None, Option("--device", help="cpu, cuda or auto.", show_default="auto", rich_help_panel=MACHINE)
+    str | None, Option("--device", help="cpu, cuda or auto. [dim](auto)[/]", rich_help_panel=MACHINE)
 ]
 Vram = Annotated[
     str | None,
@@ -125,14 +124,13 @@ Draft = Annotated[
     Option(
         "--draft",
         metavar="auto|none|lookup|MODEL",
-        help="What guesses tokens ahead; it changes the speed, never the answer.",
-        show_default="auto",
+        help="What guesses tokens ahead; it changes the speed, never the answer. [dim](auto)[/]",
         rich_help_panel=MACHINE,
     ),
 ]
 Kv = Annotated[
     CacheType | None,
-    Option("--kv", help="How the cache is stored.", show_default="f16", rich_help_panel=MACHINE),
+    Option("--kv", help="How the cache is stored. [dim](f16)[/]", rich_help_panel=MACHINE),
 ]
 
 LogitBias = Annotated[
@@ -148,8 +146,7 @@ RepeatPenalty = Annotated[
     float | None,
     Option(
         "--repeat-penalty",
-        help="Divide said tokens' logits.",
-        show_default="1.0: off",
+        help="Divide said tokens' logits. [dim](1.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -157,8 +154,7 @@ RepeatLastN = Annotated[
     int | None,
     Option(
         "--repeat-last-n",
-        help="How many tokens back the three penalties look; -1: all.",
-        show_default="64",
+        help="How many tokens back the three penalties look; -1: all. [dim](64)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -166,8 +162,7 @@ PresencePenalty = Annotated[
     float | None,
     Option(
         "--presence-penalty",
-        help="Taken once from a said token's logit.",
-        show_default="0.0: off",
+        help="Taken once from a said token's logit. [dim](0.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -175,8 +170,7 @@ FrequencyPenalty = Annotated[
     float | None,
     Option(
         "--frequency-penalty",
-        help="Taken each time that it was said.",
-        show_default="0.0: off",
+        help="Taken each time that it was said. [dim](0.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -184,23 +178,19 @@ DryMultiplier = Annotated[
     float | None,
     Option(
         "--dry-multiplier",
-        help="DRY: penalise what would carry on a repeated passage.",
-        show_default="0.0: off",
+        help="DRY: penalise what would carry on a repeated passage. [dim](0.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
 DryBase = Annotated[
     float | None,
-    Option(
-        "--dry-base", help="DRY: growth a token of length.", show_default="1.75", rich_help_panel=SAMPLERS
-    ),
+    Option("--dry-base", help="DRY: growth a token of length. [dim](1.75)[/]", rich_help_panel=SAMPLERS),
 ]
 DryAllowedLength = Annotated[
     int | None,
     Option(
         "--dry-allowed-length",
-        help="DRY: repeated tokens that go free.",
-        show_default="2",
+        help="DRY: repeated tokens that go free. [dim](2)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -208,8 +198,7 @@ DryPenaltyLastN = Annotated[
     int | None,
     Option(
         "--dry-penalty-last-n",
-        help="DRY: how many tokens back it looks; -1: all.",
-        show_default="-1",
+        help="DRY: how many tokens back it looks; -1: all. [dim](-1)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -217,34 +206,31 @@ DrySequenceBreakers = Annotated[
     list[str] | None,
     Option(
         "--dry-sequence-breaker",
-        help=r"DRY: behind this text a repetition starts afresh. May be repeated.",
-        show_default=r'\n : " *',
+        help=r'DRY: behind this text a repetition starts afresh. May be repeated. [dim](\n : " *)[/]',
         rich_help_panel=SAMPLERS,
     ),
 ]
 TopK = Annotated[
     int | None,
-    Option("--top-k", help="Keep the k best; 0: all.", show_default="40", rich_help_panel=SAMPLERS),
+    Option("--top-k", help="Keep the k best; 0: all. [dim](40)[/]", rich_help_panel=SAMPLERS),
 ]
 TypicalP = Annotated[
     float | None,
     Option(
         "--typical-p",
-        help="Keep the least surprising, up to this share.",
-        show_default="1.0: off",
+        help="Keep the least surprising, up to this share. [dim](1.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
 TopP = Annotated[
     float | None,
-    Option("--top-p", help="Keep the best, up to this share.", show_default="0.95", rich_help_panel=SAMPLERS),
+    Option("--top-p", help="Keep the best, up to this share. [dim](0.95)[/]", rich_help_panel=SAMPLERS),
 ]
 MinP = Annotated[
     float | None,
     Option(
         "--min-p",
-        help="Keep what is so probable against the best.",
-        show_default="0.05",
+        help="Keep what is so probable against the best. [dim](0.05)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -252,8 +238,7 @@ XtcProbability = Annotated[
     float | None,
     Option(
         "--xtc-probability",
-        help="How often the top choices are left out.",
-        show_default="0.0: off",
+        help="How often the top choices are left out. [dim](0.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -261,8 +246,7 @@ XtcThreshold = Annotated[
     float | None,
     Option(
         "--xtc-threshold",
-        help="XTC: what counts as a top choice.",
-        show_default="0.1",
+        help="XTC: what counts as a top choice. [dim](0.1)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -271,8 +255,7 @@ Temperature = Annotated[
     Option(
         "--temperature",
         "-t",
-        help="Higher is bolder; 0 always takes the best.",
-        show_default="0.8",
+        help="Higher is bolder; 0 always takes the best. [dim](0.8)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
@@ -281,18 +264,17 @@ Mirostat = Annotated[
     Option(
         "--mirostat",
         metavar="0|2",
-        help="2: keep the surprise even, in place of top-k to XTC.",
-        show_default="0: off",
+        help="2: keep the surprise even, in place of top-k to XTC. [dim](0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]
 MirostatTau = Annotated[
     float | None,
-    Option("--mirostat-tau", help="Wanted surprise, in bits.", show_default="5.0", rich_help_panel=SAMPLERS),
+    Option("--mirostat-tau", help="Wanted surprise, in bits. [dim](5.0)[/]", rich_help_panel=SAMPLERS),
 ]
 MirostatEta = Annotated[
     float | None,
-    Option("--mirostat-eta", help="How fast it learns.", show_default="0.1", rich_help_panel=SAMPLERS),
+    Option("--mirostat-eta", help="How fast it learns. [dim](0.1)[/]", rich_help_panel=SAMPLERS),
 ]
 
 Speed = Annotated[

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import library, options
+from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer
-from edgeinfer_tui.command_line import INTERRUPTED
 from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
@@ -68,21 +68,22 @@ def run(
 ) -> None:
     """Answer a prompt, or chat.
 
-    The text goes to stdout as it comes, everything else to stderr. Piped input is the prompt; with a
-    prompt on the command line as well, the piped text comes first, then a blank line, then the prompt.
-    Without either, on a terminal, a chat begins. Ctrl-C ends the answer and keeps what was said.
+    The text goes to stdout as it comes, everything else to stderr.
+    Piped input is the prompt; with a prompt on the command line as well,
+    the piped text comes first, a blank line between the two. With neither,
+    on a terminal, a chat begins. Ctrl-C keeps what was said.
 
     [bold]Examples[/]
 
       edgeinfer run tiny "Once upon a time"
 
-      edgeinfer run tiny --chat --system "You are a friendly storyteller." "Tell me about a fox."
+      edgeinfer run tiny --chat --system "Be kind." "Tell me about a fox."
 
-      edgeinfer run ~/models/granite.gguf --temperature 0 --max-tokens 200 < question.txt
+      edgeinfer run ~/models/granite.gguf -t 0 -n 200 < question.txt
 
-      git diff | edgeinfer run ~/models/coder.gguf "Write a commit message for this."
+      git diff | edgeinfer run ~/models/coder.gguf "Describe this change."
 
-      edgeinfer run                [dim]# chat with the built-in model[/]
+      edgeinfer run               [dim]# chat with the built-in model[/]
     """
     wishes = run_wishes(invocation.params)
     _check_model(wishes)
@@ -101,6 +102,7 @@ def run(
     with loaded:
         if wishes.verbose:
             _describe(loaded, wishes, time.perf_counter() - start)
+        interrupts.raise_exception()
         if text is None:
             _chat(loaded, wishes)
         else:

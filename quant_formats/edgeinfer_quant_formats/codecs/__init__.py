@@ -37,6 +37,10 @@ INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 DECODE_WEIGHTS = 1 << 16
 ENCODE_WEIGHTS = 1 << 16
 
+# Beyond every block format's float16 scale, and below where the sums of the searches overflow.
+LARGEST_WEIGHT = np.float32(1e10)
+LEAST_IMPORTANCE = np.float32(1e-6)
+
 
 def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray[np.float32]:
     """Blocks of `format` as float32, (n,); bit-equal to gguf-py.
@@ -90,15 +94,24 @@ def encode(
     step = ENCODE_WEIGHTS // kind.block_elements
     for start in range(0, len(blocks), step):
         piece = np.ascontiguousarray(blocks[start : start + step], np.float32)
-        if kind.block_elements > 1 and not np.isfinite(piece).all():
-            index = start * kind.block_elements + int(np.argmin(np.isfinite(piece.reshape(-1))))
-            raise FormatError(f"weight {index} is {weights[index]}, wanted finite weights for {kind.name}")
+        if kind.block_elements > 1:
+            _check_magnitudes(piece, start * kind.block_elements, kind)
         share = None
         if columns is not None:
             share = columns[np.arange(start, start + len(piece)) % len(columns)]
         with np.errstate(all="ignore"):
             out[start : start + step] = ENCODERS[kind.name](piece, share)
     return out.reshape(-1)
+
+
+def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: BlockFormat) -> None:
+    fits = np.abs(blocks) <= LARGEST_WEIGHT
+    if not fits.all():
+        index = int(np.argmin(fits))
+        raise FormatError(
+            f"weight {first + index} is {blocks.reshape(-1)[index]:g}, wanted finite weights of at most "
+            f"{LARGEST_WEIGHT:g} for {kind.name}"
+        )
 
 
 def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> NDArray[np.float32]:
@@ -110,6 +123,8 @@ def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> 
         )
     if not (np.isfinite(array) & (array >= 0)).all():
         raise FormatError(f"importance from {array.min()} to {array.max()}, wanted finite and at least 0")
+    # A column that was never active still counts a little, or its weights would all become zero.
+    array = np.maximum(array, array.max() * LEAST_IMPORTANCE) if array.any() else np.ones_like(array)
     return array.reshape(-1, kind.block_elements)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, read_half
 from edgeinfer_quant_formats.codecs.scale_search import (
@@ -22,6 +23,8 @@ from edgeinfer_quant_formats.codecs.scale_search import (
 # Where the largest scale of a super-block may come to lie about the farthest of the scale grid.
 SCALE_STEPS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 ROUNDS = 2
+SMALLEST_HALF = np.float32(2.0**-24)
+SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
 
 
 class SuperBlocks(NamedTuple):
@@ -61,7 +64,7 @@ class SubBlocks:
         columns = np.ascontiguousarray(fitted.reshape(self.shape).T)
         weights = np.ascontiguousarray(self.weight_sum.T)
         targets = [grid.farthest + step for step in SCALE_STEPS]
-        return to_half(search_scale(columns, weights, grid, targets))
+        return at_least_half(search_scale(columns, weights, grid, targets))
 
     def in_steps(self, fitted: Floats, step: Floats, grid: IntegerGrid) -> Floats:
         """Fitted scales as multiples of their super-block's step, (n, sub-blocks)."""
@@ -81,6 +84,22 @@ def as_columns(blocks: Floats, size: int) -> Floats:
 def to_half(values: Floats) -> Floats:
     """Rounded to float16, as the file will hold them, (n,)."""
     return read_half(half_bytes(values[:, None]))[:, 0]
+
+
+def at_least_half(steps: Floats) -> Floats:
+    """Rounded to float16, and away from zero where float16 runs out of digits.
+
+    With a step too large the scales of sub-blocks lose some precision, with one of zero the block.
+    """
+    halves = to_half(steps)
+    short = (np.abs(halves) < np.abs(steps)) & (np.abs(steps) < SMALLEST_NORMAL_HALF)
+    return halves + np.where(short, np.copysign(SMALLEST_HALF, steps), np.float32(0))
+
+
+def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
+    """The steps found, as float16; the old ones where those are of no use or vanish."""
+    halves = to_half(np.where(usable, found, step))
+    return np.where(halves != 0, halves, step)
 
 
 def error_weights(blocks: Floats, importance: Floats | None) -> Floats:
@@ -111,7 +130,7 @@ def fit_scales(
         _, square, along = sub.sums()
         scale = along * reciprocal(square)
         refitted = (scales * along).sum(axis=1) * reciprocal((scales * scales * square).sum(axis=1))
-        d = to_half(np.where(refitted != 0, refitted, d))
+        d = _refitted(refitted, refitted != 0, d)
     grid.nearest(sub.values, reciprocal(d[:, None] * scales).reshape(-1), out=sub.levels)
     none = np.zeros_like(d)
     return SuperBlocks(d, scales, sub.rows(), none, np.zeros_like(scales))
@@ -161,4 +180,4 @@ def _refit_steps(sub: SubBlocks, fit: SuperBlocks) -> tuple[Floats, Floats]:
     d = (scale_along * minimum_square - minimum_along * cross) * determinant
     dmin = (scale_along * cross - minimum_along * scale_square) * determinant
     usable = (d > 0) & (dmin >= 0)
-    return to_half(np.where(usable, d, fit.d)), to_half(np.where(usable, dmin, fit.dmin))
+    return _refitted(d, usable, fit.d), _refitted(dmin, usable, fit.dmin)
