@@ -123,6 +123,7 @@ class FakeModel:
 
     def __init__(self, answer: str = ANSWER, **behaviour: Any) -> None:
         self.name = "fake"
+        self.notes: tuple[str, ...] = ("a remark on the loading",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()
@@ -170,7 +171,7 @@ def main() -> None:
     """The command line over a slow fake, for tests that need a process of their own."""
     from edgeinfer_tui import command_line, library
 
-    def load(name: str | None, settings: dict[str, Any], progress: Callable[[int, int], None]) -> FakeModel:
+    def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> FakeModel:
         if settings.get("threads") == 99:
             print("loading", file=sys.stderr, flush=True)
             time.sleep(30)
