@@ -40,7 +40,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
     """The model that `run` loads."""
     model = FakeModel()
 
-    def load(name: str | None, settings: dict[str, Any], progress: Callable[[int, int], None]) -> FakeModel:
+    def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> FakeModel:
         model.loaded_with = {"model": name, **settings}
         return model
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.results import FinishReason, Generation, Speed, Token
+from edgeinfer_tui.library import Progress
 
 ANSWER = "There was a fox."
 
@@ -123,6 +124,7 @@ class FakeModel:
 
     def __init__(self, answer: str = ANSWER, **behaviour: Any) -> None:
         self.name = "fake"
+        self.notes: tuple[str, ...] = ("a remark on the loading",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()
@@ -170,7 +172,9 @@ def main() -> None:
     """The command line over a slow fake, for tests that need a process of their own."""
     from edgeinfer_tui import command_line, library
 
-    def load(name: str | None, settings: dict[str, Any], progress: Callable[[int, int], None]) -> FakeModel:
+    def load(
+        name: str | None, settings: dict[str, Any], progress: Progress, build_progress: Progress
+    ) -> FakeModel:
         if settings.get("threads") == 99:
             print("loading", file=sys.stderr, flush=True)
             time.sleep(30)

@@ -44,11 +44,15 @@ class LoadedModel(Protocol):
     """A model that is ready to speak."""
 
     name: str
-    context: int
+    notes: tuple[str, ...]
+    """Remarks on how it was loaded, a line each."""
     tokenizer: Any
     plan: Any
     chat_format: Any | None
     prompt_style: str | None
+
+    @property
+    def context(self) -> int: ...
 
     def stream(self, prompt: str | Sequence[int], **settings: Any) -> Stream: ...
 
@@ -63,8 +67,13 @@ class LoadedModel(Protocol):
     ) -> None: ...
 
 
-def load_model(name: str | None, settings: dict[str, Any], progress: Progress) -> LoadedModel:
-    """Load a model by name or path; `settings` are the keywords of `edgeinfer.load`."""
+def load_model(
+    name: str | None, settings: dict[str, Any], progress: Progress, build_progress: Progress
+) -> LoadedModel:
+    """Load a model by name or path; `settings` are the keywords of `edgeinfer.load`.
+
+    `progress` hears of bytes loaded, `build_progress` of kernels compiled, which happens once a machine.
+    """
     edgeinfer = cast(Any, importlib.import_module("edgeinfer"))
-    given = settings if name is None else {"model": name, **settings}
-    return cast(LoadedModel, edgeinfer.load(**given, progress=progress))
+    loaded = edgeinfer.load(name, **settings, progress=progress, build_progress=build_progress)
+    return cast(LoadedModel, loaded)

@@ -12,8 +12,15 @@ ERASE = "\r\x1b[K"
 class ProgressLine:
     """Shows `label done/total` once a wait has taken a second, on a terminal only."""
 
-    def __init__(self, label: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        label: str,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        shown: Callable[[int], str] = str,
+    ) -> None:
         self._label = label
+        self._shown = shown
         self._stream = stream
         self._clock = clock
         self._start = clock()
@@ -27,7 +34,7 @@ class ProgressLine:
             return
         self._drawn_at = now
         share = f" ({done / total:.0%})" if total else ""
-        self._stream.write(f"{ERASE}{self._label} {done}/{total}{share}")
+        self._stream.write(f"{ERASE}{self._label} {self._shown(done)}/{self._shown(total)}{share}")
         self._stream.flush()
 
     def erase(self) -> None:

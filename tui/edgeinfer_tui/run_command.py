@@ -8,6 +8,7 @@ import typer
 
 from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import LoadedModel, Stream
@@ -93,13 +94,11 @@ def run(
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
-    loading = ProgressLine("loading the model", sys.stderr)
     start = time.perf_counter()
-    try:
-        loaded = library.load_model(wishes.model, wishes.loading, loading.update)
-    finally:
-        loading.erase()
-    with loaded:
+    with _load(wishes) as loaded:
+        if wishes.verbose or _is_terminal(sys.stderr):
+            for note in loaded.notes:
+                say(note)
         if wishes.verbose:
             _describe(loaded, wishes, time.perf_counter() - start)
         interrupts.raise_exception()
@@ -107,6 +106,16 @@ def run(
             _chat(loaded, wishes)
         else:
             _answer(loaded, wishes, text)
+
+
+def _load(wishes: RunWishes) -> LoadedModel:
+    reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
+    building = ProgressLine("compiling kernels for this machine, once", sys.stderr)
+    try:
+        return library.load_model(wishes.model, wishes.loading, reading.update, building.update)
+    finally:
+        building.erase()
+        reading.erase()
 
 
 def _check_model(wishes: RunWishes) -> None:

@@ -58,9 +58,11 @@ def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
 
     def token_bytes(token_id: int) -> bytes:
         buffer = ctypes.create_string_buffer(256)
-        return buffer.raw[: llama_cpp.llama_token_to_piece(vocabulary, token_id, buffer, 256, 0, True)]
+        length = llama_cpp.llama_token_to_piece(vocabulary, token_id, buffer, 256, 0, True)
+        return buffer.raw[:length]
 
-    breaking = [token_id for token_id in range(size) if b"\n" in token_bytes(token_id)][:1]
+    breaking = [token_id for token_id in range(size) if token_bytes(token_id) == b"\n"]
+    assert len(breaking) == 1
     chance = random.Random(1)
     penalised = 0
     for trial in range(80):
