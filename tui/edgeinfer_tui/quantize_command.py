@@ -32,7 +32,7 @@ def quantize(
     ] = None,
     type: Annotated[
         str,
-        Option("--type", help="The mix of formats; the table below lists them.", rich_help_panel=FORMATS),
+        Option("--type", help="The mix of formats; listed above.", rich_help_panel=FORMATS),
     ] = "Q4_K_M",
     imatrix: Annotated[
         Path | None,
