@@ -62,8 +62,8 @@ def quantize(
     matches, the first one counts. `pure`: one format for all. `threads` None: all usable processors.
     `dry_run`: only say what would be done; `target` may be None then. `progress` hears of bytes read.
 
-    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for everything
-    that a user can mend, `OSError` where the disk is full.
+    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for all that a
+    user can mend, `OSError` where the disk is full.
     """
     mix = find_mix(type)
     wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})
@@ -121,8 +121,8 @@ def _check_requantising(plan: QuantizationPlan, allowed: bool) -> None:
     if again and not allowed:
         raise SettingError(
             f"{len(again)} of {len(plan.tensors)} tensors are quantised already "
-            f"({again[0].name} is {again[0].format.name}) and would lose more than from F16 or F32; take such a "
-            "file, or allow it (--allow-requantize, allow_requantize=True)"
+            f"({again[0].name} is {again[0].format.name}) and would lose more than from F16 or F32; "
+            "take such a file, or allow it (--allow-requantize, allow_requantize=True)"
         )
 
 
@@ -139,7 +139,9 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
             raise SettingError(f"{target}: is there already; replace it with --force (overwrite=True)")
     free = shutil.disk_usage(target.absolute().parent).free
     if free < plan.nbytes:
-        raise SettingError(f"{target}: takes {plan.nbytes} bytes, wanted at most {free}, which are free there")
+        raise SettingError(
+            f"{target}: takes {plan.nbytes} bytes, wanted at most {free}, which are free there"
+        )
     return target
 
 

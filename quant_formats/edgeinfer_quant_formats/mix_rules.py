@@ -100,9 +100,7 @@ def first_share(parts: int) -> Condition:
 def more_bits(place: Place, facts: ModelFacts) -> bool:
     """The first and the last eighth of the layers, and every third between."""
     eighth = place.count // 8
-    return (
-        place.index < eighth or place.index >= 7 * place.count // 8 or (place.index - eighth) % 3 == 2
-    )
+    return place.index < eighth or place.index >= 7 * place.count // 8 or (place.index - eighth) % 3 == 2
 
 
 def four_heads_share_a_key(place: Place, facts: ModelFacts) -> bool:

@@ -152,7 +152,9 @@ def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
     return smaller if columns % smaller.block_elements == 0 else FORMATS[_LAST_STAND_IN]
 
 
-def unmatched(overrides: Iterable[Override], tensors: Mapping[str, TensorInfo], architecture: str) -> list[str]:
+def unmatched(
+    overrides: Iterable[Override], tensors: Mapping[str, TensorInfo], architecture: str
+) -> list[str]:
     """The patterns that match no tensor that is quantised."""
     names = [name for name, info in tensors.items() if is_quantised(name, info.shape, architecture)]
     return [

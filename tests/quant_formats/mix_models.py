@@ -149,7 +149,9 @@ MODELS: Mapping[str, MixModel] = {
 def in_signs(formats: Mapping[str, str]) -> str:
     """Choices as a short text: a sign each, in order of the names less their layers, runs counted."""
     by_part = sorted(formats, key=lambda name: (LAYER.sub("", name), int((LAYER.findall(name) or [0])[0])))
-    runs = ((sign, len(list(run))) for sign, run in itertools.groupby(SIGNS[formats[name]] for name in by_part))
+    runs = (
+        (sign, len(list(run))) for sign, run in itertools.groupby(SIGNS[formats[name]] for name in by_part)
+    )
     return "".join(f"{sign}{count}" for sign, count in runs)
 
 

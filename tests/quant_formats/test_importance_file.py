@@ -85,7 +85,9 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, message: str) ->
 def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf") as writer:
         writer.add_tensor("w", SUMS, "F32")
-    with pytest.raises(FormatError, match=r"no tensor called \.\.\.\.in_sum2 among its 1, wanted an importance"):
+    with pytest.raises(
+        FormatError, match=r"no tensor called \.\.\.\.in_sum2 among its 1, wanted an importance"
+    ):
         read_importance(tmp_path / "model.gguf")
 
 

@@ -61,7 +61,9 @@ def test_workers_and_small_pieces_change_no_byte(small_pieces: None, tmp_path: P
 def importance_for(shapes: Mapping[str, tuple[int, ...]]) -> Importance:
     random = np.random.default_rng(62)
     columns = columns_of(dict(shapes))
-    return Importance({name: random.gamma(0.5, size=count).astype(np.float32) for name, count in columns.items()})
+    return Importance(
+        {name: random.gamma(0.5, size=count).astype(np.float32) for name, count in columns.items()}
+    )
 
 
 def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: None, tmp_path: Path) -> None:
@@ -86,11 +88,15 @@ def test_what_the_importance_does_not_name_is_told(tmp_path: Path) -> None:
 
 def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_path: Path) -> None:
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
-        plan_quantization(file, find_mix("Q4_K_M"), importance=Importance({"token_embd.weight": np.ones(99)}))
+        plan_quantization(
+            file, find_mix("Q4_K_M"), importance=Importance({"token_embd.weight": np.ones(99, np.float32)})
+        )
         wanted = r"blk\.0\.attn_q\.weight: importance of 99 columns, wanted 256; .* is of another model"
         with pytest.raises(FormatError, match=wanted):
             plan_quantization(
-                file, find_mix("Q4_K_M"), importance=Importance({"blk.0.attn_q.weight": np.ones(99)})
+                file,
+                find_mix("Q4_K_M"),
+                importance=Importance({"blk.0.attn_q.weight": np.ones(99, np.float32)}),
             )
 
 
@@ -176,5 +182,7 @@ def test_a_worker_that_is_killed_is_told() -> None:
         for worker in pool._workers:
             worker.send_signal(signal.SIGKILL)
             worker.wait()
-        with pytest.raises(WorkerError, match="tensor w: a worker process ended with code -9, wanted its answer"):
+        with pytest.raises(
+            WorkerError, match="tensor w: a worker process ended with code -9, wanted its answer"
+        ):
             next(pool.recoded([lambda: piece]))

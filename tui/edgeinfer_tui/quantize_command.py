@@ -172,10 +172,10 @@ def _check_usage(type: str, target: Path | None, threads: int | None, dry_run: b
         find_mix(type)
     except FormatError as error:
         raise BadParameter(f"--type: {error}") from None
-    if target is None and not dry_run:
-        raise BadParameter("OUT is missing: the file to write; or ask with --dry-run what would be written")
     if threads is not None and threads < 1:
         raise BadParameter(f"--threads: saw {threads}, wanted a whole number of at least 1")
+    if target is None and not dry_run:
+        raise BadParameter("OUT is missing: the file to write; or ask with --dry-run what would be written")
 
 
 def _remark(done: "Quantization") -> None:

@@ -119,7 +119,9 @@ def encode_q4_0(blocks: Floats, importance: Floats | None) -> Bytes:
 
 def encode_q4_1(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 32) to Q4_1 (n, 20)."""
-    d, minimum, quants = _from_minimum(blocks, 15) if importance is None else _fit_from_minimum(blocks, importance, 15)
+    d, minimum, quants = (
+        _from_minimum(blocks, 15) if importance is None else _fit_from_minimum(blocks, importance, 15)
+    )
     return np.hstack((d, minimum, pack_fields(quants, 4, 16)))
 
 
@@ -131,7 +133,9 @@ def encode_q5_0(blocks: Floats, importance: Floats | None) -> Bytes:
 
 def encode_q5_1(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 32) to Q5_1 (n, 24)."""
-    d, minimum, quants = _from_minimum(blocks, 31) if importance is None else _fit_from_minimum(blocks, importance, 31)
+    d, minimum, quants = (
+        _from_minimum(blocks, 31) if importance is None else _fit_from_minimum(blocks, importance, 31)
+    )
     return np.hstack((d, minimum, *_pack_five_bits(quants)))
 
 
