@@ -62,8 +62,8 @@ def quantize(
     matches, the first one counts. `pure`: one format for all. `threads` None: all usable processors.
     `dry_run`: only say what would be done; `target` may be None then. `progress` hears of bytes read.
 
-    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for all that a
-    user can mend, `OSError` where the disk is full.
+    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for what
+    a user can mend, `OSError` where the disk is full.
     """
     mix = find_mix(type)
     wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})

@@ -101,7 +101,9 @@ REFUSALS = (
     Refusal({"embedding_type": "I8"}, "embedding_type: format I8 is not for weights"),
     Refusal({"overrides": {"a(": "Q8_0"}}, r"pattern 'a\(': missing \), .* wanted a regular expression"),
     Refusal({"overrides": {"a": "Q9"}}, "pattern 'a': format Q9 is unknown"),
-    Refusal({"overrides": {"norm": "Q8_0"}}, "pattern 'norm': matches none of the tensors that are quantised"),
+    Refusal(
+        {"overrides": {"norm": "Q8_0"}}, "pattern 'norm': matches none of the tensors that are quantised"
+    ),
 )
 
 
@@ -135,7 +137,7 @@ def test_the_model_to_read_is_never_written_over(tmp_path: Path) -> None:
 def test_an_older_file_is_replaced_only_if_allowed(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf"), tmp_path / "old.gguf"
     target.write_bytes(b"old")
-    with pytest.raises(SettingError, match="old.gguf: is there already; replace it with --force"):
+    with pytest.raises(SettingError, match=r"old\.gguf: is there already; replace it with --force"):
         edgeinfer.quantize(source, target)
     assert target.read_bytes() == b"old"
     edgeinfer.quantize(source, target, overwrite=True)
@@ -156,7 +158,7 @@ def test_a_target_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 90, 10))
-    with pytest.raises(SettingError, match="takes [0-9]+ bytes, wanted at most 10, which are free there"):
+    with pytest.raises(SettingError, match=r"takes [0-9]+ bytes, wanted at most 10, which are free there"):
         edgeinfer.quantize(write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf")
 
 

@@ -1,4 +1,4 @@
-"""Models in miniature on which the choice of formats is compared with llama.cpp's; run it to keep its choices.
+"""Miniature models on which the choice of formats is compared with llama.cpp's; run it to keep its choices.
 
 python -m tests.quant_formats.mix_models      (needs llama-cpp-python)
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.mixes import MIXES, find_mix
 
 CHOICES = Path(__file__).parent / "goldens" / "llama_cpp_choices.json"

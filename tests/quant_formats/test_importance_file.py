@@ -94,5 +94,5 @@ def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:
 def test_counts_that_do_not_fit_the_sums_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="6 sums and 4 counts"):
         read_importance(write_gguf(tmp_path / "m.gguf", np.ones((4, 1), np.float32)))
-    with pytest.raises(FormatError, match="imatrix.chunk_count many, wanted a whole number"):
+    with pytest.raises(FormatError, match=r"imatrix\.chunk_count many, wanted a whole number"):
         read_importance(write_gguf(tmp_path / "n.gguf", np.ones((2, 1), np.float32), chunk_count="many"))

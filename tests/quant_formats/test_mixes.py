@@ -140,5 +140,5 @@ def test_file_types_are_numbered_once() -> None:
 
 def test_counts_that_are_no_numbers_are_refused() -> None:
     metadata = {"general.architecture": "llama", "llama.block_count": "many"}
-    with pytest.raises(FormatError, match="llama.block_count: many, wanted a whole number"):
+    with pytest.raises(FormatError, match=r"llama\.block_count: many, wanted a whole number"):
         ModelFacts.from_metadata(metadata, 1, has_importance=False, tied_output=False)
