@@ -82,7 +82,8 @@ class EncodingPool:
     """
 
     def __init__(self, processes: int) -> None:
-        self._count = processes if processes > 1 else 0
+        # A program that embeds Python may not know an interpreter to start.
+        self._count = processes if processes > 1 and sys.executable else 0
         self._workers: list[subprocess.Popen[bytes]] = []
         self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(max_workers=max(self._count, 1))

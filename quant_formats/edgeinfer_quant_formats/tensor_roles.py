@@ -38,11 +38,16 @@ _ROLE_BY_FRAGMENT = (
     ("ffn_down", Role.FFN_DOWN),
 )
 
+
+def _any_of(*fragments: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, fragments)))
+
+
 _NEVER_NAMES = ("position_embd.weight", "token_types.weight")
 
 # Small tensors whose error costs more than their bytes: norms, expert routing, convolutions and decays of
 # recurrent layers, positional tables, projections of images and sound.
-_NEVER_FRAGMENTS = (
+_NEVER = _any_of(
     "_norm.weight",
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -79,8 +84,8 @@ _NEVER_FRAGMENTS = (
     "a.rvq.codebook",
     "mm.a.code_embd",
 )
-_NEVER_FRAGMENTS_OF_ARCHITECTURE = {
-    "glm5-next": (
+_NEVER_IN_ARCHITECTURE = {
+    "glm5-next": _any_of(
         "hc_",
         "indexer.attn_q_b",
         "indexer.attn_k",
@@ -113,8 +118,8 @@ def is_quantised(name: str, shape: Sequence[int], architecture: str) -> bool:
     matrix_dimensions = len(shape) - next((i for i, size in enumerate(shape) if size > 1), len(shape) - 1)
     if matrix_dimensions < 2 or not name.endswith("weight") or name in _NEVER_NAMES:
         return False
-    kept = _NEVER_FRAGMENTS + _NEVER_FRAGMENTS_OF_ARCHITECTURE.get(architecture, ())
-    return not any(fragment in name for fragment in kept)
+    own = _NEVER_IN_ARCHITECTURE.get(architecture)
+    return not (_NEVER.search(name) or (own and own.search(name)))
 
 
 def layer_of(name: str) -> int:

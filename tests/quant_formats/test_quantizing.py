@@ -14,9 +14,10 @@ from edgeinfer_quant_formats.importance_file import Importance
 from edgeinfer_quant_formats.mixes import MIXES, find_mix
 from edgeinfer_quant_formats.quantizing import plan_quantization, write_quantized
 from edgeinfer_quant_formats.tensor_roles import is_quantised
-from tests.quant_formats.mix_models import MODELS, columns_of
+from tests.quant_formats.mix_models import MODELS, MixModel, columns_of
 
-ARCEE = MODELS["arcee"]
+ARCEE = MixModel("arcee", 2)
+EXPERTS = MixModel("qwen3moe", 1, heads=32, key_heads=4, experts=4)
 
 
 def quantise(source: Path, mix: str, processes: int = 1, importance: Importance | None = None) -> Path:
@@ -67,10 +68,9 @@ def importance_for(shapes: Mapping[str, tuple[int, ...]]) -> Importance:
 
 
 def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: None, tmp_path: Path) -> None:
-    model = MODELS["qwen3moe"]
-    source, importance = model.write(tmp_path / "source.gguf"), importance_for(model.shapes())
+    source, importance = EXPERTS.write(tmp_path / "source.gguf"), importance_for(EXPERTS.shapes())
     with GGUFFile.open(source) as file, GGUFFile.open(quantise(source, "Q4_0", 1, importance)) as written:
-        for name in ("blk.3.attn_q.weight", "blk.3.ffn_up_exps.weight"):
+        for name in ("blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"):
             weights, columns = file.decode(name), importance.tensors[name]
             weights = weights.reshape(-1, weights.shape[-2], weights.shape[-1])
             for matrix, used in enumerate(columns.reshape(len(weights), -1)):

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+# A single quant of 32 that differs by one of 31 steps makes about 3e-5, rounding at most 1e-6.
+LEAST_SPREAD = np.float32(4e-6)
+
 
 class Grid(Protocol):
     """The levels that a quant may take."""
@@ -104,7 +107,11 @@ def search_scale_and_minimum(
     def solve() -> None:
         np.multiply(quants, weights, out=weighted)
         total, square, along = weighted.sum(axis=0), inner(weighted, quants), inner(weighted, values)
-        determinant = reciprocal(weight_sum * square - total * total)
+        product = weight_sum * square
+        spread = product - total * total
+        # All quants alike, but for rounding: nothing tells scale from minimum.
+        spread[spread < product * LEAST_SPREAD] = 0
+        determinant = reciprocal(spread)
         offset = (square * value_sum - total * along) * determinant
         offset[(offset > 0) | (determinant == 0)] = 0
         scale = (along - offset * total) * reciprocal(square)
