@@ -1,8 +1,8 @@
 """edgeinfer: run a language model on the machine in front of you.
 
-    import edgeinfer
-    with edgeinfer.load("tiny") as model:
-        print(model.generate("Once upon a time", max_tokens=64).text)
+import edgeinfer
+with edgeinfer.load("tiny") as model:
+    print(model.generate("Once upon a time", max_tokens=64).text)
 """
 
 from edgeinfer.errors import EdgeInferError

@@ -86,9 +86,10 @@ def load(
     """Load a model: a name in the catalogue, a path to a .gguf file, or nothing for the built-in one.
 
     `context`: tokens of prompt and answer together; None: what the model was trained for, 4096 at most.
-    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: all usable processors.
-    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this one where the
-    file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled (first use only).
+    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: all usable
+    processors. `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
+    one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
+    (first use only).
 
     Raises `EdgeInferError` in one line for everything that a user can mend, `FormatError` for a damaged file.
     """

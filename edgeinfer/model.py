@@ -78,13 +78,15 @@ class Model:
         """The answer to a prompt as it comes.
 
         `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
-        `stop`: texts that end the answer. `logprobs` n: every token bears its log-probability and those of the n
-        best. `sampling`: the fields of `SamplerSettings`.
+        `stop`: texts that end the answer. `logprobs` n: every token bears its log-probability and those of
+        the n best. `sampling`: the fields of `SamplerSettings`.
 
         Raises `ContextOverflowError`, `SettingError`, `ChatTemplateError`.
         """
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt) if raw else self._encode_chat([{"role": "user", "content": prompt}])
+            ids = (
+                self._encode_text(prompt) if raw else self._encode_chat([{"role": "user", "content": prompt}])
+            )
         else:
             ids = self._checked(prompt)
         return self._stream_ids(

@@ -93,8 +93,20 @@ class RandomModel:
 
     def _layer_tensors(self) -> dict[str, tuple[int, ...]]:
         facts = ARCHITECTURES[self.architecture]
-        q, kv, width, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width, self.feed_forward
-        rows = {"attn_q": q, "attn_k": kv, "attn_v": kv, "attn_output": width, "ffn_down": width, "ffn_up": hidden}
+        q, kv, width, hidden = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.width,
+            self.feed_forward,
+        )
+        rows = {
+            "attn_q": q,
+            "attn_k": kv,
+            "attn_v": kv,
+            "attn_output": width,
+            "ffn_down": width,
+            "ffn_up": hidden,
+        }
         columns = {"attn_output": q, "ffn_down": hidden}
         if facts.gated:
             rows["ffn_gate"] = hidden
@@ -148,7 +160,23 @@ class _Cycle:
 
 def vocabulary_metadata() -> dict[str, Any]:
     """A SentencePiece vocabulary of 288: three specials, 256 bytes, letters and a few words."""
-    letters = ["▁", *"etaoinshrdlu", "▁t", "he", "▁the", "an", "▁a", "in", "er", "▁w", "re", "on", "▁s", "▁o", "▁b"]
+    letters = [
+        "▁",
+        *"etaoinshrdlu",
+        "▁t",
+        "he",
+        "▁the",
+        "an",
+        "▁a",
+        "in",
+        "er",
+        "▁w",
+        "re",
+        "on",
+        "▁s",
+        "▁o",
+        "▁b",
+    ]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
     tokens += [f"<|extra{i}|>" for i in range(VOCABULARY - len(tokens))]
     types = [2, 3, 3] + [6] * 256 + [1] * len(letters)

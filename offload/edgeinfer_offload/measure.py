@@ -13,7 +13,9 @@ from edgeinfer_kernels.cpu.threads import usable_cpus
 
 
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
-    """Bytes per second that `threads` (None: all usable) read together from main memory, measured now (0.5 s)."""
+    """Bytes per second that `threads` (None: all usable) read together from main memory, measured now (0.5
+    s).
+    """
     kernels = load_kernels(cache_folder, choose(), ())
     return measure_reading(kernels, threads or usable_cpus())
 

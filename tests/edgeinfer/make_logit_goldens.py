@@ -1,4 +1,6 @@
-"""Write data/logits.npz: llama.cpp's logits on every file of the zoo. `python -m tests.edgeinfer.make_logit_goldens`."""
+"""Write data/logits.npz: llama.cpp's logits on every file of the zoo. `python -m
+tests.edgeinfer.make_logit_goldens`.
+"""
 
 import tempfile
 from dataclasses import replace
@@ -19,7 +21,16 @@ CONTEXT = 128
 
 def quantised(model: RandomModel) -> RandomModel:
     """The same architecture, wide enough for 256-wide blocks, in a mix of formats."""
-    return replace(model, width=256, feed_forward=512, heads=8, kv_heads=4 if model.kv_heads != 4 else 8, head_dim=32, formats=QUANTISED, **_wide_factors(model))
+    return replace(
+        model,
+        width=256,
+        feed_forward=512,
+        heads=8,
+        kv_heads=4 if model.kv_heads != 4 else 8,
+        head_dim=32,
+        formats=QUANTISED,
+        **_wide_factors(model),
+    )
 
 
 def _wide_factors(model: RandomModel) -> dict[str, object]:

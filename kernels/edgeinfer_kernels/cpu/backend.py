@@ -11,7 +11,7 @@ from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.features import InstructionSet, choose
 from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
-from edgeinfer_kernels.cpu.objects import BuildProgress, Kernels, load_kernels
+from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
 from edgeinfer_kernels.cpu.structures import CALL
 from edgeinfer_kernels.cpu.threads import Team, usable_cpus
 from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace

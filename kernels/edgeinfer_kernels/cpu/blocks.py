@@ -87,9 +87,7 @@ class BlockBuilder:
     def _scratch(self) -> dict[str, int]:
         return {"scratch": self._workspace.scratch, "scratch_stride": self._workspace.scratch_stride}
 
-    def attention(
-        self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache
-    ) -> int:
+    def attention(self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache) -> int:
         """An ATTENTION on this cache."""
         rows = self._workspace.rows
         padded_head = padded(facts.head_dim)

@@ -111,7 +111,5 @@ def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
     target = allocate(interleaved_bytes(matrix))
     move = kernels.function("interleave_rows", 7)
-    move(
-        address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields)
-    )
+    move(address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields))
     return target

@@ -1,8 +1,9 @@
 """Compiled kernels: built once per machine in the background, cached, loaded without a compiler.
 
-A unit (see `units.py`) becomes a native object file in the cache. Its folder's name is a hash of every kernel source,
-the compilers' versions and the instruction set, so that nothing stale is ever found; its last 32 bytes are a digest,
-so that a damaged file is noticed and built again. Files appear by rename: several programs may start at once.
+A unit (see `native/units.py`) becomes a native object file in the cache. Its folder's name is a hash of every
+kernel source, the compilers' versions and the instruction set, so that nothing stale is ever found; its last
+32 bytes are a digest, so that a damaged file is noticed and built again. Files appear by rename: several
+programs may start at once.
 """
 
 import ctypes
@@ -36,7 +37,7 @@ class KernelBuildError(RuntimeError):
 def source_digest() -> str:
     """Hash of every kernel source file and of the compilers that turn them into code."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     for package in ("numba", "llvmlite"):
         digest.update(version(package).encode())
@@ -77,7 +78,7 @@ class KernelCache:
             "NUMBA_CPU_NAME": self.isa.processor,
             "NUMBA_CPU_FEATURES": self.isa.feature_string,
         }
-        command = [sys.executable, "-m", "edgeinfer_kernels.cpu.build_object", unit, str(out)]
+        command = [sys.executable, "-m", "edgeinfer_kernels.cpu.native.build_object", unit, str(out)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]

@@ -1,7 +1,7 @@
 """The blocks of memory that Python fills and kernels read: field name -> byte offset.
 
-Every field is an int64 (a count, an address, or a float32 in its low half). Nothing here needs numba, so that a
-warm start doesn't import it.
+Every field is an int64 (a count, an address, or a float32 in its low half). Nothing here needs numba, so that
+a warm start doesn't import it.
 """
 
 from collections import namedtuple
@@ -13,7 +13,7 @@ CACHE_LINE = 64
 def structure(name: str, fields: str, pitch: int = 8) -> Any:
     """A namedtuple of byte offsets, `pitch` apart; numba sees its members as constants."""
     names = fields.split()
-    return namedtuple(name, names)(*(pitch * i for i in range(len(names))))  # type: ignore[misc]  # noqa: PYI024
+    return namedtuple(name, names)(*(pitch * i for i in range(len(names))))  # type: ignore[misc]
 
 
 def structure_bytes(offsets: Any) -> int:
@@ -27,17 +27,23 @@ TEAM = structure(
     "syscall_function futex function block call counters",
     pitch=CACHE_LINE,
 )
-"""generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that wait, and
-how often all have. resting: threads that wait in the kernel. yield_function, sleep_function, syscall_function:
-addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a cache line each."""
+"""generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that
+wait, and how often all have. resting: threads that wait in the kernel. yield_function, sleep_function,
+syscall_function: addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a
+cache line each.
+"""
 TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
 CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
 MATRIX = structure("Matrix", "kernel weights rows columns quantised bias")
-"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to 16."""
+"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to
+16.
+"""
 NORM = structure("Norm", "kind epsilon weight bias width padded")
-"""kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with zeros."""
+"""kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
+zeros.
+"""
 INPUT = structure("Input", "floats float_stride quantised quantised_stride columns")
 """Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks."""
 

@@ -1,7 +1,8 @@
 """Every block as its formula, in numpy: slow, plain, and the truth in every kernel test.
 
-Weights are decoded to float when they are needed and never rounded again. `dtype` float64 makes it an evaluation
-that is exact for our purposes; the cache then stays in float64 as well unless a cache type is asked for.
+Weights are decoded to float when they are needed and never rounded again. `dtype` float64 makes it an
+evaluation that is exact for our purposes; the cache then stays in float64 as well unless a cache type is
+asked for.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,11 @@ def rotate(x: Array, rope: RopeSpecification | None, start: int) -> Array:
     table = rope.table(start, len(x), x.dtype)[:, None, :]
     cosine, sine = table[..., :half], table[..., half:]
     y = x.copy()
-    first, second = (slice(0, half), slice(half, 2 * half)) if rope.halves else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    first, second = (
+        (slice(0, half), slice(half, 2 * half))
+        if rope.halves
+        else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    )
     y[..., first] = x[..., first] * cosine - x[..., second] * sine
     y[..., second] = x[..., first] * sine + x[..., second] * cosine
     return y
@@ -61,7 +66,9 @@ def soft_cap(x: Array, cap: float) -> Array:
 
 
 def attend(queries: Array, keys: Array, values: Array, start: int, facts: AttentionSpecification) -> Array:
-    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions, head_dim)."""
+    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
+    head_dim).
+    """
     tokens, heads, _ = queries.shape
     group = heads // facts.kv_heads
     position = np.arange(keys.shape[1])

@@ -1,46 +1,44 @@
 """The attention block: norm, projections, rotation, cache, softmax over the past, output, residual.
 
-`attention_block` does a whole block for some tokens with all threads of a team. `ATTENTION` names what is fixed
-when the model is loaded: facts, and addresses of matrices, cache and workspace.
+`attention_block` does a whole block for some tokens with all threads of a team. `ATTENTION` names what is
+fixed when the model is loaded: facts, and addresses of matrices, cache and workspace.
 """
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native import Exports, inner
-from edgeinfer_kernels.cpu.phases import (
+from edgeinfer_kernels.cpu.native.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
+    add,
+    lanes_max,
+    lanes_sum,
+    load_floats,
+    load_halves,
+    maximum,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    store_halves,
+    subtract,
+)
+from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
     normalise,
     normalise_and_quantise,
     project,
     quantise_input,
 )
-from edgeinfer_kernels.cpu.simd import (
-    add,
-    lanes_max,
-    lanes_sum,
-    load_f32,
-    load_floats,
-    load_halves,
-    load_i64,
-    maximum,
-    multiply,
-    multiply_add,
-    splat_f32,
-    store_f32,
-    store_floats,
-    store_halves,
-    subtract,
-)
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.native.vector_math import exponential, hyperbolic_tangent
 from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, INPUT, MATRIX, NORM, ROWS_SCRATCH
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
-from edgeinfer_kernels.cpu.team import barrier, next_item
-from edgeinfer_kernels.cpu.vector_math import exponential, hyperbolic_tangent, sum_of_products
 
 NEGATIVE = np.float32(-1e30)
 
 
 @inner
-def rotate(head, table, dimensions, halves):  # type: ignore[no-untyped-def]
+def rotate(head, table, dimensions, halves):
     """RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then sines."""
     half = dimensions // 2
     for i in range(half):
@@ -55,7 +53,7 @@ def rotate(head, table, dimensions, halves):  # type: ignore[no-untyped-def]
 
 
 @inner
-def copy_padded(source, target, count, padded):  # type: ignore[no-untyped-def]
+def copy_padded(source, target, count, padded):
     """`count` floats, then zeros up to `padded`."""
     whole = count // 16 * 16
     for i in range(0, whole, 16):
@@ -67,7 +65,7 @@ def copy_padded(source, target, count, padded):  # type: ignore[no-untyped-def]
 
 
 @inner
-def take_head(block, matrix, norm, row, index, target):  # type: ignore[no-untyped-def]
+def take_head(block, matrix, norm, row, index, target):
     """Head `index` of a projected row: bias, q/k norm, to `target` padded. norm = 0: none."""
     head_dim = load_i64(block + ATTENTION.head_dim)
     padded = load_i64(block + ATTENTION.padded_head)
@@ -85,7 +83,7 @@ def take_head(block, matrix, norm, row, index, target):  # type: ignore[no-untyp
 
 
 @inner
-def scale_by_row(norm, row, rows, first, count, target):  # type: ignore[no-untyped-def]
+def scale_by_row(norm, row, rows, first, count, target):
     """RMS norm over a whole projected row, applied to the `count` values from `first` that lie in `target`."""
     square = np.float32(0)
     for i in range(rows):
@@ -99,7 +97,7 @@ def scale_by_row(norm, row, rows, first, count, target):  # type: ignore[no-unty
 
 
 @inner
-def store_in_cache(block, cache, kv_head, position, row):  # type: ignore[no-untyped-def]
+def store_in_cache(block, cache, kv_head, position, row):
     padded = load_i64(block + ATTENTION.padded_head)
     element = (kv_head * load_i64(block + ATTENTION.context) + position) * padded
     if load_i64(block + ATTENTION.half_cache) != 0:
@@ -111,7 +109,7 @@ def store_in_cache(block, cache, kv_head, position, row):  # type: ignore[no-unt
 
 
 @inner
-def rotate_and_store(team, counter, block, call, scratch):  # type: ignore[no-untyped-def]
+def rotate_and_store(team, counter, block, call, scratch):
     """Phase: queries to their padded place, keys and values to the cache, head by head."""
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
@@ -148,11 +146,11 @@ def rotate_and_store(team, counter, block, call, scratch):  # type: ignore[no-un
             store_in_cache(block, load_i64(block + ATTENTION.value_cache), kv_head, position, head)
 
 
-def make_attend(load_cached, element_bytes):  # type: ignore[no-untyped-def]
+def make_attend(load_cached, element_bytes):
     """Attention of one token's query heads that share a key head, for a cache of one element type."""
 
     @inner
-    def score_tile(query, keys, count, padded, scale, soft_cap, scores):  # type: ignore[no-untyped-def]
+    def score_tile(query, keys, count, padded, scale, soft_cap, scores):
         """scores[i] = scale · q·k_i, soft-capped, -1e30 from `count` to TILE; returns the largest."""
         for i in range(count):
             total = splat_f32(np.float32(0))
@@ -174,7 +172,7 @@ def make_attend(load_cached, element_bytes):  # type: ignore[no-untyped-def]
         return lanes_max(largest)
 
     @inner
-    def weigh_tile(scores, values, count, padded, top, decay, mixed):  # type: ignore[no-untyped-def]
+    def weigh_tile(scores, values, count, padded, top, decay, mixed):
         """mixed = mixed·decay + Σ exp(score - top)·value; returns Σ exp(score - top)."""
         total = splat_f32(np.float32(0))
         for i in range(0, count, 16):
@@ -193,7 +191,7 @@ def make_attend(load_cached, element_bytes):  # type: ignore[no-untyped-def]
         return lanes_sum(total)
 
     @inner
-    def attend(block, query, kv_head, position, out, scratch):  # type: ignore[no-untyped-def]
+    def attend(block, query, kv_head, position, out, scratch):
         """Online softmax, tile by tile, so that a tile of keys and values serves all heads of the group."""
         padded = load_i64(block + ATTENTION.padded_head)
         head_dim = load_i64(block + ATTENTION.head_dim)
@@ -242,7 +240,7 @@ attend_floats = make_attend(load_floats, 4)
 
 
 @inner
-def attend_all(team, counter, block, call, scratch):  # type: ignore[no-untyped-def]
+def attend_all(team, counter, block, call, scratch):
     """Phase: every token's every key head, written to the rows of `mixed`."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     heads = load_i64(block + ATTENTION.heads)
@@ -269,7 +267,7 @@ exports = Exports()
 
 
 @exports.add("attention_block", 4)
-def attention_block(block, call, team, thread):  # type: ignore[no-untyped-def]
+def attention_block(block, call, team, thread):
     """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; their keys and values are kept."""
     tokens = load_i64(call + CALL.tokens)
     scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)

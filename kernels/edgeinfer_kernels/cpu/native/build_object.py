@@ -1,8 +1,9 @@
-"""Compile one unit of kernels to a native object file: `python -m edgeinfer_kernels.cpu.build_object UNIT OUT`.
+"""Compile one unit of kernels to a native object file: `python -m edgeinfer_kernels.cpu.native.build_object
+UNIT OUT`.
 
-Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached; numba
-reads the target processor from its environment once per process, so that each instruction set gets its own; and a
-compiler that fails takes nothing with it.
+Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached;
+numba reads the target processor from its environment once per process, so that each instruction set gets its
+own; and a compiler that fails takes nothing with it.
 """
 
 import sys
@@ -13,7 +14,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config
 
-from edgeinfer_kernels.cpu.units import unit_exports
+from edgeinfer_kernels.cpu.native.units import unit_exports
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 

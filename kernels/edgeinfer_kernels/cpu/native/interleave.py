@@ -1,15 +1,24 @@
 """Moving the rows of a matrix into the interleaved layout of `layout.py`."""
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
-from edgeinfer_kernels.cpu.native import Exports
-from edgeinfer_kernels.cpu.simd import load_i32, load_i64, load_u8, load_u16, store_i8, store_i16, store_i32
+from edgeinfer_kernels.cpu.native.exports import Exports
+from edgeinfer_kernels.cpu.native.scalars import (
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_i8,
+    store_i16,
+    store_i32,
+)
 
 exports = Exports()
 
 
 @exports.add("interleave_rows", 7)
-def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count):  # type: ignore[no-untyped-def]
-    """Rows of `blocks` blocks to groups of sixteen; `fields`: (offset, unit, count) as int64, `field_count` of them.
+def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count):
+    """Rows of `blocks` blocks to groups of sixteen; `fields`: (offset, unit, count) as int64, `field_count`
+    of them.
 
     `target` is zero beforehand and has room for whole groups. Reads and writes rows·blocks·block_bytes.
     """

@@ -1,15 +1,15 @@
 """Rows of a weight matrix times activations: the templates that every block format fills in.
 
-Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the same
-element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot instruction
-advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight registers of bytes, with
-their scales. Scales span 32 or 16 columns; floats have none: hence three templates.
+Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the
+same element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot
+instruction advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight
+registers of bytes, with their scales. Scales span 32 or 16 columns; floats have none: hence three templates.
 
-Quantised activations of one token are `columns` int8, then columns/32 float32 scales, then columns/16 int32 sums of
-the int8 values (`quantise.py` writes them).
+Quantised activations of one token are `columns` int8, then columns/32 float32 scales, then columns/16 int32
+sums of the int8 values (`quantise.py` writes them).
 
-Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations - offset·sum[t, b]) - minimum[r, b]·s[t, b]·sum[t, b].
-Traffic: reads the rows once for every `TOKEN_TILE` tokens, writes rows·tokens·4 bytes.
+Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations - offset·sum[t, b]) - minimum[r,
+b]·s[t, b]·sum[t, b]. Traffic: reads the rows once for every `TOKEN_TILE` tokens, writes rows·tokens·4 bytes.
 """  # noqa: E501
 
 from collections.abc import Callable
@@ -18,58 +18,61 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.simd import (
-    add,
+from edgeinfer_kernels.cpu.native.byte_lanes import (
     add_i32,
     dot_signed,
     dot_unsigned,
-    load_f32,
-    load_floats,
-    load_i32,
-    multiply,
-    multiply_add,
     signed_offset,
-    splat_f32,
     splat_i32,
     splat_word,
-    store_floats,
     to_float,
 )
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
+    add,
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i32
 from edgeinfer_kernels.cpu.structures import TOKEN_TILE
 
 ROW_ARGUMENTS = 10
-"""weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride, scratch.
+"""weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride,
+scratch.
 
-Addresses and strides in bytes. `first_row` is a multiple of 16; `output` has room for whole groups of 16 rows;
-`scratch` is ROWS_SCRATCH of the calling thread's own."""
+Addresses and strides in bytes. `first_row` is a multiple of 16; `output` has room for whole groups of 16
+rows; `scratch` is ROWS_SCRATCH of the calling thread's own.
+"""
 
 
 def make_start(offset: int) -> Any:
     """What the accumulator of a block starts at, for weights that are stored `offset` too high."""
 
     @inner
-    def start(sum_of_activations):  # type: ignore[no-untyped-def]
+    def start(sum_of_activations):
         return splat_i32(types.int32(-offset * sum_of_activations))
 
     return start
 
 
 @inner
-def signed_start(sum_of_activations):  # type: ignore[no-untyped-def]
+def signed_start(sum_of_activations):
     return splat_i32(types.int32(-signed_offset() * sum_of_activations))
 
 
 def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -> Callable[..., None]:
     """The loops over groups of rows, tiles of tokens and blocks, around one format's arithmetic.
 
-    `unpack(block, index)` gives the 32 columns of sub-block `index`; `accumulate(unpacked, activations, columns,
-    index, total)` adds their product with one token's activations to `total`.
+    `unpack(block, index)` gives the 32 columns of sub-block `index`; `accumulate(unpacked, activations,
+    columns, index, total)` adds their product with one token's activations to `total`.
     """
     group_bytes = 16 * block_bytes
 
     @inner
-    def decode_group(group, blocks, columns, activations):  # type: ignore[no-untyped-def]
+    def decode_group(group, blocks, columns, activations):
         total = splat_f32(np.float32(0))
         for block in range(blocks):
             for index in range(sub_blocks):
@@ -78,7 +81,7 @@ def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -
         return total
 
     @inner
-    def tile_group(group, blocks, columns, activations, stride, tokens, scratch):  # type: ignore[no-untyped-def]
+    def tile_group(group, blocks, columns, activations, stride, tokens, scratch):
         for token in range(tokens):
             store_floats(scratch + 64 * token, splat_f32(np.float32(0)))
         for block in range(blocks):
@@ -90,7 +93,9 @@ def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -
                     total = accumulate(unpacked, row, columns, block * sub_blocks + index, total)
                     store_floats(scratch + 64 * token, total)
 
-    def rows(weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch):  # type: ignore[no-untyped-def]
+    def rows(
+        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+    ):
         blocks = columns // (32 * sub_blocks)
         for index in range(first_row // 16, (last_row + 15) // 16):
             group = weights + index * blocks * group_bytes
@@ -115,7 +120,7 @@ def rows_of_32(
     start = signed_start if signed else make_start(offset)
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+    def accumulate(unpacked, activations, columns, index, total):
         w0, w1, w2, w3, w4, w5, w6, w7, scale = unpacked
         a = activations + 32 * index
         sums = activations + columns + columns // 8 + 8 * index
@@ -139,7 +144,7 @@ def rows_of_32_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int = 1) 
     """One scale and one minimum, to be subtracted, for 32 columns; `unpack` -> (w0, …, w7, scale, minimum)."""
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+    def accumulate(unpacked, activations, columns, index, total):
         w0, w1, w2, w3, w4, w5, w6, w7, scale, minimum = unpacked
         a = activations + 32 * index
         sums = activations + columns + columns // 8 + 8 * index
@@ -167,7 +172,7 @@ def rows_of_16(unpack: Any, block_bytes: int, sub_blocks: int, *, offset: int) -
     start = make_start(offset)
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+    def accumulate(unpacked, activations, columns, index, total):
         w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale = unpacked
         a = activations + 32 * index
         sums = activations + columns + columns // 8 + 8 * index
@@ -192,7 +197,7 @@ def rows_of_16_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int) -> C
     """Two scales and two minima for 32 columns; `unpack` -> (w0, …, w7, scale, scale, minimum, minimum)."""
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):  # type: ignore[no-untyped-def]
+    def accumulate(unpacked, activations, columns, index, total):
         w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale, first_minimum, last_minimum = unpacked
         a = activations + 32 * index
         sums = activations + columns + columns // 8 + 8 * index
@@ -219,7 +224,9 @@ def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
     """Unquantised weights; activations are float32 rows; columns are a multiple of four."""
     column_bytes = 16 * element_bytes
 
-    def rows(weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch):  # type: ignore[no-untyped-def]
+    def rows(
+        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+    ):
         for index in range(first_row // 16, (last_row + 15) // 16):
             group = weights + index * columns * column_bytes
             for token in range(tokens):
