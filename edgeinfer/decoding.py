@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,7 +119,7 @@ class TokenStream:
         self._clock.prefilled()
         return logits
 
-    def _produce(self) -> Iterator[Token]:
+    def _produce(self) -> Generator[Token, None, None]:
         request, engine = self._request, self._engine
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
         text = _TextRelease(self._tokenizer, request.stop)
@@ -177,7 +177,7 @@ def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 class _TextRelease:
-    """Gives tokens their text; holds those back whose text isn't certain yet (half a character, half a stop)."""
+    """Gives tokens their text; holds those back whose text isn't certain yet (half a character or stop)."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
         self._decoder = tokenizer.stream_decoder()

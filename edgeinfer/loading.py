@@ -214,6 +214,6 @@ def _notes(config: ModelConfig, context: int) -> list[str]:
     if context <= config.trained_context:
         return []
     return [
-        f"the context of {context} is longer than the {config.trained_context} that the model was trained for; "
-        "expect worse answers beyond"
+        f"the context of {context} is longer than the {config.trained_context} that the model was trained "
+        "for; expect worse answers beyond"
     ]

@@ -136,7 +136,8 @@ class Model:
         """Messages through the template; BOS is added only if the template didn't write it."""
         if self.chat_format is None:
             raise SettingError(
-                f"{self.name}: the file holds no chat template; give one with --chat-template FILE (chat_template=)"
+                f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
+                "(chat_template=)"
             )
         text = self.chat_format.render(messages)
         ids = self.tokenizer.encode(text, special=True)

@@ -164,7 +164,8 @@ class _Reader:
         for shape in shapes:
             if shape.heads % shape.kv_heads:
                 raise UnsupportedModelError(
-                    f"{self.name}.attention.head_count: {shape.heads} heads can't share {shape.kv_heads} key heads"
+                    f"{self.name}.attention.head_count: {shape.heads} heads can't share "
+                    f"{shape.kv_heads} key heads"
                 )
         return shapes
 

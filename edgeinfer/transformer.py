@@ -80,7 +80,8 @@ class Transformer:
             done += len(x)
             if progress:
                 progress(done, len(ids))
-        return self.backend.logits(x[-1:])[0]
+        last: npt.NDArray[np.float32] = self.backend.logits(x[-1:])[0]
+        return last
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""

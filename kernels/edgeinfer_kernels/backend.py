@@ -1,4 +1,4 @@
-"""The protocol of a backend: blocks of a layer on the activations of some tokens, and the cache they share."""
+"""The protocol of a backend: blocks of a layer on the activations of some tokens, and their cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class LayerCache:
 
 
 class Backend(Protocol):
-    """A decoder's layers, loaded; x is (tokens, width) float32, owned by the backend until the next `embed`."""
+    """A decoder's layers, loaded; x is (tokens, width) float32, the backend's until the next `embed`."""
 
     name: str
 

@@ -66,7 +66,7 @@ Activation = Literal["silu", "gelu", "relu", "relu_squared"]
 
 @dataclass(frozen=True)
 class FeedForwardSpecification:
-    """One layer's feed-forward: down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate."""
+    """One layer's feed-forward: down(activation(gate(x)) · up(x)); without a gate down(activation(up(x)))."""
 
     activation: Activation
     norm: NormSpecification

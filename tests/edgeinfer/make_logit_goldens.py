@@ -5,6 +5,7 @@ tests.edgeinfer.make_logit_goldens`.
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,28 +21,21 @@ CONTEXT = 128
 
 
 def quantised(model: RandomModel) -> RandomModel:
-    """The same architecture, wide enough for 256-wide blocks, in a mix of formats."""
+    """The same architecture, wide enough for blocks of 256, in a mix of formats."""
+    factors = {
+        name: np.linspace(1.0, float(values[-1]), 16, dtype=np.float32)
+        for name, values in model.rope_tensors.items()
+    }
     return replace(
         model,
         width=256,
         feed_forward=512,
         heads=8,
-        kv_heads=4 if model.kv_heads != 4 else 8,
+        kv_heads=8 if model.kv_heads == model.heads else 4,
         head_dim=32,
         formats=QUANTISED,
-        **_wide_factors(model),
+        rope_tensors=factors,
     )
-
-
-def _wide_factors(model: RandomModel) -> dict[str, object]:
-    if not model.rope_tensors:
-        return {}
-    return {
-        "rope_tensors": {
-            name: np.linspace(1.0, float(values[-1]), 16, dtype=np.float32)
-            for name, values in model.rope_tensors.items()
-        }
-    }
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
@@ -58,7 +52,7 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 def main() -> None:
-    goldens = {}
+    goldens: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in ZOO.items():
             for suffix, variant in (("", model), (" quantised", quantised(model))):

@@ -48,8 +48,7 @@ def address(array: npt.NDArray[Any] | None) -> int:
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
     """The float32 rows that lie at an address; whoever owns the memory must outlive them."""
-    buffer = (ctypes.c_float * (rows * columns)).from_address(at)
-    return np.frombuffer(buffer, np.float32).reshape(rows, columns)
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
 def bits(value: float) -> int:

@@ -92,7 +92,8 @@ class KernelCache:
             if progress:
                 progress(0, len(missing))
             with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-                for done, (unit, body) in enumerate(zip(missing, pool.map(self.build, missing), strict=True)):
+                built = zip(missing, pool.map(self.build, missing), strict=True)
+                for done, (unit, body) in enumerate(built):
                     found[unit] = body
                     if progress:
                         progress(done + 1, len(missing))
@@ -100,7 +101,7 @@ class KernelCache:
 
 
 class Kernels:
-    """Loaded kernels: `kernels.address("rows_Q4_0")`, or called through `kernels.function(name, arguments)`."""
+    """Loaded kernels: `kernels.address("rows_Q4_0")`, or called by `kernels.function(name, count)`."""
 
     def __init__(self, objects: Iterable[bytes]) -> None:
         llvm.initialize_native_target()

@@ -13,7 +13,8 @@ CACHE_LINE = 64
 def structure(name: str, fields: str, pitch: int = 8) -> Any:
     """A namedtuple of byte offsets, `pitch` apart; numba sees its members as constants."""
     names = fields.split()
-    return namedtuple(name, names)(*(pitch * i for i in range(len(names))))  # type: ignore[misc]
+    made: Any = namedtuple(name, names)  # type: ignore[misc]  # its fields are known when it is called
+    return made(*(pitch * i for i in range(len(names))))
 
 
 def structure_bytes(offsets: Any) -> int:
@@ -74,7 +75,7 @@ POSITIONS_A_TILE = 64
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch in bytes: the row kernels', a tile of scores, and per query head its running sums."""
+    """A thread's scratch: the row kernels', a tile of scores, and per query head its running sums."""
     return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + group * (CACHE_LINE + 4 * padded_head)
 
 

@@ -100,7 +100,7 @@ class Team:
             self._run(self.address, function, block, call)
 
     def close(self) -> None:
-        """End the threads; the team can't be used afterwards. Happens by itself when the team is forgotten."""
+        """End the threads; the team can't be used afterwards. Done by itself when it is forgotten."""
         self._end()
 
 

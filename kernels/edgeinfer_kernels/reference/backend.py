@@ -30,15 +30,15 @@ def normalise(x: Array, norm: NormSpecification, weight: Vector | None, bias: Ve
     if norm.kind == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
     y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * weight
-    return y if bias is None else y + bias
+    return np.asarray(y if bias is None else y + bias)
 
 
 def activate(x: Array, activation: Activation) -> Array:
     """SiLU, GELU in its tanh form, ReLU, or ReLU squared."""
     if activation == "silu":
-        return x / (1 + np.exp(-x))
+        return np.asarray(x / (1 + np.exp(-x)))
     if activation == "gelu":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
     positive = np.maximum(x, 0)
     return positive if activation == "relu" else positive * positive
 
@@ -104,7 +104,8 @@ class ReferenceBackend:
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
-        return rows.astype(self.dtype) * np.asarray(self.specification.embedding_scale, self.dtype)
+        scale = np.asarray(self.specification.embedding_scale, self.dtype)
+        return np.asarray(rows.astype(self.dtype) * scale)
 
     def _head(
         self, row: Array, facts: AttentionSpecification, bias: Vector | None, norm: Vector | None
@@ -156,7 +157,7 @@ class ReferenceBackend:
         return soft_cap(raw, facts.logit_soft_cap)
 
     def _times(self, x: Array, matrix: Matrix) -> Array:
-        return x @ matrix.decoded().astype(self.dtype).T
+        return np.asarray(x @ matrix.decoded().astype(self.dtype).T)
 
     def close(self) -> None:
         """Nothing is held."""

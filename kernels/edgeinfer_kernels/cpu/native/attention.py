@@ -84,7 +84,7 @@ def take_head(block, matrix, norm, row, index, target):
 
 @inner
 def scale_by_row(norm, row, rows, first, count, target):
-    """RMS norm over a whole projected row, applied to the `count` values from `first` that lie in `target`."""
+    """RMS norm over a whole projected row, applied to `count` values from `first`, in `target`."""
     square = np.float32(0)
     for i in range(rows):
         value = load_f32(row + 4 * i)
@@ -268,7 +268,7 @@ exports = Exports()
 
 @exports.add("attention_block", 4)
 def attention_block(block, call, team, thread):
-    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; their keys and values are kept."""
+    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are kept."""
     tokens = load_i64(call + CALL.tokens)
     scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)
     normed = load_i64(block + ATTENTION.normed)

@@ -20,7 +20,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def wrapper_module(symbols: dict[str, tuple[str, int]]) -> str:
-    """C functions `void name(int64, …)` around numba's own calling convention (return slot, error slot, …)."""
+    """C functions `void name(int64, …)` around numba's calling convention (return slot, error slot, …)."""
     module = ir.Module("edgeinfer_wrappers")
     pointer = ir.IntType(8).as_pointer()
     for name, (native_name, count) in symbols.items():

@@ -96,7 +96,7 @@ def lanes_sum(builder, x):
 
 
 def round_to_int(builder: Any, x: Any) -> Any:
-    """Nearest int32, ties to even, for |x| < 2²²: adding 1.5·2²³ leaves the integer in the low mantissa bits."""
+    """Nearest int32, ties to even, for |x| < 2²²: added to 1.5·2²³ it lies in the low mantissa bits."""
     magic = constant_lanes(F32, LANES, 12582912.0)
     bits = builder.bitcast(builder.fadd(x, magic), ir.VectorType(I32, LANES))
     return builder.sub(bits, constant_lanes(I32, LANES, 0x4B400000))
@@ -138,7 +138,7 @@ def load_halves(features, builder, at):
 
 @operation(types.void, (address, float16x))
 def store_halves(features, builder, at, vector):
-    """Round to nearest even. Without hardware: by the rounding of a float addition that aligns the mantissas."""
+    """Round to nearest even; without hardware, by a float addition that aligns the mantissas."""
     if "f16c" in features or "fullfp16" in features or "neon" in features:
         store(builder, builder.fptrunc(vector, ir.VectorType(F16, LANES)), at)
         return

@@ -10,7 +10,7 @@ sums of the int8 values (`quantise.py` writes them).
 
 Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations - offset·sum[t, b]) - minimum[r,
 b]·s[t, b]·sum[t, b]. Traffic: reads the rows once for every `TOKEN_TILE` tokens, writes rows·tokens·4 bytes.
-"""  # noqa: E501
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -141,7 +141,7 @@ def rows_of_32(
 
 
 def rows_of_32_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int = 1) -> Callable[..., None]:
-    """One scale and one minimum, to be subtracted, for 32 columns; `unpack` -> (w0, …, w7, scale, minimum)."""
+    """One scale and one minimum (subtracted) for 32 columns; `unpack` -> (w0, …, w7, scale, minimum)."""
 
     @inner
     def accumulate(unpacked, activations, columns, index, total):

@@ -61,7 +61,7 @@ def hyperbolic_tangent(x):
 
 @inner
 def activate(code, x):
-    """SiLU x·σ(x); GELU in its tanh form, x·σ(1.5957691·(x + 0.044715·x³)); ReLU; ReLU squared."""
+    """SiLU x·sigmoid(x); GELU by tanh, x·sigmoid(1.5957691·(x + 0.044715·x³)); ReLU; ReLU squared."""
     if code == SILU:
         return multiply(x, sigmoid(x))
     if code == GELU:
