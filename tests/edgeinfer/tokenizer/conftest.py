@@ -33,10 +33,10 @@ class Goldens:
 
 def read(name: str) -> Goldens:
     content = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
-    for key in ("token_type", "scores"):
+    for key, dtype in (("token_type", np.int32), ("scores", np.float32)):
         values = content["metadata"].get(f"tokenizer.ggml.{key}")
         if values is not None:
-            content["metadata"][f"tokenizer.ggml.{key}"] = np.array(values)
+            content["metadata"][f"tokenizer.ggml.{key}"] = np.array(values, dtype)
     return Goldens(**content)
 
 
