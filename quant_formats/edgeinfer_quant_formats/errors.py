@@ -9,7 +9,7 @@ class FormatError(ValueError):
 
 def printable(text: object) -> str:
     """Quote a name that came from a file: control characters and broken UTF-8 escaped, long ones cut."""
-    shown = str(text)
+    shown = str(text) or "''"
     if len(shown) > LONGEST_QUOTE:
         shown = shown[:LONGEST_QUOTE] + "..."
     if shown.isprintable():

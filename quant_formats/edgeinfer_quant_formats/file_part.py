@@ -29,10 +29,16 @@ class FilePart:
         self.path = path
         self._map: mmap.mmap | None = _map_file(path)
         cursor = Cursor(self._map, str(path))
-        self.version, tensor_count, key_count = _read_header(cursor)
-        self.metadata: Metadata = read_metadata(cursor, key_count)
-        self.alignment = _read_alignment(cursor, self.metadata)
-        self.tensors: dict[str, TensorInfo] = read_tensor_table(cursor, tensor_count, self.alignment, part)
+        try:
+            self.version, tensor_count, key_count = _read_header(cursor)
+            self.metadata: Metadata = read_metadata(cursor, key_count)
+            self.alignment = _read_alignment(cursor, self.metadata)
+            self.tensors: dict[str, TensorInfo] = read_tensor_table(
+                cursor, tensor_count, self.alignment, part
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def bytes_of(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes as a view of the map, (nbytes,)."""
@@ -64,8 +70,10 @@ class FilePart:
 
 
 def _map_file(path: Path) -> mmap.mmap:
-    if path.is_dir():
-        raise FormatError(f"{printable(path)}: is a directory, wanted a GGUF file")
+    # Looked at before it is opened: opening a pipe would wait for its other end.
+    if path.exists() and not path.is_file():
+        seen = "a directory" if path.is_dir() else "no regular file"
+        raise FormatError(f"{printable(path)}: is {seen}, wanted a GGUF file")
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size < HEADER_BYTES:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_quant_formats.cursor import Cursor
-from edgeinfer_quant_formats.errors import printable
+from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.value_types import SCALAR_DTYPES, ValueType
 
 MOST_KEYS = 65536
@@ -44,7 +44,10 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
-            self._values[key] = decode_entry(self._data, self._entries[key])
+            entry = self._entries[key]
+            if getattr(self._data, "closed", False):
+                raise FormatError(f"metadata key {printable(key)}: the file is closed, wanted an open one")
+            self._values[key] = decode_entry(self._data, entry)
         return self._values[key]
 
     def __contains__(self, key: object) -> bool:

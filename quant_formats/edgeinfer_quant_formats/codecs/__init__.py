@@ -12,6 +12,7 @@ from edgeinfer_quant_formats.codecs import (
     codebooks,
     float_types,
     k_quants,
+    k_quants_encode,
     simple_blocks,
     ternary,
 )
@@ -22,8 +23,23 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
     float_types.DECODERS | simple_blocks.DECODERS | k_quants.DECODERS | codebooks.DECODERS | ternary.DECODERS
 )
 
+Encoder = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.uint8]]
+ENCODERS: Mapping[str, Encoder] = MappingProxyType(
+    float_types.ENCODERS
+    | simple_blocks.ENCODERS
+    | k_quants_encode.ENCODERS
+    | codebooks.ENCODERS
+    | ternary.ENCODERS
+)
+INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
 # Work in pieces that stay in the cache and keep the temporary arrays small.
 DECODE_WEIGHTS = 1 << 16
+ENCODE_WEIGHTS = 1 << 16
+
+# Beyond every block format's float16 scale, and below where the sums of the searches overflow.
+LARGEST_WEIGHT = np.float32(1e10)
+LEAST_IMPORTANCE = np.float32(1e-6)
 
 
 def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray[np.float32]:
@@ -53,8 +69,72 @@ def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray
 def encode(
     values: ArrayLike, format: str | BlockFormat, importance: ArrayLike | None = None
 ) -> NDArray[np.uint8]:
+    """Weights as blocks of `format`, (bytes,).
+
+    `importance` holds a weight for the squared error of each column, (columns,), such as the mean
+    square of the activations that it meets; formats with a search (K-quants, IQ4) heed it.
+
+    Raises:
+        FormatError: weights that don't fill whole blocks, that are not finite or too large for the
+            format; an importance that does not fit.
+    """
     kind = block_format(format)
-    if kind.name in ("F32", "F16"):
-        array: Any = np.asarray(values, np.float32).astype("<f4" if kind.name == "F32" else "<f2")
-        return array.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
-    raise FormatError(f"encoding {kind.name} is not written yet")
+    if kind.name in INTEGER_DTYPES:
+        return _encode_integers(np.asarray(values), kind)
+    if kind.name == "F64":
+        return np.ascontiguousarray(values, "<f8").reshape(-1).view(np.uint8)
+    weights = np.asarray(values).reshape(-1)
+    if weights.size % kind.block_elements:
+        raise FormatError(
+            f"{weights.size} weights are not a multiple of the {kind.name} block ({kind.block_elements})"
+        )
+    blocks = weights.reshape(-1, kind.block_elements)
+    columns = None if importance is None else _importance_blocks(importance, weights.size, kind)
+    out = np.empty((len(blocks), kind.block_bytes), np.uint8)
+    step = ENCODE_WEIGHTS // kind.block_elements
+    for start in range(0, len(blocks), step):
+        piece = np.ascontiguousarray(blocks[start : start + step], np.float32)
+        if kind.block_elements > 1:
+            _check_magnitudes(piece, start * kind.block_elements, kind)
+        share = None
+        if columns is not None:
+            share = columns[np.arange(start, start + len(piece)) % len(columns)]
+        with np.errstate(all="ignore"):
+            out[start : start + step] = ENCODERS[kind.name](piece, share)
+    return out.reshape(-1)
+
+
+def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: BlockFormat) -> None:
+    fits = np.abs(blocks) <= LARGEST_WEIGHT
+    if not fits.all():
+        index = int(np.argmin(fits))
+        raise FormatError(
+            f"weight {first + index} is {blocks.reshape(-1)[index]:g}, wanted finite weights of at most "
+            f"{LARGEST_WEIGHT:g} for {kind.name}"
+        )
+
+
+def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> NDArray[np.float32]:
+    array = np.asarray(importance, np.float32)
+    if array.ndim != 1 or array.size < 1 or array.size % kind.block_elements or count % array.size:
+        raise FormatError(
+            f"importance of shape {array.shape}, wanted one number per column: whole {kind.name} blocks "
+            f"({kind.block_elements}) that go into {count} weights"
+        )
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise FormatError(f"importance from {array.min()} to {array.max()}, wanted finite and at least 0")
+    # A column that was never active still counts a little, or its weights would all become zero.
+    array = np.maximum(array, array.max() * LEAST_IMPORTANCE) if array.any() else np.ones_like(array)
+    return array.reshape(-1, kind.block_elements)
+
+
+def _encode_integers(values: NDArray[Any], kind: BlockFormat) -> NDArray[np.uint8]:
+    dtype = INTEGER_DTYPES[kind.name]
+    stored = values.reshape(-1).astype(dtype)
+    if not np.array_equal(stored, values.reshape(-1)):
+        limits = np.iinfo(dtype)
+        raise FormatError(
+            f"numbers from {values.min()} to {values.max()}, wanted integers of {kind.name} "
+            f"({limits.min} to {limits.max})"
+        )
+    return stored.view(np.uint8)

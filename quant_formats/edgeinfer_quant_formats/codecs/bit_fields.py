@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer_quant_formats.errors import FormatError
+
 Bytes = NDArray[np.uint8]
 
 
@@ -39,5 +41,13 @@ def read_half(field: Bytes) -> NDArray[np.float32]:
 
 
 def half_bytes(values: NDArray[np.float32]) -> Bytes:
-    """The inverse of `read_half`: (n, k) float32 -> (n, 2·k) bytes, rounded to float16."""
-    return values.astype("<f2").view(np.uint8)
+    """The inverse of `read_half`: (n, k) float32 -> (n, 2·k) bytes, rounded to float16.
+
+    Raises:
+        FormatError: a value beyond float16, which would make a whole block infinite.
+    """
+    halves = values.astype("<f2")
+    if not np.isfinite(halves).all():
+        largest = np.abs(values).max()
+        raise FormatError(f"block scale {largest:g} does not fit float16, wanted at most 65504")
+    return halves.view(np.uint8)

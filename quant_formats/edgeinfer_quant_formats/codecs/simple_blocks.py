@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import read_half, unpack_fields
+from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields, read_half, unpack_fields
+from edgeinfer_quant_formats.codecs.scale_search import reciprocal
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -44,6 +45,78 @@ def decode_q8_0(blocks: Bytes) -> Floats:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * read_half(blocks[:, :2])
 
 
+def round_half_away(values: Floats) -> Floats:
+    """The nearest integer, halves away from zero, as C's roundf."""
+    magnitudes = np.abs(values)
+    floors = np.floor(magnitudes)
+    floors += np.floor(2 * (magnitudes - floors))
+    return np.copysign(floors, values)
+
+
+def _pack_five_bits(quants: Bytes) -> tuple[Bytes, Bytes]:
+    """The inverse of `_five_bits`."""
+    high = np.packbits(quants >> np.uint8(4), axis=1, bitorder="little")
+    return high, pack_fields(quants & np.uint8(15), 4, 16)
+
+
+def _around_zero(blocks: Floats, half_range: int) -> tuple[Bytes, Bytes]:
+    """Scale and quants where the weight of largest magnitude becomes -half_range."""
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    d = largest / np.float32(-half_range)
+    quants = np.trunc(blocks * reciprocal(d) + np.float32(half_range + 0.5))
+    return half_bytes(d), np.minimum(quants, np.float32(2 * half_range - 1)).astype(np.uint8)
+
+
+def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Scale, minimum and quants where the range of the block becomes 0 to `highest`."""
+    minimum = blocks.min(axis=1, keepdims=True)
+    d = (blocks.max(axis=1, keepdims=True) - minimum) / np.float32(highest)
+    quants = np.trunc((blocks - minimum) * reciprocal(d) + np.float32(0.5))
+    return (
+        half_bytes(d),
+        half_bytes(minimum),
+        np.minimum(quants, np.float32(highest)).astype(np.uint8),
+    )
+
+
+def encode_q4_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 32) to Q4_0 (n, 18); importance is not used."""
+    d, quants = _around_zero(blocks, 8)
+    return np.hstack((d, pack_fields(quants, 4, 16)))
+
+
+def encode_q4_1(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 32) to Q4_1 (n, 20); importance is not used."""
+    d, minimum, quants = _from_minimum(blocks, 15)
+    return np.hstack((d, minimum, pack_fields(quants, 4, 16)))
+
+
+def encode_q5_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 32) to Q5_0 (n, 22); importance is not used."""
+    d, quants = _around_zero(blocks, 16)
+    return np.hstack((d, *_pack_five_bits(quants)))
+
+
+def encode_q5_1(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 32) to Q5_1 (n, 24); importance is not used."""
+    d, minimum, quants = _from_minimum(blocks, 31)
+    return np.hstack((d, minimum, *_pack_five_bits(quants)))
+
+
+def encode_q8_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 32) to Q8_0 (n, 34); importance is not used."""
+    d = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    quants = round_half_away(blocks * reciprocal(d)).astype(np.int8)
+    return np.hstack((half_bytes(d), quants.view(np.uint8)))
+
+
+ENCODERS = {
+    "Q4_0": encode_q4_0,
+    "Q4_1": encode_q4_1,
+    "Q5_0": encode_q5_0,
+    "Q5_1": encode_q5_1,
+    "Q8_0": encode_q8_0,
+}
 DECODERS = {
     "Q4_0": decode_q4_0,
     "Q4_1": decode_q4_1,

@@ -3,7 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import read_half, unpack_fields
+from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields, read_half, unpack_fields
+from edgeinfer_quant_formats.codecs.scale_search import reciprocal
+from edgeinfer_quant_formats.codecs.simple_blocks import round_half_away
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -31,4 +33,36 @@ def decode_tq2_0(blocks: Bytes) -> Floats:
     return read_half(blocks[:, 64:66]) * quants.astype(np.float32)
 
 
+def _digits(blocks: Floats) -> tuple[Bytes, Bytes]:
+    """Scale (n, 2) and ternary digits 0, 1, 2 (n, 256): the largest magnitude is one step."""
+    scale = np.abs(blocks).max(axis=1, keepdims=True)
+    rounded = round_half_away(blocks * reciprocal(scale))
+    return half_bytes(scale), (rounded + np.float32(1)).astype(np.uint8)
+
+
+def encode_tq1_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to TQ1_0 (n, 54); importance is not used."""
+    scale, digits = _digits(blocks)
+    packed = [
+        (digits[:, start : start + count * group].reshape(-1, count, group) * factors[:, None]).sum(
+            axis=1, dtype=np.uint16
+        )
+        for start, count, group, factors in (
+            (0, 5, 32, POWERS_OF_THREE[::-1]),
+            (160, 5, 16, POWERS_OF_THREE[::-1]),
+            (240, 4, 4, POWERS_OF_THREE[:0:-1]),
+        )
+    ]
+    # As a fraction of 256, rounded up: decoding then takes each digit from the top.
+    fractions = (np.hstack(packed) * np.uint16(256) + np.uint16(242)) // np.uint16(243)
+    return np.hstack((fractions.astype(np.uint8), scale))
+
+
+def encode_tq2_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to TQ2_0 (n, 66); importance is not used."""
+    scale, digits = _digits(blocks)
+    return np.hstack((pack_fields(digits, 2, 32), scale))
+
+
+ENCODERS = {"TQ1_0": encode_tq1_0, "TQ2_0": encode_tq2_0}
 DECODERS = {"TQ1_0": decode_tq1_0, "TQ2_0": decode_tq2_0}

@@ -1,0 +1,107 @@
+"""float32 to K-quants: the fits of `super_blocks`, packed into each format's struct (see `k_quants`)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields
+from edgeinfer_quant_formats.codecs.scale_search import Floats, IntegerGrid
+from edgeinfer_quant_formats.codecs.super_blocks import (
+    SuperBlocks,
+    error_weights,
+    fit_scales,
+    fit_scales_and_minima,
+)
+
+Bytes = NDArray[np.uint8]
+
+# Places to try for the largest weight of a sub-block: about the farthest level of the grid, for Q3_K at
+# both of its ends. Formats with a minimum try the number of levels between lowest and highest weight.
+Q3_K_TARGETS = (-4.9, -4.6, -4.3, -4.0, -3.7, -3.4, -3.1, 2.9, 3.2, 3.5)
+Q6_K_TARGETS = (-32.9, -32.6, -32.3, -32.0, -31.7, -31.4, -31.1)
+EXTRA_LEVELS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
+
+
+def _bytes(values: Floats, offset: int = 0) -> Bytes:
+    """Small integers held as floats, plus `offset`, as bytes."""
+    return (values + np.float32(offset)).astype(np.uint8)
+
+
+def _half_column(values: Floats) -> Bytes:
+    return half_bytes(values[:, None])
+
+
+def encode_q2_k(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to Q2_K (n, 84)."""
+    weights = error_weights(blocks, importance)
+    fit = fit_scales_and_minima(blocks, weights, 16, 3, IntegerGrid(0, 15), EXTRA_LEVELS)
+    scales = _bytes(fit.scales) | (_bytes(fit.minima) << np.uint8(4))
+    quants = pack_fields(_bytes(fit.levels), 2, 32)
+    return np.hstack((scales, quants, _half_column(fit.d), _half_column(fit.dmin)))
+
+
+def pack_q3_k_scales(scales: Bytes) -> Bytes:
+    """Sixteen 6-bit scales in 12 bytes: the inverse of `unpack_q3_k_scales`, before 32 is taken off."""
+    low = pack_fields(scales & np.uint8(15), 4, 8)
+    return np.hstack((low, pack_fields(scales >> np.uint8(4), 2, 4)))
+
+
+def encode_q3_k(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to Q3_K (n, 110)."""
+    weights = error_weights(blocks, importance)
+    fit = fit_scales(blocks, weights, 16, IntegerGrid(-4, 3), IntegerGrid(-32, 31), Q3_K_TARGETS)
+    quants = _bytes(fit.levels, offset=4)
+    return np.hstack(
+        (
+            pack_fields(quants >> np.uint8(2), 1, 32),
+            pack_fields(quants & np.uint8(3), 2, 32),
+            pack_q3_k_scales(_bytes(fit.scales, offset=32)),
+            _half_column(fit.d),
+        )
+    )
+
+
+def pack_scales_and_minima(scales: Bytes, minima: Bytes) -> Bytes:
+    """Eight 6-bit scales and minima in 12 bytes: the inverse of `unpack_scales_and_minima`."""
+    high = [(field[:, 4:] >> np.uint8(4)) << np.uint8(6) for field in (scales, minima)]
+    late = (scales[:, 4:] & np.uint8(15)) | ((minima[:, 4:] & np.uint8(15)) << np.uint8(4))
+    return np.hstack((scales[:, :4] | high[0], minima[:, :4] | high[1], late))
+
+
+def _head(fit: SuperBlocks) -> tuple[Bytes, Bytes, Bytes]:
+    packed = pack_scales_and_minima(_bytes(fit.scales), _bytes(fit.minima))
+    return _half_column(fit.d), _half_column(fit.dmin), packed
+
+
+def encode_q4_k(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to Q4_K (n, 144)."""
+    weights = error_weights(blocks, importance)
+    fit = fit_scales_and_minima(blocks, weights, 32, 15, IntegerGrid(0, 63), EXTRA_LEVELS)
+    return np.hstack((*_head(fit), pack_fields(_bytes(fit.levels), 4, 32)))
+
+
+def encode_q5_k(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to Q5_K (n, 176)."""
+    weights = error_weights(blocks, importance)
+    fit = fit_scales_and_minima(blocks, weights, 32, 31, IntegerGrid(0, 63), EXTRA_LEVELS)
+    quants = _bytes(fit.levels)
+    high = pack_fields(quants >> np.uint8(4), 1, 32)
+    return np.hstack((*_head(fit), high, pack_fields(quants & np.uint8(15), 4, 32)))
+
+
+def encode_q6_k(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 256) to Q6_K (n, 210)."""
+    weights = error_weights(blocks, importance)
+    fit = fit_scales(blocks, weights, 16, IntegerGrid(-32, 31), IntegerGrid(-128, 127), Q6_K_TARGETS)
+    quants = _bytes(fit.levels, offset=32)
+    low = pack_fields(quants & np.uint8(15), 4, 64)
+    high = pack_fields(quants >> np.uint8(4), 2, 32)
+    return np.hstack((low, high, fit.scales.astype(np.int8).view(np.uint8), _half_column(fit.d)))
+
+
+ENCODERS = {
+    "Q2_K": encode_q2_k,
+    "Q3_K": encode_q3_k,
+    "Q4_K": encode_q4_k,
+    "Q5_K": encode_q5_k,
+    "Q6_K": encode_q6_k,
+}

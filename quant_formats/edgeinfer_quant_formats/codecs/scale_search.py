@@ -1,0 +1,124 @@
+"""Search the scale, or scale and minimum, that brings blocks of weights nearest to a grid of levels.
+
+All arrays here are (elements of a block, blocks): sums over a block then run over whole vectors, and
+a block's scale broadcasts along the contiguous axis. `weights` says how much each error matters.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+class Grid(Protocol):
+    """The levels that a quant may take."""
+
+    def nearest(self, values: Floats, inverse: Floats, out: Floats) -> Floats:
+        """The levels nearest to values·inverse, written to `out`."""
+        ...
+
+
+class IntegerGrid:
+    """All integers from `lowest` to `highest`."""
+
+    def __init__(self, lowest: int, highest: int) -> None:
+        self.lowest = np.float32(lowest)
+        self.highest = np.float32(highest)
+        self.farthest = lowest if -lowest > highest else highest
+
+    def nearest(self, values: Floats, inverse: Floats, out: Floats) -> Floats:
+        np.multiply(values, inverse, out=out)
+        np.rint(out, out=out)
+        np.maximum(out, self.lowest, out=out)
+        return np.minimum(out, self.highest, out=out)
+
+
+class ScaleAndMinimum(NamedTuple):
+    """values ≈ scale·quants - minimum, with quants from 0 up and minimum at least 0; each (blocks,)."""
+
+    scale: Floats
+    minimum: Floats
+
+
+def inner(left: Floats, right: Floats) -> Floats:
+    """Sums of products over each block, (elements, blocks) twice -> (blocks,)."""
+    sums: Floats = np.einsum("eb,eb->b", left, right)
+    return sums
+
+
+def reciprocal(values: Floats) -> Floats:
+    """1 / values, and 0 where that is not finite."""
+    inverse = np.float32(1) / values
+    inverse[~np.isfinite(inverse)] = 0
+    return inverse
+
+
+def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[float]) -> Floats:
+    """The scale per block that minimises Σ weight·(value - scale·level)².
+
+    Tries, for each of `targets`, the scale that puts the value of largest magnitude there; takes the
+    least-squares scale of each; lets the best one settle once more.
+    """
+    largest: Floats = np.take_along_axis(values, np.abs(values).argmax(axis=0)[None], axis=0)[0]
+    levels, weighted = np.empty_like(values), np.empty_like(values)
+    best_scale, best_gain = np.zeros_like(largest), np.zeros_like(largest)
+
+    def try_scale(inverse: Floats) -> None:
+        grid.nearest(values, inverse, out=levels)
+        np.multiply(levels, weights, out=weighted)
+        along = inner(weighted, values)
+        scale = along * reciprocal(inner(weighted, levels))
+        # The error is Σ weight·value² less this gain.
+        gain = scale * along
+        better = gain > best_gain
+        np.copyto(best_gain, gain, where=better)
+        np.copyto(best_scale, scale, where=better)
+
+    inverse_largest = reciprocal(largest)
+    for target in targets:
+        try_scale(inverse_largest * np.float32(target))
+    try_scale(reciprocal(best_scale))
+    return best_scale
+
+
+def search_scale_and_minimum(
+    values: Floats, weights: Floats, highest: int, steps: Sequence[float]
+) -> ScaleAndMinimum:
+    """Scale and minimum per block that minimise Σ weight·(value - scale·quant + minimum)².
+
+    Tries, for each of `steps`, highest + step levels between the lowest value (or 0) and the highest
+    one; solves the two least-squares equations for each, with the minimum kept at or above 0; lets
+    the best pair settle twice more.
+    """
+    lowest = np.minimum(values.min(axis=0), np.float32(0))
+    inverse_span = reciprocal(values.max(axis=0) - lowest)
+    weight_sum, value_sum = weights.sum(axis=0), inner(weights, values)
+    grid, quants, weighted = IntegerGrid(0, highest), np.empty_like(values), np.empty_like(values)
+    best_scale, best_offset = np.zeros_like(lowest), lowest.copy()
+    best_gain = best_offset * (2 * value_sum - best_offset * weight_sum)
+
+    def try_pair(inverse: Floats, offset: Floats) -> None:
+        np.subtract(values, offset, out=quants)
+        grid.nearest(quants, inverse, out=quants)
+        np.multiply(quants, weights, out=weighted)
+        total, square, along = weighted.sum(axis=0), inner(weighted, quants), inner(weighted, values)
+        determinant = reciprocal(weight_sum * square - total * total)
+        offset = (square * value_sum - total * along) * determinant
+        through_zero = (offset > 0) | (determinant == 0)
+        offset[through_zero] = 0
+        scale = (along - offset * total) * reciprocal(square)
+        gain = scale * (2 * along - scale * square - 2 * offset * total)
+        gain += offset * (2 * value_sum - offset * weight_sum)
+        better = gain > best_gain
+        np.copyto(best_gain, gain, where=better)
+        np.copyto(best_scale, scale, where=better)
+        np.copyto(best_offset, offset, where=better)
+
+    for step in steps:
+        try_pair(inverse_span * np.float32(highest + step), lowest)
+    for _ in range(2):
+        try_pair(reciprocal(best_scale), best_offset.copy())
+    return ScaleAndMinimum(best_scale, -best_offset)

@@ -1,0 +1,183 @@
+"""Fit super-blocks of 256 weights: scales of sub-blocks by search, quantised, then refitted as a whole.
+
+Formats differ in the grid of their quants and of their scales; the fit is the same for all.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, read_half
+from edgeinfer_quant_formats.codecs.scale_search import (
+    Floats,
+    Grid,
+    IntegerGrid,
+    inner,
+    reciprocal,
+    search_scale,
+    search_scale_and_minimum,
+)
+
+# Where the largest scale of a super-block may come to lie about the farthest of the scale grid.
+SCALE_STEPS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+ROUNDS = 2
+SMALLEST_HALF = np.float32(2.0**-24)
+SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
+
+
+class SuperBlocks(NamedTuple):
+    """weights ≈ d·scale·level - dmin·minimum.
+
+    d, dmin (n,); scales, minima (n, sub-blocks); levels (n, 256).
+    """
+
+    d: Floats
+    scales: Floats
+    levels: Floats
+    dmin: Floats
+    minima: Floats
+
+
+class SubBlocks:
+    """Blocks (n, 256) and the weights of their errors, with a column for every `size` of them."""
+
+    def __init__(self, blocks: Floats, weights: Floats, size: int) -> None:
+        self.values = as_columns(blocks, size)
+        self.weights = as_columns(weights, size)
+        self.shape = (len(blocks), 256 // size)
+        self.weight_sum = self.weights.sum(axis=0).reshape(self.shape)
+        self.value_sum = inner(self.weights, self.values).reshape(self.shape)
+        self.levels = np.empty_like(self.values)
+        self._weighted = np.empty_like(self.values)
+
+    def sums(self) -> tuple[Floats, Floats, Floats]:
+        """Σ weight·level, Σ weight·level², Σ weight·level·value of each sub-block, (n, sub-blocks)."""
+        weighted = np.multiply(self.levels, self.weights, out=self._weighted)
+        total, square = weighted.sum(axis=0), inner(weighted, self.levels)
+        along = inner(weighted, self.values)
+        return total.reshape(self.shape), square.reshape(self.shape), along.reshape(self.shape)
+
+    def common_step(self, fitted: Floats, grid: IntegerGrid) -> Floats:
+        """The step per super-block of which all its fitted scales are nearly multiples, (n,)."""
+        columns = np.ascontiguousarray(fitted.reshape(self.shape).T)
+        weights = np.ascontiguousarray(self.weight_sum.T)
+        targets = [grid.farthest + step for step in SCALE_STEPS]
+        return at_least_half(search_scale(columns, weights, grid, targets))
+
+    def in_steps(self, fitted: Floats, step: Floats, grid: IntegerGrid) -> Floats:
+        """Fitted scales as multiples of their super-block's step, (n, sub-blocks)."""
+        out = np.empty(self.shape, np.float32)
+        return grid.nearest(fitted.reshape(self.shape), reciprocal(step)[:, None], out=out)
+
+    def rows(self) -> Floats:
+        """The levels in the order of the blocks, (n, 256)."""
+        return self.levels.T.reshape(len(self.weight_sum), 256)
+
+
+def as_columns(blocks: Floats, size: int) -> Floats:
+    """(n, elements) blocks as (size, n·elements/size): each sub-block a column, as the searches want it."""
+    return np.ascontiguousarray(blocks.reshape(-1, size).T)
+
+
+def to_half(values: Floats) -> Floats:
+    """Rounded to float16, as the file will hold them, (n,)."""
+    return read_half(half_bytes(values[:, None]))[:, 0]
+
+
+def at_least_half(steps: Floats) -> Floats:
+    """Rounded to float16, and away from zero where float16 runs out of digits.
+
+    With a step too large the scales of sub-blocks lose some precision, with one of zero the block.
+    """
+    halves = to_half(steps)
+    short = (np.abs(halves) < np.abs(steps)) & (np.abs(steps) < SMALLEST_NORMAL_HALF)
+    return halves + np.where(short, np.copysign(SMALLEST_HALF, steps), np.float32(0))
+
+
+def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
+    """The steps found, as float16; the old ones where those are of no use or vanish."""
+    halves = to_half(np.where(usable, found, step))
+    return np.where(halves != 0, halves, step)
+
+
+def error_weights(blocks: Floats, importance: Floats | None) -> Floats:
+    """How much the error of each weight matters, of the shape of `blocks`.
+
+    Large weights count a little more: root mean square + |value|, or with an importance
+    importance·√(2·mean square + value²).
+    """
+    square = blocks * blocks
+    mean = square.mean(axis=1, keepdims=True)
+    if importance is None:
+        weights: Floats = np.sqrt(mean) + np.abs(blocks)
+    else:
+        weights = importance * np.sqrt(2 * mean + square)
+    return weights
+
+
+def fit_scales(
+    blocks: Floats, weights: Floats, size: int, grid: Grid, scale_grid: IntegerGrid, targets: Sequence[float]
+) -> SuperBlocks:
+    """Fit blocks (n, 256) with a quantised scale for every `size` weights and no minimum."""
+    sub = SubBlocks(blocks, weights, size)
+    scale = search_scale(sub.values, sub.weights, grid, targets)
+    d = sub.common_step(scale, scale_grid)
+    for _ in range(ROUNDS):
+        scales = sub.in_steps(scale, d, scale_grid)
+        grid.nearest(sub.values, reciprocal(d[:, None] * scales).reshape(-1), out=sub.levels)
+        _, square, along = sub.sums()
+        scale = along * reciprocal(square)
+        refitted = (scales * along).sum(axis=1) * reciprocal((scales * scales * square).sum(axis=1))
+        d = _refitted(refitted, refitted != 0, d)
+    grid.nearest(sub.values, reciprocal(d[:, None] * scales).reshape(-1), out=sub.levels)
+    none = np.zeros_like(d)
+    return SuperBlocks(d, scales, sub.rows(), none, np.zeros_like(scales))
+
+
+def fit_scales_and_minima(
+    blocks: Floats, weights: Floats, size: int, highest: int, scale_grid: IntegerGrid, steps: Sequence[float]
+) -> SuperBlocks:
+    """Fit blocks (n, 256) with a quantised scale and a quantised minimum for every `size` weights."""
+    sub, grid = SubBlocks(blocks, weights, size), IntegerGrid(0, highest)
+    scale, minimum = search_scale_and_minimum(sub.values, sub.weights, highest, steps)
+    d, dmin = sub.common_step(scale, scale_grid), sub.common_step(minimum, scale_grid)
+
+    def round_weights(scale: Floats, offset: Floats) -> None:
+        np.add(sub.values, offset.reshape(-1), out=sub.levels)
+        grid.nearest(sub.levels, reciprocal(scale).reshape(-1), out=sub.levels)
+
+    for _ in range(ROUNDS):
+        minima = sub.in_steps(minimum, dmin, scale_grid)
+        offset = minima * dmin[:, None]
+        round_weights(scale, offset)
+        total, square, along = sub.sums()
+        scales = sub.in_steps((along + offset * total) * reciprocal(square), d, scale_grid)
+        round_weights(scales * d[:, None], offset)
+        d, dmin = _refit_steps(sub, SuperBlocks(d, scales, sub.levels, dmin, minima))
+        scale = scales * d[:, None]
+        minimum = _best_minimum(sub, scale)
+    round_weights(scale, minima * dmin[:, None])
+    return SuperBlocks(d, scales, sub.rows(), dmin, minima)
+
+
+def _best_minimum(sub: SubBlocks, scale: Floats) -> Floats:
+    total, _, _ = sub.sums()
+    minimum: Floats = (scale * total - sub.value_sum) * reciprocal(sub.weight_sum)
+    return np.maximum(minimum, np.float32(0))
+
+
+def _refit_steps(sub: SubBlocks, fit: SuperBlocks) -> tuple[Floats, Floats]:
+    """The d and dmin that suit the quants found: two least-squares equations per super-block."""
+    total, square, along = sub.sums()
+    scale_square = (fit.scales * fit.scales * square).sum(axis=1)
+    cross = (fit.scales * fit.minima * total).sum(axis=1)
+    minimum_square = (fit.minima * fit.minima * sub.weight_sum).sum(axis=1)
+    scale_along = (fit.scales * along).sum(axis=1)
+    minimum_along = (fit.minima * sub.value_sum).sum(axis=1)
+    determinant = reciprocal(scale_square * minimum_square - cross * cross)
+    d = (scale_along * minimum_square - minimum_along * cross) * determinant
+    dmin = (scale_along * cross - minimum_along * scale_square) * determinant
+    usable = (d > 0) & (dmin >= 0)
+    return _refitted(d, usable, fit.d), _refitted(dmin, usable, fit.dmin)

@@ -1,0 +1,113 @@
+"""Decoding, bit for bit as gguf-py does: on random bits, on every special scale, on real ranges."""
+
+import tracemalloc
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats import FORMATS, FormatError, decode
+
+NUMBERS = ("F64", "I8", "I16", "I32", "I64")
+BLOCK_FORMATS = [name for name in FORMATS if name not in NUMBERS]
+BLOCKS = 5000
+
+# Zeros, the smallest and largest subnormal and normal halves, one, infinities, quiet and signalling NaN.
+SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
+HALF_OFFSETS = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "F16", "BF16"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+
+
+def by_gguf_py(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
+    with np.errstate(all="ignore"):
+        weights = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
+    return np.asarray(weights, np.float32).reshape(-1)
+
+
+def assert_same_bits(seen: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    same = (seen.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(seen) & np.isnan(wanted))
+    assert seen.shape == wanted.shape
+    assert same.all(), f"{(~same).sum()} of {same.size} differ"
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_random_bits_decode_as_in_gguf_py(name: str) -> None:
+    shape = (BLOCKS, FORMATS[name].block_bytes)
+    raw = np.random.default_rng(11).integers(0, 256, shape, dtype=np.uint8)
+    assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
+
+
+@pytest.mark.parametrize("name", HALF_OFFSETS)
+def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
+    offsets = HALF_OFFSETS[name]
+    shape = (len(SPECIAL_HALVES) ** 2, FORMATS[name].block_bytes)
+    raw = np.random.default_rng(12).integers(0, 256, shape, dtype=np.uint8)
+    first, second = np.meshgrid(SPECIAL_HALVES, SPECIAL_HALVES)
+    for offset, halves in zip(offsets, (first, second), strict=False):
+        raw[:, offset : offset + 2] = halves.reshape(-1, 1).astype("<u2").view(np.uint8)
+    assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
+
+
+def test_every_exponent_of_mxfp4_decodes_as_in_gguf_py() -> None:
+    raw = np.random.default_rng(13).integers(0, 256, (256, 17), dtype=np.uint8)
+    raw[:, 0] = np.arange(256)
+    assert_same_bits(decode(raw, "MXFP4"), by_gguf_py(raw, "MXFP4"))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"])
+def test_blocks_of_real_ranges_decode_as_in_gguf_py(name: str) -> None:
+    weights = (np.random.default_rng(14).standard_t(5, (64, 512)) * 0.03).astype(np.float32)
+    raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
+    assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("F64", "<f8"), ("I8", "i1"), ("I16", "<i2"), ("I32", "<i4"), ("I64", "<i8")]
+)
+def test_plain_numbers_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
+    raw = np.random.default_rng(15).integers(0, 256, 8 * 500, dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        wanted = raw.view(dtype).astype(np.float32)
+    assert_same_bits(decode(raw, name), wanted)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_arrays_and_odd_places_in_memory_decode_alike(name: str) -> None:
+    size = 3 * FORMATS[name].block_bytes
+    memory = np.random.default_rng(16).integers(0, 256, size + 1, dtype=np.uint8)
+    aligned = memory[1:].copy()
+    wanted = decode(aligned, name)
+    assert_same_bits(decode(memory[1:], name), wanted)
+    assert_same_bits(decode(aligned.tobytes(), name), wanted)
+    assert_same_bits(decode(aligned.reshape(3, -1), name), wanted)
+
+
+def test_a_long_tensor_decodes_as_its_blocks_do() -> None:
+    raw = np.random.default_rng(17).integers(0, 256, (3001, 144), dtype=np.uint8)
+    assert_same_bits(decode(raw, "Q4_K"), np.concatenate([decode(block, "Q4_K") for block in raw]))
+
+
+def test_nothing_decodes_to_nothing() -> None:
+    assert decode(b"", "Q6_K").shape == (0,)
+
+
+def test_a_part_of_a_block_quotes_the_bytes_seen_and_the_block() -> None:
+    with pytest.raises(FormatError, match=r"100 bytes are not a multiple of the Q4_K block \(144 bytes\)"):
+        decode(bytes(100), "Q4_K")
+
+
+def test_decoding_takes_little_more_memory_than_its_result() -> None:
+    raw = np.zeros(144 * 16384, np.uint8)
+    tracemalloc.start()
+    weights = decode(raw, "Q4_K")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < weights.nbytes + (4 << 20)
