@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer.tokenizer import Tokenizer
-from edgeinfer_quant_formats import GGUFWriter
+from edgeinfer.chat_format import ChatFormat
+from edgeinfer.language_model import TextTokenizer
+from edgeinfer.tokenizer import Tokenizer, TokenType
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 
 BUILT_IN = sorted((Path(edgeinfer.__file__).parent / "builtin").glob("*.gguf"))
 TEXT = "Once upon a time, Lily — über 你好 👩\u200d👧!\n\n  She said: 'I'll go.'"
@@ -19,6 +21,22 @@ def test_the_built_in_models_give_back_any_text(path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXT, bos=True)) == TEXT
     assert tokenizer.eos_id in tokenizer.end_ids
     assert tokenizer.notes == ()
+
+
+def test_a_tokenizer_serves_the_protocol_of_the_top_floor() -> None:
+    tokenizer: TextTokenizer = Tokenizer.from_gguf(BUILT_IN[0])
+    assert tokenizer.token_bytes(tokenizer.encode("a", bos=True)[-1]) == b"a"
+
+
+def test_the_built_in_models_write_a_chat_that_encodes_to_their_special_tokens() -> None:
+    for path in BUILT_IN:
+        with GGUFFile.open(path) as file:
+            tokenizer = Tokenizer.from_metadata(file.metadata)
+            chat_format = ChatFormat.from_metadata(file.metadata, tokenizer)
+        text = chat_format.render([{"role": "user", "content": "Hi"}])
+        ids = tokenizer.encode(text, special=True)
+        assert tokenizer.decode(ids, special=True) == text
+        assert any(tokenizer.token_type(token) == TokenType.CONTROL for token in ids)
 
 
 def test_the_built_in_models_share_their_tokens() -> None:
