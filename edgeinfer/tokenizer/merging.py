@@ -37,7 +37,6 @@ def merge(symbols: Sequence[str], priorities: Mapping[str, float], joint: str) -
             if (priority := look_up(merged[left] + joint + merged[after])) is not None:
                 heappush(queue, (priority, left, length + len(merged[after])))
         before = preceding[left]
-        if before >= 0:
-            if (priority := look_up(merged[before] + joint + merged[left])) is not None:
-                heappush(queue, (priority, before, length + len(merged[before])))
+        if before >= 0 and (priority := look_up(merged[before] + joint + merged[left])) is not None:
+            heappush(queue, (priority, before, length + len(merged[before])))
     return [symbol for symbol in merged if symbol]
