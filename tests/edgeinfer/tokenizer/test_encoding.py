@@ -156,5 +156,5 @@ def test_text_of_many_characters_in_a_row_takes_time_in_proportion(
     pairs = Tokenizer.from_metadata(byte_pairs.metadata_of("llama-bpe"))
     for tokenizer in (pairs, pieces):
         for character in ("a", " ", "\n", "7", "é", "中"):
-            text = character * 60_000
+            text = character * 30_000
             assert tokenizer.decode(tokenizer.encode(text)) == text
