@@ -20,7 +20,7 @@ from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_offload.host_memory import host_memory

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
-from edgeinfer_kernels.cpu.features import choose, detect
+from edgeinfer_kernels.cpu.features import choose, detect, usable_cpus
 from edgeinfer_kernels.cpu.objects import load_kernels
-from edgeinfer_kernels.cpu.threads import usable_cpus
 
 
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:

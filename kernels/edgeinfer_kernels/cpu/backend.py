@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
-from edgeinfer_kernels.cpu.features import InstructionSet, choose
+from edgeinfer_kernels.cpu.features import InstructionSet, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
 from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
 from edgeinfer_kernels.cpu.structures import CALL
-from edgeinfer_kernels.cpu.threads import Team, usable_cpus
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
