@@ -22,7 +22,7 @@ from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.host_memory import host_memory
 from edgeinfer_offload.measure import remembered_bandwidth
 from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
@@ -138,7 +138,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         batch=BATCH,
         threads=threads,
         on_build=wishes.build_progress,
-        on_place=wishes.progress,
+        on_placed=_Placing(file, weights, wishes.progress),
     )
     return Model(
         name=found.name,
@@ -150,6 +150,22 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         notes=_notes(config, context),
         on_close=file.close,
     )
+
+
+class _Placing:
+    """Counts the bytes that have moved into the kernels' layout; lets go of the file's pages behind."""
+
+    def __init__(self, file: GGUFFile, weights: DecoderWeights, progress: Progress | None) -> None:
+        self._file = file
+        self._progress = progress
+        self._total = sum(matrix.nbytes for matrix in weights.matrices())
+        self._done = 0
+
+    def __call__(self, matrix: Matrix) -> None:
+        self._file.release(matrix.name)
+        self._done += matrix.nbytes
+        if self._progress:
+            self._progress(self._done, self._total)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
-PlaceProgress = Callable[[int, int], None]
-"""Called with (bytes placed, bytes in all) while weights move into the kernels' layout."""
+OnPlaced = Callable[[Matrix], None]
+"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
 
 
 class CpuBackend:
@@ -42,7 +42,7 @@ class CpuBackend:
         threads: int | None = None,
         isa: str | None = None,
         on_build: BuildProgress | None = None,
-        on_place: PlaceProgress | None = None,
+        on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
@@ -54,20 +54,19 @@ class CpuBackend:
         formats = {kernel_format(matrix) for matrix in matrices}
         self._kernels = load_kernels(cache_folder, self.isa, formats, on_build)
         self.team = Team(self._kernels, threads or usable_cpus())
-        placed = self._place(matrices, on_place)
+        placed = self._place(matrices, on_placed)
         self._build(weights, caches, placed)
 
-    def _place(self, matrices: list[Matrix], on_place: PlaceProgress | None) -> dict[int, int]:
+    def _place(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, int]:
         """Move every matrix into the kernels' layout; id(matrix) -> address."""
-        total, done, placed = sum(matrix.nbytes for matrix in matrices), 0, {}
+        placed = {}
         with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
             for matrix, memory in zip(
                 matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
             ):
                 placed[id(matrix)] = self._arena.keep(memory)
-                done += matrix.nbytes
-                if on_place:
-                    on_place(done, total)
+                if on_placed:
+                    on_placed(matrix)
         return placed
 
     def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:
