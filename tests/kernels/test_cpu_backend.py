@@ -14,8 +14,9 @@ from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend, CacheType, LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
@@ -42,9 +43,11 @@ def engine_for(
 
 
 def cpu(isa: str | None = None, threads: int = 2) -> Build:
-    return lambda s, w, c: CpuBackend(
-        s, w, c, cache_folder=user_folder("cache"), batch=64, threads=threads, isa=isa
-    )
+    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+        kernels = load_kernels(user_folder("cache"), choose(isa), kernel_formats(w))
+        return CpuBackend(s, w, c, kernels, batch=64, threads=threads)
+
+    return build
 
 
 def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
