@@ -160,30 +160,54 @@ def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -
     return rows
 
 
+def make_halves(dot: Any) -> Any:
+    """The products of 32 columns of weights with activations `a`, added to a sum of each half."""
+
+    @inner
+    def halves(w, a, first, last):
+        first = dot(first, w[0], splat_word(a))
+        last = dot(last, w[4], splat_word(a + 16))
+        first = dot(first, w[1], splat_word(a + 4))
+        last = dot(last, w[5], splat_word(a + 20))
+        first = dot(first, w[2], splat_word(a + 8))
+        last = dot(last, w[6], splat_word(a + 24))
+        first = dot(first, w[3], splat_word(a + 12))
+        last = dot(last, w[7], splat_word(a + 28))
+        return first, last
+
+    return halves
+
+
+halves_unsigned = make_halves(dot_unsigned)
+halves_signed = make_halves(dot_signed)
+
+
+@inner
+def half_sums(activations, columns, index):
+    """The sums of the two halves of 32 activations."""
+    sums = activations + columns + columns // 8 + 8 * index
+    return load_i32(sums), load_i32(sums + 4)
+
+
+@inner
+def activation_scale(activations, columns, index):
+    return load_f32(activations + columns + 4 * index)
+
+
 def rows_of_32(
     unpack: Any, block_bytes: int, sub_blocks: int = 1, *, signed: bool = False, offset: int = 0
 ) -> Callable[..., None]:
     """One scale and no minimum for 32 columns; `unpack` -> (w0, …, w7, scale)."""
-    dot = dot_signed if signed else dot_unsigned
+    halves = halves_signed if signed else halves_unsigned
     start = signed_start if signed else make_start(offset)
 
     @inner
     def accumulate(unpacked, activations, columns, index, total):
-        w0, w1, w2, w3, w4, w5, w6, w7, scale = unpacked
-        a = activations + 32 * index
-        sums = activations + columns + columns // 8 + 8 * index
-        even = start(load_i32(sums) + load_i32(sums + 4))
-        odd = splat_i32(types.int32(0))
-        even = dot(even, w0, splat_word(a))
-        odd = dot(odd, w1, splat_word(a + 4))
-        even = dot(even, w2, splat_word(a + 8))
-        odd = dot(odd, w3, splat_word(a + 12))
-        even = dot(even, w4, splat_word(a + 16))
-        odd = dot(odd, w5, splat_word(a + 20))
-        even = dot(even, w6, splat_word(a + 24))
-        odd = dot(odd, w7, splat_word(a + 28))
-        scaled = multiply(scale, splat_f32(load_f32(activations + columns + 4 * index)))
-        return multiply_add(to_float(add_i32(even, odd)), scaled, total)
+        sums = half_sums(activations, columns, index)
+        begin = start(sums[0] + sums[1])
+        both = halves(unpacked, activations + 32 * index, begin, splat_i32(types.int32(0)))
+        scale = multiply(unpacked[8], splat_f32(activation_scale(activations, columns, index)))
+        return multiply_add(to_float(add_i32(both[0], both[1])), scale, total)
 
     return make_rows(accumulate, unpack, block_bytes, sub_blocks)
 
@@ -193,24 +217,13 @@ def rows_of_32_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int = 1) 
 
     @inner
     def accumulate(unpacked, activations, columns, index, total):
-        w0, w1, w2, w3, w4, w5, w6, w7, scale, minimum = unpacked
-        a = activations + 32 * index
-        sums = activations + columns + columns // 8 + 8 * index
-        even = splat_i32(types.int32(0))
-        odd = splat_i32(types.int32(0))
-        even = dot_unsigned(even, w0, splat_word(a))
-        odd = dot_unsigned(odd, w1, splat_word(a + 4))
-        even = dot_unsigned(even, w2, splat_word(a + 8))
-        odd = dot_unsigned(odd, w3, splat_word(a + 12))
-        even = dot_unsigned(even, w4, splat_word(a + 16))
-        odd = dot_unsigned(odd, w5, splat_word(a + 20))
-        even = dot_unsigned(even, w6, splat_word(a + 24))
-        odd = dot_unsigned(odd, w7, splat_word(a + 28))
-        activation_scale = load_f32(activations + columns + 4 * index)
-        scaled = multiply(scale, splat_f32(activation_scale))
-        total = multiply_add(to_float(add_i32(even, odd)), scaled, total)
-        shift = np.float32(-(load_i32(sums) + load_i32(sums + 4))) * activation_scale
-        return multiply_add(minimum, splat_f32(shift), total)
+        zero = splat_i32(types.int32(0))
+        both = halves_unsigned(unpacked, activations + 32 * index, zero, zero)
+        scale = activation_scale(activations, columns, index)
+        scaled = multiply(unpacked[8], splat_f32(scale))
+        total = multiply_add(to_float(add_i32(both[0], both[1])), scaled, total)
+        sums = half_sums(activations, columns, index)
+        return multiply_add(unpacked[9], splat_f32(np.float32(-(sums[0] + sums[1])) * scale), total)
 
     return make_rows(accumulate, unpack, block_bytes, sub_blocks)
 
@@ -221,21 +234,11 @@ def rows_of_16(unpack: Any, block_bytes: int, sub_blocks: int, *, offset: int) -
 
     @inner
     def accumulate(unpacked, activations, columns, index, total):
-        w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale = unpacked
-        a = activations + 32 * index
-        sums = activations + columns + columns // 8 + 8 * index
-        first = start(load_i32(sums))
-        last = start(load_i32(sums + 4))
-        first = dot_unsigned(first, w0, splat_word(a))
-        last = dot_unsigned(last, w4, splat_word(a + 16))
-        first = dot_unsigned(first, w1, splat_word(a + 4))
-        last = dot_unsigned(last, w5, splat_word(a + 20))
-        first = dot_unsigned(first, w2, splat_word(a + 8))
-        last = dot_unsigned(last, w6, splat_word(a + 24))
-        first = dot_unsigned(first, w3, splat_word(a + 12))
-        last = dot_unsigned(last, w7, splat_word(a + 28))
-        weighted = multiply_add(to_float(last), last_scale, multiply(to_float(first), first_scale))
-        scale = load_f32(activations + columns + 4 * index)
+        sums = half_sums(activations, columns, index)
+        both = halves_unsigned(unpacked, activations + 32 * index, start(sums[0]), start(sums[1]))
+        weighted = multiply(to_float(both[0]), unpacked[8])
+        weighted = multiply_add(to_float(both[1]), unpacked[9], weighted)
+        scale = activation_scale(activations, columns, index)
         return multiply_add(weighted, splat_f32(scale), total)
 
     return make_rows(accumulate, unpack, block_bytes, sub_blocks)
@@ -246,23 +249,14 @@ def rows_of_16_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int) -> C
 
     @inner
     def accumulate(unpacked, activations, columns, index, total):
-        w0, w1, w2, w3, w4, w5, w6, w7, first_scale, last_scale, first_minimum, last_minimum = unpacked
-        a = activations + 32 * index
-        sums = activations + columns + columns // 8 + 8 * index
-        first = splat_i32(types.int32(0))
-        last = splat_i32(types.int32(0))
-        first = dot_unsigned(first, w0, splat_word(a))
-        last = dot_unsigned(last, w4, splat_word(a + 16))
-        first = dot_unsigned(first, w1, splat_word(a + 4))
-        last = dot_unsigned(last, w5, splat_word(a + 20))
-        first = dot_unsigned(first, w2, splat_word(a + 8))
-        last = dot_unsigned(last, w6, splat_word(a + 24))
-        first = dot_unsigned(first, w3, splat_word(a + 12))
-        last = dot_unsigned(last, w7, splat_word(a + 28))
-        weighted = multiply_add(to_float(last), last_scale, multiply(to_float(first), first_scale))
-        weighted = multiply_add(first_minimum, splat_f32(np.float32(-load_i32(sums))), weighted)
-        weighted = multiply_add(last_minimum, splat_f32(np.float32(-load_i32(sums + 4))), weighted)
-        scale = load_f32(activations + columns + 4 * index)
+        zero = splat_i32(types.int32(0))
+        both = halves_unsigned(unpacked, activations + 32 * index, zero, zero)
+        sums = half_sums(activations, columns, index)
+        weighted = multiply(to_float(both[0]), unpacked[8])
+        weighted = multiply_add(to_float(both[1]), unpacked[9], weighted)
+        weighted = multiply_add(unpacked[10], splat_f32(np.float32(-sums[0])), weighted)
+        weighted = multiply_add(unpacked[11], splat_f32(np.float32(-sums[1])), weighted)
+        scale = activation_scale(activations, columns, index)
         return multiply_add(weighted, splat_f32(scale), total)
 
     return make_rows(accumulate, unpack, block_bytes, sub_blocks)
