@@ -33,7 +33,6 @@ class Architecture:
     """A model of this many layers scales queries by √(width / heads) instead of √(head dimension)."""
 
 
-
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "arcee": Architecture(activation="relu_squared", gated=False),

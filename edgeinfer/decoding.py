@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,14 +30,17 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
-            raise SettingError(f"max_tokens: saw {self.max_tokens}, wanted a whole number of at least 0, or None")
+            raise SettingError(
+                f"max_tokens: saw {self.max_tokens}, wanted a whole number of at least 0, or None"
+            )
 
 
 class TokenStream:
     """An iterator of tokens; `result` is the answer so far, and the whole answer once the stream has ended.
 
-    A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable. Streams of
-    one model may take turns, token by token, and may be read by several threads: `turn` is the model's lock.
+    A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable.
+    Streams of one model may take turns, token by token, and may be read by several threads: `turn` is the
+    model's lock.
     """
 
     def __init__(
@@ -101,7 +104,9 @@ class TokenStream:
         """Read the part of the prompt that the cache doesn't hold; logits behind its last token."""
         engine, ids = self._engine, self._request.prompt_ids
         if not ids:
-            raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
+            raise SettingError(
+                "the prompt is empty, and this model has no token to begin with; give it a text"
+            )
         if len(ids) > engine.context:
             raise ContextOverflowError(
                 f"the prompt has {len(ids)} tokens, the context holds {engine.context}; the largest that "
@@ -114,7 +119,7 @@ class TokenStream:
         self._clock.prefilled()
         return logits
 
-    def _produce(self) -> Iterator[Token]:
+    def _produce(self) -> Generator[Token, None, None]:
         request, engine = self._request, self._engine
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
         text = _TextRelease(self._tokenizer, request.stop)
@@ -144,7 +149,9 @@ class TokenStream:
         yield from text.finish()
 
     def _read_on(self, history: list[int]) -> npt.NDArray[np.float32]:
-        """Logits behind `history`; if another stream has used the cache in between, more than a token is read."""
+        """Logits behind `history`; if another stream has used the cache in between, more than a token is
+        read.
+        """
         engine = self._engine
         held = len(history) - 1
         if engine.ids != history[:held]:
@@ -170,7 +177,7 @@ def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 class _TextRelease:
-    """Gives tokens their text; holds those back whose text isn't certain yet (half a character, half a stop)."""
+    """Gives tokens their text; holds those back whose text isn't certain yet (half a character or stop)."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
         self._decoder = tokenizer.stream_decoder()

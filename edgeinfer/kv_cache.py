@@ -13,9 +13,7 @@ class KVCache:
         self.context = context
         self.kind = kind
         self.ids: list[int] = []
-        self.layers = [
-            LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers
-        ]
+        self.layers = [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]
 
     @staticmethod
     def nbytes_for(specification: DecoderSpecification, context: int, kind: CacheType) -> int:

@@ -30,7 +30,9 @@ class LlamaCppTokenizer:
         self.eos_id = self._id(library.llama_vocab_eos)
         self.add_bos = bool(library.llama_vocab_get_add_bos(self._vocabulary))
         self.end_ids = frozenset(
-            token for token in range(self.vocabulary_size) if library.llama_vocab_is_eog(self._vocabulary, token)
+            token
+            for token in range(self.vocabulary_size)
+            if library.llama_vocab_is_eog(self._vocabulary, token)
         )
 
     def _id(self, question: Any) -> int | None:

@@ -38,7 +38,9 @@ def workspace_item(
     return Item("workspace", workspace_bytes(specification, weights, batch, threads), 0)
 
 
-def largest_context(specification: DecoderSpecification, kind: CacheType, free_bytes: int, trained: int) -> int:
+def largest_context(
+    specification: DecoderSpecification, kind: CacheType, free_bytes: int, trained: int
+) -> int:
     """The most tokens whose keys and values fit `free_bytes`; no more than the model was trained for."""
     one = sum(LayerCache.nbytes_for(layer.attention, 1, kind) for layer in specification.layers)
     return max(0, min(trained, free_bytes // max(1, one)))

@@ -78,13 +78,15 @@ class Model:
         """The answer to a prompt as it comes.
 
         `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
-        `stop`: texts that end the answer. `logprobs` n: every token bears its log-probability and those of the n
-        best. `sampling`: the fields of `SamplerSettings`.
+        `stop`: texts that end the answer. `logprobs` n: every token bears its log-probability and those of
+        the n best. `sampling`: the fields of `SamplerSettings`.
 
         Raises `ContextOverflowError`, `SettingError`, `ChatTemplateError`.
         """
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt) if raw else self._encode_chat([{"role": "user", "content": prompt}])
+            ids = (
+                self._encode_text(prompt) if raw else self._encode_chat([{"role": "user", "content": prompt}])
+            )
         else:
             ids = self._checked(prompt)
         return self._stream_ids(
@@ -134,7 +136,8 @@ class Model:
         """Messages through the template; BOS is added only if the template didn't write it."""
         if self.chat_format is None:
             raise SettingError(
-                f"{self.name}: the file holds no chat template; give one with --chat-template FILE (chat_template=)"
+                f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
+                "(chat_template=)"
             )
         text = self.chat_format.render(messages)
         ids = self.tokenizer.encode(text, special=True)

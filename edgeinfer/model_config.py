@@ -1,4 +1,6 @@
-"""What a GGUF file says of its model: an architecture's facts, filled from metadata, as a decoder specification."""
+"""What a GGUF file says of its model: an architecture's facts, filled from metadata, as a decoder
+specification.
+"""
 
 import math
 from collections.abc import Mapping
@@ -77,7 +79,9 @@ class ModelConfig:
         return rope_specification(self.rope_dim, base, self.facts.rope_halves, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpecification:
-        """What the backends compute; `factors` divide the RoPE frequencies (see `model_weights.rope_factors`)."""
+        """What the backends compute; `factors` divide the RoPE frequencies (see
+        `model_weights.rope_factors`).
+        """
         return DecoderSpecification(
             width=self.width,
             vocabulary_size=self.vocabulary_size,
@@ -160,7 +164,8 @@ class _Reader:
         for shape in shapes:
             if shape.heads % shape.kv_heads:
                 raise UnsupportedModelError(
-                    f"{self.name}.attention.head_count: {shape.heads} heads can't share {shape.kv_heads} key heads"
+                    f"{self.name}.attention.head_count: {shape.heads} heads can't share "
+                    f"{shape.kv_heads} key heads"
                 )
         return shapes
 
@@ -243,7 +248,9 @@ class _Reader:
             query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
             attention_soft_cap=self.number("attn_logit_softcapping", 0.0),
             logit_soft_cap=self.number("final_logit_softcapping", 0.0),
-            embedding_scale=math.sqrt(width) if facts.embedding_scale_by_width else self.number("embedding_scale", 1.0),
+            embedding_scale=math.sqrt(width)
+            if facts.embedding_scale_by_width
+            else self.number("embedding_scale", 1.0),
             residual_scale=self.number("residual_scale", 1.0) or 1.0,
             logit_scale=1 / (self.number("logit_scale", 1.0) or 1.0),
         )

@@ -46,7 +46,9 @@ class WeightReader:
         """The tensor `name`.weight of this shape, in the file's bytes."""
         found = self.matrix_or_none(name, rows, columns)
         if found is None:
-            raise UnsupportedModelError(f"{name}.weight is missing: architecture {self._config.architecture} needs it")
+            raise UnsupportedModelError(
+                f"{name}.weight is missing: architecture {self._config.architecture} needs it"
+            )
         return found
 
     def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
@@ -72,7 +74,9 @@ class WeightReader:
     def required(self, name: str, length: int) -> Vector:
         found = self.vector(name, length)
         if found is None:
-            raise UnsupportedModelError(f"{name} is missing: architecture {self._config.architecture} needs it")
+            raise UnsupportedModelError(
+                f"{name} is missing: architecture {self._config.architecture} needs it"
+            )
         return found
 
     def refuse_leftovers(self) -> None:
@@ -172,7 +176,9 @@ def embedding_rows(file: GGUFFile) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         found = "is missing" if info is None else f"has shape {info.shape}"
-        raise UnsupportedModelError(f"{file.path.name}: token_embd.weight {found}; this file holds no language model")
+        raise UnsupportedModelError(
+            f"{file.path.name}: token_embd.weight {found}; this file holds no language model"
+        )
     return info.shape[0]
 
 

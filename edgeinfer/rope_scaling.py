@@ -1,7 +1,7 @@
 """From RoPE metadata to one inverse frequency a pair: linear, Llama 3 factors, YaRN and LongRoPE.
 
-All of them multiply a pair's frequency by a constant, so that position enters in one place only. YaRN: Peng et al.
-2023, §3; LongRoPE: Ding et al. 2024.
+All of them multiply a pair's frequency by a constant, so that position enters in one place only. YaRN: Peng
+et al. 2023, §3; LongRoPE: Ding et al. 2024.
 """
 
 import math

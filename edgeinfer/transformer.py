@@ -13,7 +13,9 @@ from edgeinfer_kernels.specification import DecoderSpecification
 
 
 class Transformer:
-    """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in prefill."""
+    """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in
+    prefill.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,9 @@ class Transformer:
         wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
         if wrong or not ids:
             raise ValueError(
-                f"token id {wrong[0]}: wanted 0 to {self.vocabulary_size - 1}" if wrong else "no tokens to read"
+                f"token id {wrong[0]}: wanted 0 to {self.vocabulary_size - 1}"
+                if wrong
+                else "no tokens to read"
             )
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
@@ -76,7 +80,8 @@ class Transformer:
             done += len(x)
             if progress:
                 progress(done, len(ids))
-        return self.backend.logits(x[-1:])[0]
+        last: npt.NDArray[np.float32] = self.backend.logits(x[-1:])[0]
+        return last
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""

@@ -12,7 +12,7 @@ from edgeinfer.tokenizer.vocabulary import Vocabulary
 
 _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 32
-_SYMBOLS_BEFORE_RUST = 100_000
+_SYMBOLS_BEFORE_RUST = 200_000
 """Building the Rust merger of a 150k vocabulary takes about as long as merging so many symbols without it."""
 
 

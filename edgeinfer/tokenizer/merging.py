@@ -20,8 +20,7 @@ def merge(symbols: Sequence[str], priorities: Mapping[str, float], joint: str) -
     look_up = priorities.get
     queue: list[tuple[float, int, int]] = []
     for left in range(count - 1):
-        priority = look_up(merged[left] + joint + merged[left + 1])
-        if priority is not None:
+        if (priority := look_up(merged[left] + joint + merged[left + 1])) is not None:
             queue.append((priority, left, len(merged[left]) + len(merged[left + 1])))
     heapify(queue)
     while queue:
@@ -35,12 +34,9 @@ def merge(symbols: Sequence[str], priorities: Mapping[str, float], joint: str) -
         after = following[left] = following[right]
         if after != count:
             preceding[after] = left
-            priority = look_up(merged[left] + joint + merged[after])
-            if priority is not None:
+            if (priority := look_up(merged[left] + joint + merged[after])) is not None:
                 heappush(queue, (priority, left, length + len(merged[after])))
         before = preceding[left]
-        if before >= 0:
-            priority = look_up(merged[before] + joint + merged[left])
-            if priority is not None:
-                heappush(queue, (priority, before, length + len(merged[before])))
+        if before >= 0 and (priority := look_up(merged[before] + joint + merged[left])) is not None:
+            heappush(queue, (priority, before, length + len(merged[before])))
     return [symbol for symbol in merged if symbol]

@@ -244,6 +244,11 @@ def known_pre_tokenizers() -> list[str]:
     return sorted(_FAMILIES | _ALIASES)
 
 
+def families() -> list[str]:
+    """Return one name for each pre-tokenizer, sorted."""
+    return sorted(_FAMILIES)
+
+
 def is_known(name: str) -> bool:
     """Return whether `pre_tokenizer` accepts a name."""
     return name in _FAMILIES or name in _ALIASES

@@ -17,7 +17,13 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes, maybe none."""
-        return self._decoder.decode(self._token_bytes(token_id))
+        text = self._decoder.decode(self._token_bytes(token_id))
+        held = self._decoder.getstate()[0]
+        if len(held) == 2 and held[0] == 0xED and held[1] >= 0xA0:
+            # The first two bytes of a surrogate: Python waits for the third, which UTF-8 can't allow.
+            self._decoder.reset()
+            text += "\ufffd\ufffd"
+        return text
 
     @property
     def pending(self) -> bool:

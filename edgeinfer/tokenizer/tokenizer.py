@@ -37,6 +37,17 @@ class Tokenizer:
     ) -> None:
         """Put the parts together; use `from_metadata` or `from_gguf`."""
         self.vocabulary = vocabulary
+        self.vocabulary_size = len(vocabulary)
+        self.special_ids: SpecialIds = vocabulary.special
+        """All tokens that play a part, those of fill-in-the-middle included."""
+        self.bos_id = vocabulary.special.bos
+        self.eos_id = vocabulary.special.eos
+        self.eot_id = vocabulary.special.eot
+        self.eom_id = vocabulary.special.eom
+        self.pad_id = vocabulary.special.pad
+        self.unk_id = vocabulary.special.unk
+        self.end_ids = vocabulary.end_ids
+        """The tokens that end an answer."""
         self.add_bos = add_bos
         self.add_eos = flag(metadata, "add_eos_token", False)
         self.add_space_prefix = flag(metadata, "add_space_prefix", add_space_prefix)
@@ -188,51 +199,6 @@ class Tokenizer:
         """Return what a token is for; a type that GGUF doesn't define counts as unused."""
         kind = self._types[token_id]
         return TokenType(kind) if kind in TokenType.__members__.values() else TokenType.UNUSED
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens."""
-        return len(self.vocabulary)
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        """The tokens that play a part, fill-in-the-middle ones included."""
-        return self.vocabulary.special
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        return self.vocabulary.end_ids
-
-    @property
-    def bos_id(self) -> int | None:
-        """The token at the beginning of a text."""
-        return self.vocabulary.special.bos
-
-    @property
-    def eos_id(self) -> int | None:
-        """The token at the end of a text."""
-        return self.vocabulary.special.eos
-
-    @property
-    def eot_id(self) -> int | None:
-        """The token at the end of a turn."""
-        return self.vocabulary.special.eot
-
-    @property
-    def eom_id(self) -> int | None:
-        """The token at the end of a message that calls a tool."""
-        return self.vocabulary.special.eom
-
-    @property
-    def pad_id(self) -> int | None:
-        """The token that fills up a batch."""
-        return self.vocabulary.special.pad
-
-    @property
-    def unk_id(self) -> int | None:
-        """The token for what no other token stands for."""
-        return self.vocabulary.special.unk
 
 
 def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[PreTokenizer, tuple[str, ...]]:

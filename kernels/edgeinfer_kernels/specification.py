@@ -11,7 +11,9 @@ FloatVector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class NormSpecification:
-    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if there is one."""
+    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if there is
+    one.
+    """
 
     kind: Literal["rms", "layer"]
     epsilon: float
@@ -21,7 +23,8 @@ class NormSpecification:
 class RopeSpecification:
     """Rotary positions: pair i turns by position · inverse_frequencies[i]; all scalings are folded in.
 
-    `halves`: pairs are (i, i + dimensions/2); otherwise (2i, 2i + 1). Cosine and sine are multiplied by `magnitude`.
+    `halves`: pairs are (i, i + dimensions/2); otherwise (2i, 2i + 1). Cosine and sine are multiplied by
+    `magnitude`.
     """
 
     inverse_frequencies: tuple[float, ...]
@@ -42,7 +45,9 @@ class RopeSpecification:
 
 @dataclass(frozen=True)
 class AttentionSpecification:
-    """One layer's attention. `window`: a token sees itself and window - 1 before it; 0: all. soft_cap 0: none."""
+    """One layer's attention. `window`: a token sees itself and window - 1 before it; 0: all. soft_cap 0:
+    none.
+    """
 
     heads: int
     kv_heads: int
@@ -61,7 +66,7 @@ Activation = Literal["silu", "gelu", "relu", "relu_squared"]
 
 @dataclass(frozen=True)
 class FeedForwardSpecification:
-    """One layer's feed-forward: down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate."""
+    """One layer's feed-forward: down(activation(gate(x)) · up(x)); without a gate down(activation(up(x)))."""
 
     activation: Activation
     norm: NormSpecification
@@ -76,7 +81,9 @@ class LayerSpecification:
 
 @dataclass(frozen=True)
 class DecoderSpecification:
-    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped where logit_soft_cap isn't 0."""
+    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped where logit_soft_cap isn't
+    0.
+    """
 
     width: int
     vocabulary_size: int

@@ -88,7 +88,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
 
     def matrices(self) -> list[Matrix]:
-        """Every matrix that is multiplied with, each once; the embedding only where the head is tied to it."""
+        """Every matrix that is multiplied with, each once; the embedding only as a tied head."""
         found = []
         for layer in self.layers:
             attention, feed_forward = layer.attention, layer.feed_forward

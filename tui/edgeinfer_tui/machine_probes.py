@@ -61,8 +61,10 @@ def _memory() -> dict[str, Any]:
 
 def _bandwidth(threads: int) -> dict[str, Any]:
     """How fast weights can be read: what decoding is bound by."""
+    from edgeinfer.user_folders import user_folder
+
     measure = cast(Any, importlib.import_module("edgeinfer_offload.measure"))
-    bytes_per_second = measure.read_bandwidth(threads)
+    bytes_per_second = measure.read_bandwidth(user_folder("cache"), threads)
     return {"threads": threads, "read_gigabytes_per_second": round(bytes_per_second / 1e9, 2)}
 
 

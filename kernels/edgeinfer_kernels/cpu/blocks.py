@@ -87,9 +87,7 @@ class BlockBuilder:
     def _scratch(self) -> dict[str, int]:
         return {"scratch": self._workspace.scratch, "scratch_stride": self._workspace.scratch_stride}
 
-    def attention(
-        self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache
-    ) -> int:
+    def attention(self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache) -> int:
         """An ATTENTION on this cache."""
         rows = self._workspace.rows
         padded_head = padded(facts.head_dim)
@@ -106,7 +104,7 @@ class BlockBuilder:
             kv_heads=facts.kv_heads,
             head_dim=facts.head_dim,
             padded_head=padded_head,
-            context=cache.keys.shape[1],
+            context=cache.positions,
             window=facts.window,
             scale=bits(facts.scale),
             soft_cap=bits(facts.soft_cap),
@@ -128,6 +126,7 @@ class BlockBuilder:
             normed=self._input("normed", self._width, [w.attn_q, w.attn_k, w.attn_v]),
             mixed=self._input("mixed", facts.heads * facts.head_dim, [w.attn_output]),
             queries=queries,
+            states=self._workspace.states,
             projected_q=projected_q,
             projected_k=projected_k,
             projected_v=projected_v,

@@ -48,8 +48,7 @@ def address(array: npt.NDArray[Any] | None) -> int:
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
     """The float32 rows that lie at an address; whoever owns the memory must outlive them."""
-    buffer = (ctypes.c_float * (rows * columns)).from_address(at)
-    return np.frombuffer(buffer, np.float32).reshape(rows, columns)
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
 def bits(value: float) -> int:
@@ -111,7 +110,5 @@ def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
     target = allocate(interleaved_bytes(matrix))
     move = kernels.function("interleave_rows", 7)
-    move(
-        address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields)
-    )
+    move(address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields))
     return target

@@ -1,7 +1,7 @@
 """The blocks of memory that Python fills and kernels read: field name -> byte offset.
 
-Every field is an int64 (a count, an address, or a float32 in its low half). Nothing here needs numba, so that a
-warm start doesn't import it.
+Every field is an int64 (a count, an address, or a float32 in its low half). Nothing here needs numba, so that
+a warm start doesn't import it.
 """
 
 from collections import namedtuple
@@ -13,7 +13,8 @@ CACHE_LINE = 64
 def structure(name: str, fields: str, pitch: int = 8) -> Any:
     """A namedtuple of byte offsets, `pitch` apart; numba sees its members as constants."""
     names = fields.split()
-    return namedtuple(name, names)(*(pitch * i for i in range(len(names))))  # type: ignore[misc]  # noqa: PYI024
+    made: Any = namedtuple(name, names)  # type: ignore[misc]  # its fields are known when it is called
+    return made(*(pitch * i for i in range(len(names))))
 
 
 def structure_bytes(offsets: Any) -> int:
@@ -27,17 +28,23 @@ TEAM = structure(
     "syscall_function futex function block call counters",
     pitch=CACHE_LINE,
 )
-"""generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that wait, and
-how often all have. resting: threads that wait in the kernel. yield_function, sleep_function, syscall_function:
-addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a cache line each."""
+"""generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that
+wait, and how often all have. resting: threads that wait in the kernel. yield_function, sleep_function,
+syscall_function: addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a
+cache line each.
+"""
 TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
 CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
 MATRIX = structure("Matrix", "kernel weights rows columns quantised bias")
-"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to 16."""
+"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to
+16.
+"""
 NORM = structure("Norm", "kind epsilon weight bias width padded")
-"""kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with zeros."""
+"""kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
+zeros.
+"""
 INPUT = structure("Input", "floats float_stride quantised quantised_stride columns")
 """Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks."""
 
@@ -46,7 +53,7 @@ ATTENTION = structure(
     "heads kv_heads head_dim padded_head context window scale soft_cap "
     "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
-    "normed mixed queries projected_q projected_k projected_v projected "
+    "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride",
 )
 """qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread)."""
@@ -65,11 +72,23 @@ ROWS_SCRATCH = 64 * TOKEN_TILE
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
 POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
+POSITIONS_A_PIECE = 256
+"""Least positions that are worth a thread of their own."""
+
+
+def attention_states(group: int, padded_head: int) -> int:
+    """Bytes of the running sums of the query heads that share a key head."""
+    return group * (CACHE_LINE + 4 * padded_head)
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch in bytes: the row kernels', a tile of scores, and per query head its running sums."""
-    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + group * (CACHE_LINE + 4 * padded_head)
+    """A thread's scratch: the row kernels', a tile of scores, and a key head's states."""
+    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + attention_states(group, padded_head)
+
+
+def attention_pieces(threads: int) -> int:
+    """The most pieces that a step's attention is cut into; see `pieces_of` in `native/attention.py`."""
+    return 8 * threads
 
 
 def quantised_bytes(columns: int) -> int:

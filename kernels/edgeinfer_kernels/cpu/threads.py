@@ -5,6 +5,8 @@ import os
 import platform
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,20 +19,6 @@ REST_MICROSECONDS = 500
 
 def address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-
-
-def usable_cpus() -> int:
-    """Processors that this process may use: its affinity, and the container's quota where there is one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or not ours to read: affinity alone decides
-        pass
-    return count
 
 
 class Team:
@@ -57,9 +45,16 @@ class Team:
         for name, value in self._operating_system().items():
             fields[getattr(TEAM, name) // 8] = value
         fields[TEAM.threads // 8] = self.threads
-        for thread in range(1, self.threads):
-            worker = threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
+        workers = [
+            threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
+            for thread in range(1, self.threads)
+        ]
+        for worker in workers:
             worker.start()
+        kept_alive = (self._memory, self._kernels, self._functions)
+        self._end = weakref.finalize(
+            self, _dismiss, self._process, self._dismiss, self.address, workers, kept_alive
+        )
 
     def _operating_system(self) -> dict[str, int]:
         """Addresses of the C functions by which a thread waits politely."""
@@ -86,10 +81,25 @@ class Team:
         """Run the kernel at address `function` on every thread; return when all are done."""
         with self._turn:
             if os.getpid() != self._process:
+                self._end.detach()
                 self._start()
             self._run(self.address, function, block, call)
 
     def close(self) -> None:
-        """Let the threads end; the team can't be used afterwards."""
-        if os.getpid() == self._process:
-            self._dismiss(self.address)
+        """End the threads; the team can't be used afterwards. Done by itself when it is forgotten."""
+        self._end()
+
+
+def _dismiss(
+    process: int,
+    dismiss: Callable[[int], None],
+    address: int,
+    workers: list[threading.Thread],
+    kept_alive: tuple[object, ...],
+) -> None:
+    """Send the threads home and wait for them: their code and memory must outlive them."""
+    if os.getpid() != process:  # after a fork there are none
+        return
+    dismiss(address)
+    for worker in workers:
+        worker.join()

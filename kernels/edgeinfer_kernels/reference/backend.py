@@ -1,7 +1,8 @@
 """Every block as its formula, in numpy: slow, plain, and the truth in every kernel test.
 
-Weights are decoded to float when they are needed and never rounded again. `dtype` float64 makes it an evaluation
-that is exact for our purposes; the cache then stays in float64 as well unless a cache type is asked for.
+Weights are decoded to float when they are needed and never rounded again. `dtype` float64 makes it an
+evaluation that is exact for our purposes; the cache then stays in float64 as well unless a cache type is
+asked for.
 """
 
 from collections.abc import Sequence
@@ -29,15 +30,15 @@ def normalise(x: Array, norm: NormSpecification, weight: Vector | None, bias: Ve
     if norm.kind == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
     y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * weight
-    return y if bias is None else y + bias
+    return np.asarray(y if bias is None else y + bias)
 
 
 def activate(x: Array, activation: Activation) -> Array:
     """SiLU, GELU in its tanh form, ReLU, or ReLU squared."""
     if activation == "silu":
-        return x / (1 + np.exp(-x))
+        return np.asarray(x / (1 + np.exp(-x)))
     if activation == "gelu":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
     positive = np.maximum(x, 0)
     return positive if activation == "relu" else positive * positive
 
@@ -50,7 +51,11 @@ def rotate(x: Array, rope: RopeSpecification | None, start: int) -> Array:
     table = rope.table(start, len(x), x.dtype)[:, None, :]
     cosine, sine = table[..., :half], table[..., half:]
     y = x.copy()
-    first, second = (slice(0, half), slice(half, 2 * half)) if rope.halves else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    first, second = (
+        (slice(0, half), slice(half, 2 * half))
+        if rope.halves
+        else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    )
     y[..., first] = x[..., first] * cosine - x[..., second] * sine
     y[..., second] = x[..., first] * sine + x[..., second] * cosine
     return y
@@ -61,7 +66,9 @@ def soft_cap(x: Array, cap: float) -> Array:
 
 
 def attend(queries: Array, keys: Array, values: Array, start: int, facts: AttentionSpecification) -> Array:
-    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions, head_dim)."""
+    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
+    head_dim).
+    """
     tokens, heads, _ = queries.shape
     group = heads // facts.kv_heads
     position = np.arange(keys.shape[1])
@@ -97,7 +104,8 @@ class ReferenceBackend:
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
-        return rows.astype(self.dtype) * np.asarray(self.specification.embedding_scale, self.dtype)
+        scale = np.asarray(self.specification.embedding_scale, self.dtype)
+        return np.asarray(rows.astype(self.dtype) * scale)
 
     def _head(
         self, row: Array, facts: AttentionSpecification, bias: Vector | None, norm: Vector | None
@@ -118,12 +126,9 @@ class ReferenceBackend:
         q = self._head(self._times(h, w.attn_q), facts, w.attn_q_bias, w.attn_q_norm)
         k = self._head(self._times(h, w.attn_k), facts, w.attn_k_bias, w.attn_k_norm)
         v = self._times(h, w.attn_v) + (0 if w.attn_v_bias is None else w.attn_v_bias)
-        end = start + len(x)
-        cache.keys[:, start:end, : facts.head_dim] = rotate(k, facts.rope, start).swapaxes(0, 1)
-        cache.values[:, start:end, : facts.head_dim] = v.reshape(k.shape).swapaxes(0, 1)
-        seen_keys = cache.keys[:, :end, : facts.head_dim].astype(self.dtype)
-        seen_values = cache.values[:, :end, : facts.head_dim].astype(self.dtype)
-        mixed = attend(rotate(q, facts.rope, start), seen_keys, seen_values, start, facts)
+        cache.write(start, rotate(k, facts.rope, start), v.reshape(k.shape))
+        keys, values = (seen.astype(self.dtype) for seen in cache.read(start + len(x), facts.head_dim))
+        mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts)
         y = self._times(mixed.reshape(len(x), -1), w.attn_output)
         if w.attn_output_bias is not None:
             y = y + w.attn_output_bias
@@ -149,7 +154,7 @@ class ReferenceBackend:
         return soft_cap(raw, facts.logit_soft_cap)
 
     def _times(self, x: Array, matrix: Matrix) -> Array:
-        return x @ matrix.decoded().astype(self.dtype).T
+        return np.asarray(x @ matrix.decoded().astype(self.dtype).T)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -2,16 +2,19 @@
 
 from numba import types
 
-from edgeinfer_kernels.cpu.native import Exports
-from edgeinfer_kernels.cpu.simd import add_i32, lanes_sum_i32, load_i64, load_ints, splat_i32, store_i64
+from edgeinfer_kernels.cpu.native.byte_lanes import add_i32, lanes_sum_i32, load_ints, splat_i32
+from edgeinfer_kernels.cpu.native.exports import Exports
+from edgeinfer_kernels.cpu.native.scalars import load_i64, store_i64
 from edgeinfer_kernels.cpu.structures import CACHE_LINE, TEAM
 
 exports = Exports()
 
 
 @exports.add("read_memory", 4)
-def read_memory(block, call, team, thread):  # type: ignore[no-untyped-def]
-    """Each thread reads its share of `call[0]` bytes at `block`; the sums go to `call[1]`, so that none is spared."""
+def read_memory(block, call, team, thread):
+    """Each thread reads its share of `call[0]` bytes at `block`; the sums go to `call[1]`, so that none is
+    spared.
+    """
     threads = load_i64(team + TEAM.threads)
     share = load_i64(call) // threads // 256 * 256
     a = splat_i32(types.int32(0))

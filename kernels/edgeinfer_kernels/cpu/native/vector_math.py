@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.simd import (
+from edgeinfer_kernels.cpu.native.byte_lanes import to_float
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
     absolute,
     add,
     divide,
@@ -20,7 +21,6 @@ from edgeinfer_kernels.cpu.simd import (
     splat_f32,
     store_floats,
     subtract,
-    to_float,
     two_to_the,
 )
 from edgeinfer_kernels.cpu.structures import ACTIVATION_CODES
@@ -29,7 +29,7 @@ SILU, GELU, RELU = (ACTIVATION_CODES[name] for name in ("silu", "gelu", "relu"))
 
 
 @inner
-def exponential(x):  # type: ignore[no-untyped-def]
+def exponential(x):
     """eˣ with relative error below 2e-7; x is clamped to [-87, 88]. Cody-Waite reduction, degree 6."""
     x = maximum(minimum(x, splat_f32(np.float32(88))), splat_f32(np.float32(-87)))
     n = nearest_int(multiply(x, splat_f32(np.float32(1.44269504))))
@@ -47,21 +47,21 @@ def exponential(x):  # type: ignore[no-untyped-def]
 
 
 @inner
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     one = splat_f32(np.float32(1))
     return divide(one, add(one, exponential(subtract(splat_f32(np.float32(0)), x))))
 
 
 @inner
-def hyperbolic_tangent(x):  # type: ignore[no-untyped-def]
+def hyperbolic_tangent(x):
     """tanh x = 2·sigmoid(2x) - 1."""
     two = splat_f32(np.float32(2))
     return subtract(multiply(two, sigmoid(multiply(two, x))), splat_f32(np.float32(1)))
 
 
 @inner
-def activate(code, x):  # type: ignore[no-untyped-def]
-    """SiLU x·σ(x); GELU in its tanh form, x·σ(1.5957691·(x + 0.044715·x³)); ReLU; ReLU squared."""
+def activate(code, x):
+    """SiLU x·sigmoid(x); GELU by tanh, x·sigmoid(1.5957691·(x + 0.044715·x³)); ReLU; ReLU squared."""
     if code == SILU:
         return multiply(x, sigmoid(x))
     if code == GELU:
@@ -75,7 +75,7 @@ def activate(code, x):  # type: ignore[no-untyped-def]
 
 
 @inner
-def largest_magnitude(x, count):  # type: ignore[no-untyped-def]
+def largest_magnitude(x, count):
     most = splat_f32(np.float32(0))
     for i in range(0, count, 16):
         most = maximum(most, absolute(load_floats(x + 4 * i)))
@@ -83,7 +83,7 @@ def largest_magnitude(x, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def sum_of_products(x, y, count):  # type: ignore[no-untyped-def]
+def sum_of_products(x, y, count):
     """Σ x·y over `count` floats, a multiple of 16."""
     even = splat_f32(np.float32(0))
     odd = splat_f32(np.float32(0))
@@ -97,7 +97,7 @@ def sum_of_products(x, y, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def rms_norm(x, weight, out, count, padded, epsilon):  # type: ignore[no-untyped-def]
+def rms_norm(x, weight, out, count, padded, epsilon):
     """out = x / √(mean x² + ε) · weight; rows are zero from `count` to `padded`. weight = 0: none."""
     mean = sum_of_products(x, x, padded) / np.float32(count)
     scale = splat_f32(np.float32(1) / np.float32(math.sqrt(mean + epsilon)))
@@ -109,7 +109,7 @@ def rms_norm(x, weight, out, count, padded, epsilon):  # type: ignore[no-untyped
 
 
 @inner
-def layer_norm(x, weight, bias, out, count, padded, epsilon):  # type: ignore[no-untyped-def]
+def layer_norm(x, weight, bias, out, count, padded, epsilon):
     """out = (x - mean) / √(variance + ε) · weight + bias; rows are zero from `count` to `padded`."""
     total = splat_f32(np.float32(0))
     for i in range(0, padded, 16):

@@ -1,24 +1,24 @@
 """The feed-forward block and the output head."""
 
-
-from edgeinfer_kernels.cpu.native import Exports, inner
-from edgeinfer_kernels.cpu.phases import (
+from edgeinfer_kernels.cpu.native.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, multiply, store_floats
+from edgeinfer_kernels.cpu.native.phases import (
     COLUMNS_A_PIECE,
     add_residual,
     normalise_and_quantise,
     project,
 )
-from edgeinfer_kernels.cpu.quantise import quantise_blocks
-from edgeinfer_kernels.cpu.simd import add, load_f32, load_floats, load_i64, multiply, store_floats
+from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
+from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.native.vector_math import activate
 from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
-from edgeinfer_kernels.cpu.team import barrier, next_item
-from edgeinfer_kernels.cpu.vector_math import activate
 
 exports = Exports()
 
 
 @inner
-def biased(row, matrix, i):  # type: ignore[no-untyped-def]
+def biased(row, matrix, i):
     """Sixteen values of a projected row, with the matrix's bias."""
     value = load_floats(row + 4 * i)
     bias = load_i64(matrix + MATRIX.bias)
@@ -28,7 +28,7 @@ def biased(row, matrix, i):  # type: ignore[no-untyped-def]
 
 
 @inner
-def activate_and_quantise(team, counter, block, call):  # type: ignore[no-untyped-def]
+def activate_and_quantise(team, counter, block, call):
     """Phase: hidden = activation(gate)·up, or activation(up) if ungated, then to int8; by pieces of a row."""
     hidden = load_i64(block + FEED_FORWARD.hidden)
     gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
@@ -60,7 +60,7 @@ def activate_and_quantise(team, counter, block, call):  # type: ignore[no-untype
 
 
 @exports.add("feed_forward_block", 4)
-def feed_forward_block(block, call, team, thread):  # type: ignore[no-untyped-def]
+def feed_forward_block(block, call, team, thread):
     """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
     tokens = load_i64(call + CALL.tokens)
     scratch = load_i64(block + FEED_FORWARD.scratch)
@@ -89,7 +89,7 @@ def feed_forward_block(block, call, team, thread):  # type: ignore[no-untyped-de
 
 
 @exports.add("head_block", 4)
-def head_block(block, call, team, thread):  # type: ignore[no-untyped-def]
+def head_block(block, call, team, thread):
     """logits = W_output · norm(x) for the tokens of `call`."""
     scratch = load_i64(block + HEAD.scratch) + thread * load_i64(block + HEAD.scratch_stride)
     normed = load_i64(block + HEAD.normed)

@@ -19,7 +19,7 @@ class Exports(dict[str, Any]):
     """The functions of one unit that get a C symbol: name -> (numba function, number of int64 arguments)."""
 
     def add(self, name: str, arguments: int) -> Callable[[Callable[..., None]], Any]:
-        """Compile the decorated function for `arguments` int64 and export it as `name`; it returns nothing."""
+        """Export the function, compiled for `arguments` int64, as `name`; it returns nothing."""
 
         def decorate(function: Callable[..., None]) -> Any:
             signature = types.void(*(types.int64,) * arguments)

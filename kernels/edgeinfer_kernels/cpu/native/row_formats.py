@@ -1,7 +1,7 @@
 """How each GGUF block format unpacks 32 columns of 16 interleaved rows, and the row kernel made of it.
 
-A field of the file's block at byte `offset`, in units of `u` bytes, lies at 16·offset, unit after unit, each unit
-sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
+A field of the file's block at byte `offset`, in units of `u` bytes, lies at 16·offset, unit after unit, each
+unit sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
 """
 
 from collections.abc import Callable
@@ -10,39 +10,41 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.rows import (
-    rows_of_16,
-    rows_of_16_with_minimum,
-    rows_of_32,
-    rows_of_32_with_minimum,
-    rows_of_floats,
-)
-from edgeinfer_kernels.cpu.simd import (
+from edgeinfer_kernels.cpu.native.byte_lanes import (
     add_i32,
     and_i32,
     bits_of_bytes,
     bits_to_float,
-    load_bfloats,
     load_bytes,
-    load_floats,
-    load_halves,
     load_ints,
     load_unsigned_bytes,
     load_unsigned_shorts,
     maximum_i32,
-    multiply,
     or_bytes,
     or_i32,
     shift_bytes_left,
     shift_left,
     shift_right,
     signed_byte,
-    splat_f32,
     splat_i32,
     spread_four_bits,
     table_lookup,
     to_float,
+)
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
+    load_bfloats,
+    load_floats,
+    load_halves,
+    multiply,
+    splat_f32,
+)
+from edgeinfer_kernels.cpu.native.rows import (
+    rows_of_16,
+    rows_of_16_with_minimum,
+    rows_of_32,
+    rows_of_32_with_minimum,
+    rows_of_floats,
 )
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -52,7 +54,7 @@ look_up_mxfp4 = table_lookup(MXFP4_VALUES_RAISED)
 
 
 @inner
-def nibbles(quants):  # type: ignore[no-untyped-def]
+def nibbles(quants):
     """16 bytes a row: columns 0..15 in the low halves, 16..31 in the high halves."""
     x0 = load_bytes(quants)
     x1 = load_bytes(quants + 64)
@@ -71,7 +73,7 @@ def nibbles(quants):  # type: ignore[no-untyped-def]
 
 
 @inner
-def fields(quants, shift, mask):  # type: ignore[no-untyped-def]
+def fields(quants, shift, mask):
     """32 bytes a row, a column in each: its bits at `shift`."""
     return (
         bits_of_bytes(load_bytes(quants), shift, mask),
@@ -86,7 +88,7 @@ def fields(quants, shift, mask):  # type: ignore[no-untyped-def]
 
 
 @inner
-def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, place):  # type: ignore[no-untyped-def]
+def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, place):
     """As `fields`, with more bits of each column from `high`, put at bit `place`."""
     w = fields(quants, shift, mask)
     h = fields(high, high_shift, high_mask)
@@ -103,13 +105,13 @@ def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, plac
 
 
 @inner
-def fifth_bit(weights, high, index):  # type: ignore[no-untyped-def]
+def fifth_bit(weights, high, index):
     """Set bit 4 of four columns from bits 4·index… of the row's word `high`."""
     return or_bytes(weights, shift_bytes_left(spread_four_bits(shift_right(high, 4 * index)), 4))
 
 
 @inner
-def nibbles_with_fifth_bits(quants, high):  # type: ignore[no-untyped-def]
+def nibbles_with_fifth_bits(quants, high):
     w = nibbles(quants)
     return (
         fifth_bit(w[0], high, 0),
@@ -124,29 +126,29 @@ def nibbles_with_fifth_bits(quants, high):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_q4_0(block, index):  # type: ignore[no-untyped-def]
+def unpack_q4_0(block, index):
     return (*nibbles(block + 32), load_halves(block))
 
 
 @inner
-def unpack_q4_1(block, index):  # type: ignore[no-untyped-def]
+def unpack_q4_1(block, index):
     minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
     return (*nibbles(block + 64), load_halves(block), minimum)
 
 
 @inner
-def unpack_q5_0(block, index):  # type: ignore[no-untyped-def]
+def unpack_q5_0(block, index):
     return (*nibbles_with_fifth_bits(block + 96, load_ints(block + 32)), load_halves(block))
 
 
 @inner
-def unpack_q5_1(block, index):  # type: ignore[no-untyped-def]
+def unpack_q5_1(block, index):
     minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
     return (*nibbles_with_fifth_bits(block + 128, load_ints(block + 64)), load_halves(block), minimum)
 
 
 @inner
-def unpack_q8_0(block, index):  # type: ignore[no-untyped-def]
+def unpack_q8_0(block, index):
     q = block + 32
     return (
         load_bytes(q),
@@ -162,7 +164,7 @@ def unpack_q8_0(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def iq4_values(quants):  # type: ignore[no-untyped-def]
+def iq4_values(quants):
     w = nibbles(quants)
     return (
         look_up_iq4(w[0]),
@@ -177,12 +179,12 @@ def iq4_values(quants):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_iq4_nl(block, index):  # type: ignore[no-untyped-def]
+def unpack_iq4_nl(block, index):
     return (*iq4_values(block + 32), load_halves(block))
 
 
 @inner
-def unpack_iq4_xs(block, index):  # type: ignore[no-untyped-def]
+def unpack_iq4_xs(block, index):
     low = and_i32(shift_right(load_ints(block + 64), 4 * index), 15)
     high = and_i32(shift_right(load_unsigned_shorts(block + 32), 2 * index), 3)
     sub_scale = add_i32(or_i32(low, shift_left(high, 4)), splat_i32(types.int32(-32)))
@@ -191,7 +193,7 @@ def unpack_iq4_xs(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_mxfp4(block, index):  # type: ignore[no-untyped-def]
+def unpack_mxfp4(block, index):
     exponent = load_unsigned_bytes(block)
     normal = shift_left(add_i32(exponent, splat_i32(types.int32(-1))), 23)
     odd = and_i32(exponent, 1)
@@ -212,7 +214,7 @@ def unpack_mxfp4(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def six_bit_scale_and_minimum(block, index):  # type: ignore[no-untyped-def]
+def six_bit_scale_and_minimum(block, index):
     """Q4_K and Q5_K: sub-block `index`'s scale and minimum, times the block's two float16."""
     s0 = load_ints(block + 64)
     s1 = load_ints(block + 128)
@@ -233,20 +235,20 @@ def six_bit_scale_and_minimum(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_q4_k(block, index):  # type: ignore[no-untyped-def]
+def unpack_q4_k(block, index):
     quants = block + 256 + 512 * (index // 2)
     return (*fields(quants, 4 * (index % 2), 15), *six_bit_scale_and_minimum(block, index))
 
 
 @inner
-def unpack_q5_k(block, index):  # type: ignore[no-untyped-def]
+def unpack_q5_k(block, index):
     quants = block + 768 + 512 * (index // 2)
     w = fields_with_high_bits(quants, 4 * (index % 2), 15, block + 256, index, 1, 4)
     return (*w, *six_bit_scale_and_minimum(block, index))
 
 
 @inner
-def unpack_q6_k(block, index):  # type: ignore[no-untyped-def]
+def unpack_q6_k(block, index):
     half = index // 4
     quarter = index % 4
     quants = block + 1024 * half + 512 * (quarter % 2)
@@ -263,7 +265,7 @@ def unpack_q6_k(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def q3_k_scale(block, index):  # type: ignore[no-untyped-def]
+def q3_k_scale(block, index):
     """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, 32 too high."""
     place = index % 8
     low = shift_right(load_ints(block + 1536 + 64 * (place // 4)), 8 * (place % 4) + 4 * (index // 8))
@@ -274,14 +276,14 @@ def q3_k_scale(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_q3_k(block, index):  # type: ignore[no-untyped-def]
+def unpack_q3_k(block, index):
     quants = block + 512 + 512 * (index // 4)
     w = fields_with_high_bits(quants, 2 * (index % 4), 3, block, index, 1, 2)
     return (*w, q3_k_scale(block, 2 * index), q3_k_scale(block, 2 * index + 1))
 
 
 @inner
-def unpack_q2_k(block, index):  # type: ignore[no-untyped-def]
+def unpack_q2_k(block, index):
     scales = load_ints(block + 64 * (index // 2))
     first = 16 * (index % 2)
     d = load_halves(block + 1280)
@@ -296,7 +298,7 @@ def unpack_q2_k(block, index):  # type: ignore[no-untyped-def]
 
 
 @inner
-def unpack_tq2_0(block, index):  # type: ignore[no-untyped-def]
+def unpack_tq2_0(block, index):
     return (*fields(block + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + 1024))
 
 

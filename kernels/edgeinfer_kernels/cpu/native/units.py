@@ -7,10 +7,10 @@ from typing import Any
 
 from numba import types
 
-from edgeinfer_kernels.cpu import attention, feed_forward, interleave, read_memory, team
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.row_formats import ROW_KERNELS
-from edgeinfer_kernels.cpu.rows import ROW_ARGUMENTS
+from edgeinfer_kernels.cpu.native import attention, feed_forward, interleave, read_memory, team
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.row_formats import ROW_KERNELS
+from edgeinfer_kernels.cpu.native.rows import ROW_ARGUMENTS
 
 BLOCKS = "blocks"
 

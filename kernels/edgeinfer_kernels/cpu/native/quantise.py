@@ -2,22 +2,15 @@
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.simd import (
-    lanes_sum_i32,
-    load_floats,
-    multiply,
-    nearest_int,
-    splat_f32,
-    store_as_bytes,
-    store_f32,
-    store_i32,
-)
-from edgeinfer_kernels.cpu.vector_math import largest_magnitude
+from edgeinfer_kernels.cpu.native.byte_lanes import lanes_sum_i32, store_as_bytes
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import load_floats, multiply, nearest_int, splat_f32
+from edgeinfer_kernels.cpu.native.scalars import store_f32, store_i32
+from edgeinfer_kernels.cpu.native.vector_math import largest_magnitude
 
 
 @inner
-def quantise_blocks(x, out, columns, first, last):  # type: ignore[no-untyped-def]
+def quantise_blocks(x, out, columns, first, last):
     """Columns first..last of a row of `columns`: q = round(x·127/max|x|), scale = max|x|/127 per 32.
 
     Reads 4 bytes a column, writes 1.375.

@@ -1,8 +1,8 @@
-"""Compile one unit of kernels to a native object file: `python -m edgeinfer_kernels.cpu.build_object UNIT OUT`.
+"""Compile units of kernels to native object files: `python -m …native.build_object FOLDER UNIT…`.
 
-Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached; numba
-reads the target processor from its environment once per process, so that each instruction set gets its own; and a
-compiler that fails takes nothing with it.
+Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached;
+numba reads the target processor from its environment once per process, so that each instruction set gets its
+own; and a compiler that fails takes nothing with it.
 """
 
 import sys
@@ -13,13 +13,13 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config
 
-from edgeinfer_kernels.cpu.units import unit_exports
+from edgeinfer_kernels.cpu.native.units import unit_exports
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def wrapper_module(symbols: dict[str, tuple[str, int]]) -> str:
-    """C functions `void name(int64, …)` around numba's own calling convention (return slot, error slot, …)."""
+    """C functions `void name(int64, …)` around numba's calling convention (return slot, error slot, …)."""
     module = ir.Module("edgeinfer_wrappers")
     pointer = ir.IntType(8).as_pointer()
     for name, (native_name, count) in symbols.items():
@@ -70,8 +70,10 @@ def build(unit: str) -> bytes:
 
 
 def main() -> None:
-    unit, out = sys.argv[1:]
-    Path(out).write_bytes(build(unit))
+    """Write FOLDER/UNIT.o for every unit named on the command line."""
+    folder, *units = sys.argv[1:]
+    for unit in units:
+        Path(folder, f"{unit}.o").write_bytes(build(unit))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,25 @@
 """The phases that attention and feed-forward share: norm, quantise, project, add to the residual.
 
-Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands between a
-phase and the next that reads what it wrote.
+Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands
+between a phase and the next that reads what it wrote.
 """
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native import inner
-from edgeinfer_kernels.cpu.quantise import quantise_blocks
-from edgeinfer_kernels.cpu.simd import (
-    add,
-    call_pointer_10,
-    load_f32,
-    load_floats,
-    load_i64,
-    multiply_add,
-    splat_f32,
-    store_floats,
-)
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, multiply_add, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.native.scalars import call_pointer_10, load_f32, load_i64
+from edgeinfer_kernels.cpu.native.team import next_item
+from edgeinfer_kernels.cpu.native.vector_math import layer_norm, rms_norm
 from edgeinfer_kernels.cpu.structures import CALL, INPUT, MATRIX, NORM, TEAM
-from edgeinfer_kernels.cpu.team import next_item
-from edgeinfer_kernels.cpu.vector_math import layer_norm, rms_norm
-
 
 COLUMNS_A_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
 
 
 @inner
-def normalise(norm, x, out):  # type: ignore[no-untyped-def]
+def normalise(norm, x, out):
     """One row through the norm `norm`; float32, padded with zeros to 16."""
     kind = load_i64(norm + NORM.kind)
     width = load_i64(norm + NORM.width)
@@ -45,7 +36,7 @@ def normalise(norm, x, out):  # type: ignore[no-untyped-def]
 
 
 @inner
-def normalise_and_quantise(team, counter, call, norm, target):  # type: ignore[no-untyped-def]
+def normalise_and_quantise(team, counter, call, norm, target):
     """Phase: every token's x through the norm into the rows of `target`, and those to int8 if wanted."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
@@ -63,7 +54,7 @@ def normalise_and_quantise(team, counter, call, norm, target):  # type: ignore[n
 
 
 @inner
-def quantise_input(team, counter, call, target):  # type: ignore[no-untyped-def]
+def quantise_input(team, counter, call, target):
     """Phase: the float rows of `target` to int8, in pieces of COLUMNS_A_PIECE columns."""
     quantised = load_i64(target + INPUT.quantised)
     if quantised == 0:
@@ -83,7 +74,7 @@ def quantise_input(team, counter, call, target):  # type: ignore[no-untyped-def]
 
 
 @inner
-def project(team, counter, tokens, matrix, source, out, out_stride, scratch):  # type: ignore[no-untyped-def]
+def project(team, counter, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias."""
     rows = load_i64(matrix + MATRIX.rows)
     chunk = max(16, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // 16 * 16)
@@ -113,7 +104,7 @@ def project(team, counter, tokens, matrix, source, out, out_stride, scratch):  #
 
 
 @inner
-def add_bias(row, bias, columns):  # type: ignore[no-untyped-def]
+def add_bias(row, bias, columns):
     """row += bias over `columns` rounded up to 16; both are padded."""
     if bias != 0:
         for i in range(0, columns, 16):
@@ -121,7 +112,7 @@ def add_bias(row, bias, columns):  # type: ignore[no-untyped-def]
 
 
 @inner
-def add_residual(team, counter, call, matrix, projected, stride, post_norm, scale):  # type: ignore[no-untyped-def]
+def add_residual(team, counter, call, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
     while True:
         token = next_item(team, counter)

@@ -1,13 +1,14 @@
 """Threads that run one function together: start, barrier, rest.
 
-A team lives in a block of int64 (`TEAM` names the fields). `team_run` hands a function to all threads and works as
-thread 0 itself. Waiting threads spin; when that has lasted they let other programs run (`yield_function`); a thread
-that has had no work for a while rests in the kernel, where it costs nothing: on a futex of the generation where
-there is one, else in short sleeps. Nothing of this passes through Python, so a Ctrl-C can't fall between.
+A team lives in a block of int64 (`TEAM` names the fields). `team_run` hands a function to all threads and
+works as thread 0 itself. Waiting threads spin; when that has lasted they let other programs run
+(`yield_function`); a thread that has had no work for a while rests in the kernel, where it costs nothing: on
+a futex of the generation where there is one, else in short sleeps. Nothing of this passes through Python, so
+a Ctrl-C can't fall between.
 """
 
-from edgeinfer_kernels.cpu.native import Exports, inner
-from edgeinfer_kernels.cpu.simd import (
+from edgeinfer_kernels.cpu.native.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.scalars import (
     atomic_add,
     atomic_load,
     atomic_store,
@@ -29,7 +30,7 @@ exports = Exports()
 
 
 @inner
-def wait_a_little(team, spins):  # type: ignore[no-untyped-def]
+def wait_a_little(team, spins):
     """One turn of a waiting loop."""
     if spins > SPINS_BEFORE_YIELD:
         call_pointer_0(load_i64(team + TEAM.yield_function))
@@ -38,7 +39,7 @@ def wait_a_little(team, spins):  # type: ignore[no-untyped-def]
 
 
 @inner
-def barrier(team):  # type: ignore[no-untyped-def]
+def barrier(team):
     """Return when every thread of the team has called this."""
     threads = load_i64(team + TEAM.threads)
     if threads == 1:
@@ -55,20 +56,20 @@ def barrier(team):  # type: ignore[no-untyped-def]
 
 
 @inner
-def next_item(team, counter):  # type: ignore[no-untyped-def]
+def next_item(team, counter):
     """Take the next piece of work of a phase: 0, 1, 2, …; each phase of a block has its own counter."""
     return atomic_add(team + TEAM.counters + CACHE_LINE * counter, 1)
 
 
 @inner
-def take_part(team, thread):  # type: ignore[no-untyped-def]
+def take_part(team, thread):
     function = load_i64(team + TEAM.function)
     call_pointer_4(function, load_i64(team + TEAM.block), load_i64(team + TEAM.call), team, thread)
     barrier(team)
 
 
 @inner
-def rest(team, seen):  # type: ignore[no-untyped-def]
+def rest(team, seen):
     """Sleep until the generation is no longer `seen`, or for a moment."""
     futex = load_i64(team + TEAM.futex)
     atomic_add(team + TEAM.resting, 1)
@@ -81,7 +82,7 @@ def rest(team, seen):  # type: ignore[no-untyped-def]
 
 
 @inner
-def wake(team):  # type: ignore[no-untyped-def]
+def wake(team):
     futex = load_i64(team + TEAM.futex)
     if futex != 0 and atomic_load(team + TEAM.resting) != 0:
         word = team + TEAM.generation
@@ -89,7 +90,7 @@ def wake(team):  # type: ignore[no-untyped-def]
 
 
 @exports.add("team_run", 4)
-def team_run(team, function, block, call):  # type: ignore[no-untyped-def]
+def team_run(team, function, block, call):
     """Do `function(block, call, team, thread)` on all threads; return when all are done."""
     for counter in range(WORK_COUNTERS):
         store_i64(team + TEAM.counters + CACHE_LINE * counter, 0)
@@ -102,14 +103,14 @@ def team_run(team, function, block, call):  # type: ignore[no-untyped-def]
 
 
 @exports.add("team_dismiss", 1)
-def team_dismiss(team):  # type: ignore[no-untyped-def]
+def team_dismiss(team):
     """Let every thread return from `team_serve`."""
     atomic_store(team + TEAM.generation, -1)
     wake(team)
 
 
 @exports.add("team_serve", 3)
-def team_serve(team, thread, seen):  # type: ignore[no-untyped-def]
+def team_serve(team, thread, seen):
     """A thread's life: take part in every run after generation `seen`, until dismissed."""
     spins = 0
     while True:

@@ -1,0 +1,299 @@
+"""The attention block: norm, projections, rotation, cache, softmax over the past, output, residual.
+
+`attention_block` does a whole block for some tokens with all threads of a team. `ATTENTION` names what is
+fixed when the model is loaded: facts, and addresses of matrices, cache and workspace.
+"""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
+    load_floats,
+    scatter_halves,
+    splat_f32,
+    store_floats,
+    store_halves,
+)
+from edgeinfer_kernels.cpu.native.phases import (
+    add_residual,
+    normalise,
+    normalise_and_quantise,
+    project,
+    quantise_input,
+)
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.native.softmax import (
+    LANES,
+    STATE_BYTES,
+    clear_states,
+    gather_floats,
+    gather_halves,
+    merge_state,
+    write_states,
+)
+from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.structures import (
+    ATTENTION,
+    CALL,
+    INPUT,
+    MATRIX,
+    NORM,
+    POSITIONS_A_PIECE,
+    ROWS_SCRATCH,
+    TEAM,
+)
+from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
+
+
+@inner
+def rotate(head, table, dimensions, halves):
+    """RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then sines."""
+    half = dimensions // 2
+    for i in range(half):
+        cosine = load_f32(table + 4 * i)
+        sine = load_f32(table + 4 * (half + i))
+        first = head + 4 * i if halves else head + 8 * i
+        second = head + 4 * (i + half) if halves else head + 8 * i + 4
+        a = load_f32(first)
+        b = load_f32(second)
+        store_f32(first, a * cosine - b * sine)
+        store_f32(second, a * sine + b * cosine)
+
+
+@inner
+def copy_padded(source, target, count, padded):
+    """`count` floats, then zeros up to `padded`."""
+    whole = count // 16 * 16
+    for i in range(0, whole, 16):
+        store_floats(target + 4 * i, load_floats(source + 4 * i))
+    if whole < padded:
+        store_floats(target + 4 * whole, splat_f32(np.float32(0)))
+        for i in range(whole, count):
+            store_f32(target + 4 * i, load_f32(source + 4 * i))
+
+
+@inner
+def take_head(block, matrix, norm, row, index, target):
+    """Head `index` of a projected row: bias, q/k norm, to `target` padded. norm = 0: none."""
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    padded = load_i64(block + ATTENTION.padded_head)
+    qk_norm = load_i64(block + ATTENTION.qk_norm)
+    copy_padded(row + 4 * head_dim * index, target, head_dim, padded)
+    bias = load_i64(matrix + MATRIX.bias)
+    if bias != 0:
+        for i in range(head_dim):
+            place = target + 4 * i
+            store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
+    if norm != 0 and qk_norm == 1:
+        normalise(norm, target, target)
+    elif norm != 0 and qk_norm == 2:
+        scale_by_row(norm, row, load_i64(matrix + MATRIX.rows), head_dim * index, head_dim, target)
+
+
+@inner
+def scale_by_row(norm, row, rows, first, count, target):
+    """RMS norm over a whole projected row, applied to `count` values from `first`, in `target`."""
+    square = np.float32(0)
+    for i in range(rows):
+        value = load_f32(row + 4 * i)
+        square += value * value
+    epsilon = load_f32(norm + NORM.epsilon)
+    scale = np.float32(1) / np.float32(np.sqrt(square / np.float32(rows) + epsilon))
+    weight = load_i64(norm + NORM.weight) + 4 * first
+    for i in range(count):
+        store_f32(target + 4 * i, load_f32(target + 4 * i) * scale * load_f32(weight + 4 * i))
+
+
+@inner
+def store_key(block, kv_head, position, row):
+    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    tiles = load_i64(block + ATTENTION.context) // LANES
+    element = (kv_head * tiles + position // LANES) * padded * LANES + position % LANES
+    cache = load_i64(block + ATTENTION.key_cache)
+    if load_i64(block + ATTENTION.half_cache) != 0:
+        for d in range(0, padded, LANES):
+            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
+    else:
+        for d in range(padded):
+            store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
+
+
+@inner
+def store_value(block, kv_head, position, row):
+    """A value to the cache: a row of its own, padded."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    element = (kv_head * load_i64(block + ATTENTION.context) + position) * padded
+    cache = load_i64(block + ATTENTION.value_cache)
+    if load_i64(block + ATTENTION.half_cache) != 0:
+        for i in range(0, padded, LANES):
+            store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
+    else:
+        for i in range(0, padded, LANES):
+            store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
+
+
+@inner
+def rotate_and_store(team, counter, block, call, scratch):
+    """Phase: queries to their padded place, keys and values to the cache, head by head."""
+    heads = load_i64(block + ATTENTION.heads)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    rope_dim = load_i64(block + ATTENTION.rope_dim)
+    halves = load_i64(block + ATTENTION.rope_halves) != 0
+    head = scratch + ROWS_SCRATCH
+    while True:
+        item = next_item(team, counter)
+        token = item // (heads + 2 * kv_heads)
+        if token >= load_i64(call + CALL.tokens):
+            break
+        index = item - token * (heads + 2 * kv_heads)
+        position = load_i64(call + CALL.start) + token
+        table = load_i64(call + CALL.rope) + 4 * rope_dim * token
+        kv_offset = token * load_i64(block + ATTENTION.kv_stride)
+        if index < heads:
+            row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
+            target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+            target += 4 * load_i64(block + ATTENTION.padded_head) * index
+            norm = load_i64(block + ATTENTION.q_norm)
+            take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
+            rotate(target, table, rope_dim, halves)
+        elif index < heads + kv_heads:
+            kv_head = index - heads
+            row = load_i64(block + ATTENTION.projected_k) + kv_offset
+            norm = load_i64(block + ATTENTION.k_norm)
+            take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
+            rotate(head, table, rope_dim, halves)
+            store_key(block, kv_head, position, head)
+        else:
+            kv_head = index - heads - kv_heads
+            row = load_i64(block + ATTENTION.projected_v) + kv_offset
+            take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
+            store_value(block, kv_head, position, head)
+
+
+@inner
+def pieces_of(block, team, tokens, positions):
+    """Into how many ranges of positions the work is cut: several when heads are too few for the threads."""
+    items = tokens * load_i64(block + ATTENTION.kv_heads)
+    threads = load_i64(team + TEAM.threads)
+    if items >= 4 * threads:
+        return 1
+    return min((4 * threads + items - 1) // items, (positions + POSITIONS_A_PIECE - 1) // POSITIONS_A_PIECE)
+
+
+@inner
+def state_bytes(block):
+    """Bytes of the states of one key head's query heads."""
+    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+    return group * (STATE_BYTES + 4 * load_i64(block + ATTENTION.padded_head))
+
+
+@inner
+def gather_item(block, call, item, pieces, states, scores):
+    """States of one token's one key head over one piece of its positions."""
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    padded = load_i64(block + ATTENTION.padded_head)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
+    token = item // (kv_heads * pieces)
+    kv_head = item // pieces % kv_heads
+    end = load_i64(call + CALL.start) + token + 1
+    window = load_i64(block + ATTENTION.window)
+    begin = max(0, end - window) if window > 0 else 0
+    share = (end - begin + pieces - 1) // pieces
+    first = min(end, begin + item % pieces * share)
+    last = min(end, first + share)
+    query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+    query += 4 * padded * group * kv_head
+    clear_states(states, group, padded)
+    if load_i64(block + ATTENTION.half_cache) != 0:
+        gather_halves(block, query, kv_head, first, last, states, scores)
+    else:
+        gather_floats(block, query, kv_head, first, last, states, scores)
+
+
+@inner
+def write_item(block, item, states):
+    """Merged states of one token's one key head to its row of `mixed`."""
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
+    mixed = load_i64(block + ATTENTION.mixed)
+    out = load_i64(mixed + INPUT.floats) + item // kv_heads * load_i64(mixed + INPUT.float_stride)
+    out += 4 * head_dim * group * (item % kv_heads)
+    write_states(states, group, head_dim, load_i64(block + ATTENTION.padded_head), out)
+
+
+@inner
+def attend(team, counter, block, call, scratch):
+    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it."""
+    tokens = load_i64(call + CALL.tokens)
+    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    scores = scratch + ROWS_SCRATCH
+    while True:
+        item = next_item(team, counter)
+        if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
+            break
+        if pieces == 1:
+            gather_item(block, call, item, pieces, scores + 4 * TILE, scores)
+            write_item(block, item, scores + 4 * TILE)
+        else:
+            states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
+            gather_item(block, call, item, pieces, states, scores)
+
+
+@inner
+def merge_pieces(team, counter, block, call):
+    """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
+    tokens = load_i64(call + CALL.tokens)
+    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    if pieces == 1:
+        return
+    padded = load_i64(block + ATTENTION.padded_head)
+    nbytes = state_bytes(block)
+    while True:
+        item = next_item(team, counter)
+        if item >= tokens * load_i64(block + ATTENTION.kv_heads):
+            break
+        states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
+        for piece in range(1, pieces):
+            for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
+                merge_state(states + offset, states + piece * nbytes + offset, padded)
+        write_item(block, item, states)
+
+
+exports = Exports()
+
+
+@exports.add("attention_block", 4)
+def attention_block(block, call, team, thread):
+    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are kept."""
+    tokens = load_i64(call + CALL.tokens)
+    scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)
+    normed = load_i64(block + ATTENTION.normed)
+    mixed = load_i64(block + ATTENTION.mixed)
+    q_stride = load_i64(block + ATTENTION.q_stride)
+    kv_stride = load_i64(block + ATTENTION.kv_stride)
+    output = load_i64(block + ATTENTION.output_matrix)
+    projected = load_i64(block + ATTENTION.projected)
+    stride = load_i64(block + ATTENTION.projected_stride)
+    normalise_and_quantise(team, 0, call, load_i64(block + ATTENTION.norm), normed)
+    barrier(team)
+    q = load_i64(block + ATTENTION.projected_q)
+    k = load_i64(block + ATTENTION.projected_k)
+    v = load_i64(block + ATTENTION.projected_v)
+    project(team, 1, tokens, load_i64(block + ATTENTION.q_matrix), normed, q, q_stride, scratch)
+    project(team, 2, tokens, load_i64(block + ATTENTION.k_matrix), normed, k, kv_stride, scratch)
+    project(team, 3, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
+    barrier(team)
+    rotate_and_store(team, 4, block, call, scratch)
+    barrier(team)
+    attend(team, 5, block, call, scratch)
+    barrier(team)
+    merge_pieces(team, 6, block, call)
+    barrier(team)
+    quantise_input(team, 7, call, mixed)
+    barrier(team)
+    project(team, 8, tokens, output, mixed, projected, stride, scratch)
+    barrier(team)
+    scale = load_f32(block + ATTENTION.residual_scale)
+    add_residual(team, 9, call, output, projected, stride, load_i64(block + ATTENTION.post_norm), scale)

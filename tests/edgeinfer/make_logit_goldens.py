@@ -1,0 +1,66 @@
+"""Write data/logits.npz: llama.cpp's logits on every file of the zoo. `python -m
+tests.edgeinfer.make_logit_goldens`.
+"""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.random_models import VOCABULARY, ZOO, RandomModel
+
+GOLDENS = Path(__file__).parent / "data" / "logits.npz"
+IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24).tolist()
+KEPT = [0, 1, 5, 6, 7, 12, 22, 23]
+"""Positions whose logits are kept: the first, around a window of six, the last."""
+QUANTISED = ("Q4_K", "Q6_K", "Q8_0")
+CONTEXT = 128
+
+
+def quantised(model: RandomModel) -> RandomModel:
+    """The same architecture, wide enough for blocks of 256, in a mix of formats."""
+    factors = {
+        name: np.linspace(1.0, float(values[-1]), 16, dtype=np.float32)
+        for name, values in model.rope_tensors.items()
+    }
+    return replace(
+        model,
+        width=256,
+        feed_forward=512,
+        heads=8,
+        kv_heads=8 if model.kv_heads == model.heads else 4,
+        head_dim=32,
+        formats=QUANTISED,
+        rope_tensors=factors,
+    )
+
+
+def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
+    """(len(ids), vocabulary) from llama.cpp with a float32 cache."""
+    import llama_cpp
+
+    llama = llama_cpp.Llama(
+        str(path), n_ctx=CONTEXT, logits_all=True, verbose=False, n_threads=2, type_k=0, type_v=0
+    )
+    llama.eval(ids)
+    logits = np.array(llama.scores[: len(ids)], np.float32)
+    llama.close()
+    return logits
+
+
+def main() -> None:
+    goldens: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in ZOO.items():
+            for suffix, variant in (("", model), (" quantised", quantised(model))):
+                path = variant.write(Path(folder) / "model.gguf")
+                goldens[name + suffix] = llama_cpp_logits(path, IDS)[KEPT]
+    np.savez_compressed(GOLDENS, **goldens)
+    print(f"{len(goldens)} files, {GOLDENS.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What a chat format offers templates, takes from files, and says when a template fails."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from edgeinfer.chat_format import ChatFormat
+from edgeinfer.errors import ChatTemplateError
+
+HELLO = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+class FewTokens:
+    """A tokenizer of four tokens."""
+
+    bos_id: int | None = 0
+    eos_id: int | None = 1
+    end_ids = frozenset({1})
+    vocabulary_size = 4
+
+    def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return [b"<s>", b"</s>", b"<pad>", b"<unk>"][token_id]
+
+
+def render(source: str, **variables: Any) -> str:
+    return ChatFormat(source).render(HELLO, **variables)
+
+
+def failure(source: str, **variables: Any) -> str:
+    with pytest.raises(ChatTemplateError) as caught:
+        render(source, **variables)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_special_texts_are_known_by_their_names() -> None:
+    source = "{{ bos_token }}{{ eos_token }}{{ pad_token }}|{{ unk_token }}"
+    assert ChatFormat(source, "<s>", "</s>").render(HELLO) == "<s></s>|"
+    metadata = {"tokenizer.chat_template": source, "tokenizer.ggml.padding_token_id": 2}
+    assert ChatFormat.from_metadata(metadata, FewTokens()).render(HELLO) == "<s></s><pad>|"
+
+
+def test_an_id_beyond_the_vocabulary_gives_no_text() -> None:
+    metadata = {"tokenizer.chat_template": "[{{ pad_token }}]", "tokenizer.ggml.padding_token_id": 99}
+    assert ChatFormat.from_metadata(metadata, FewTokens()).render(HELLO) == "[]"
+
+
+def test_the_prompt_for_an_answer_can_be_left_out() -> None:
+    source = "{% if add_generation_prompt %}>{% endif %}"
+    assert render(source) == ">"
+    assert render(source, add_generation_prompt=False) == ""
+
+
+def test_variables_reach_the_template_and_win() -> None:
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+    assert ChatFormat("{{ bos_token }}", "<s>").render(HELLO, bos_token="<b>") == "<b>"
+
+
+def test_a_block_takes_its_line_with_it() -> None:
+    assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
+
+
+def test_loops_can_break_and_continue() -> None:
+    source = (
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}"
+    )
+    assert render(source + "{{ i }}{% endfor %}") == "023"
+
+
+def test_what_the_model_says_may_be_marked() -> None:
+    assert render("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c") == "abHic"
+
+
+def test_json_is_not_escaped_for_html_and_takes_options() -> None:
+    value = {"b": "<ü'\">", "a": [1, None, True]}
+    assert render("{{ value|tojson }}", value=value) == json.dumps(value, ensure_ascii=False)
+    indented = json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)
+    assert render("{{ value|tojson(indent=2, sort_keys=true) }}", value=value) == indented
+    packed = json.dumps(value, separators=(",", ":"))
+    assert render("{{ value|tojson(ensure_ascii=true, separators=(',', ':')) }}", value=value) == packed
+
+
+def test_the_clock_is_offered() -> None:
+    chat_format = ChatFormat("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2024, 7, 26))
+    assert chat_format.render(HELLO) == "26 Jul 2024"
+
+
+def test_reasoning_is_known_by_either_name() -> None:
+    chat_format = ChatFormat("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}")
+    for key in ("thinking", "reasoning_content"):
+        assert chat_format.render([{"role": "assistant", "content": "", key: "Hm"}]) == "Hm|Hm"
+
+
+def test_only_plain_data_reaches_a_template() -> None:
+    class Text(str):
+        def shout(self) -> str:
+            return "!"
+
+    assert render("{{ value }}", value=object()) == "<object>"
+    assert failure("{{ value.shout() }}", value=Text("a")).startswith("chat template, line 1:")
+    assert render("{{ value }}", value=(1, 2)) == "[1, 2]"
+
+
+def test_a_template_is_compiled_when_it_is_used() -> None:
+    broken = ChatFormat("{% if %}")
+    assert broken.template_source == "{% if %}"
+    with pytest.raises(ChatTemplateError):
+        broken.render(HELLO)
+
+
+def test_a_file_without_a_template_names_the_way_out() -> None:
+    chat_format = ChatFormat.from_metadata({}, FewTokens())
+    assert chat_format.template_source is None
+    with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template is missing.*--chat-template FILE"):
+        chat_format.render(HELLO)
+
+
+def test_named_templates_are_taken_by_name() -> None:
+    metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.rag": "with documents"}
+    assert ChatFormat.from_metadata(metadata, FewTokens(), name="rag").render(HELLO) == "with documents"
+    assert ChatFormat.from_metadata(metadata, FewTokens(), name="default").render(HELLO) == "plain"
+    with pytest.raises(ChatTemplateError, match=r"chat_template\.story is missing; .*: default, rag"):
+        ChatFormat.from_metadata(metadata, FewTokens(), name="story")
+
+
+def test_a_template_for_tools_is_taken_where_tools_are_offered() -> None:
+    metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    chat_format = ChatFormat.from_metadata(metadata, FewTokens())
+    assert chat_format.render(HELLO) == "plain"
+    assert chat_format.render(HELLO, tools=TOOLS) == "tools"
+    assert (
+        ChatFormat.from_metadata(metadata, FewTokens(), name="default").render(HELLO, tools=TOOLS) == "plain"
+    )
+
+
+def test_the_only_template_gets_the_tools_too() -> None:
+    assert ChatFormat("{{ tools[0].function.name }}").render(HELLO, tools=TOOLS) == "look"
+
+
+def test_a_mistake_in_the_grammar_is_shown_with_its_line() -> None:
+    told = failure("one\ntwo\n  {% if %}\n")
+    assert told.startswith("chat template, line 3: Expected an expression")
+    assert told.endswith("in: {% if %}")
+
+
+def test_an_exception_of_the_template_is_shown_with_its_line() -> None:
+    told = failure("{{ 1 }}\n{{ raise_exception('No system\nrole') }}")
+    assert told == "chat template, line 2: No system role in: {{ raise_exception('No system"
+
+
+def test_what_is_undefined_is_named() -> None:
+    assert failure("\n{{ nobody.name.first }}").startswith(
+        "chat template, line 2: 'nobody' is undefined in: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ 'a' + 1 }}", "TypeError: can only concatenate str"),
+        ("{{ none|length }}", "TypeError: object of type 'NoneType' has no len()"),
+        ("{{ 1|nope }}", "No filter named 'nope'"),
+        ("{% nope %}", "Encountered unknown tag 'nope'"),
+        ("{% include 'x' %}", "TypeError: no loader for this environment"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+    ],
+)
+def test_other_mistakes_are_told_in_one_line(source: str, told: str) -> None:
+    assert told in failure(source)
+
+
+def test_a_long_line_is_cut_in_the_message() -> None:
+    assert len(failure("{{ raise_exception('x') }}" + "y" * 10_000)) < 300

@@ -1,0 +1,45 @@
+"""Eighteen vendors' templates render chats as Hugging Face transformers does."""
+
+import functools
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeinfer.chat_format import ChatFormat
+from edgeinfer.errors import ChatTemplateError
+
+FOLDER = Path(__file__).parent / "data" / "templates"
+CONTENT: dict[str, Any] = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
+TEMPLATES = sorted(path.name for path in FOLDER.glob("*.jinja"))
+
+
+@functools.cache
+def format_of(template: str) -> ChatFormat:
+    return ChatFormat(
+        (FOLDER / template).read_text(encoding="utf-8"),
+        special_texts=CONTENT["special"],
+        now=lambda: datetime.fromisoformat(CONTENT["now"]),
+    )
+
+
+def test_every_template_has_goldens() -> None:
+    assert sorted(CONTENT["goldens"]) == TEMPLATES
+    assert len(TEMPLATES) == 18
+
+
+@pytest.mark.parametrize("case", CONTENT["cases"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_renders_as_hugging_face_renders_it(template: str, case: str) -> None:
+    wanted = CONTENT["goldens"][template][case]
+    settings = dict(CONTENT["cases"][case])
+    variables = settings.pop("variables", {})
+    chat_format = format_of(template)
+    if isinstance(wanted, str):
+        assert chat_format.render(**settings, **variables) == wanted
+        return
+    with pytest.raises(ChatTemplateError) as caught:
+        chat_format.render(**settings, **variables)
+    assert wanted["error"] in str(caught.value)

@@ -1,0 +1,88 @@
+"""Cutting a text into words."""
+
+import random
+
+import numpy as np
+import pytest
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.tokenizer import Tokenizer, known_pre_tokenizers
+from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
+from edgeinfer.tokenizer.splitting import Splitter
+from edgeinfer.tokenizer.unicode_classes import LETTER, MARK, NUMBER, OTHER, class_table, class_text
+
+METADATA = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
+
+
+def words(name: str, text: str) -> list[str]:
+    return list(Splitter(pre_tokenizer(name)).words(text))
+
+
+def test_an_unknown_pre_tokenizer_is_named_with_the_way_on() -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"})
+    assert "'tomorrow-bpe' is not known" in str(caught.value)
+    assert "--assume-pre-tokenizer default" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_pre_tokenizer_can_be_replaced_and_that_is_noted() -> None:
+    metadata = METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}
+    tokenizer = Tokenizer.from_metadata(metadata, unknown_pre="default")
+    assert "'tomorrow-bpe' is not known: 'default' is taken instead" in tokenizer.notes[0]
+
+
+def test_a_replacement_is_not_used_for_a_known_pre_tokenizer() -> None:
+    assert (
+        Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "qwen2"}, unknown_pre="gpt-2").notes == ()
+    )
+
+
+def test_a_replacement_that_is_not_known_itself_is_an_error() -> None:
+    with pytest.raises(UnsupportedModelError, match="'other' is not known"):
+        Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}, unknown_pre="other")
+
+
+def test_a_missing_pre_tokenizer_is_noted() -> None:
+    assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).notes[0]
+
+
+@pytest.mark.parametrize("name", known_pre_tokenizers())
+def test_the_words_of_random_text_join_to_the_text(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(40):
+        alphabet = draw.choice(
+            ["ab 1'\n", "aA\u0301中0٣ \u3000\r\n!", "".join(map(chr, range(32, 0x2FF, 7)))]
+        )
+        text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(60)))
+        assert "".join(words(name, text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("gpt-2", "I'll  go 123!", ["I", "'ll", " ", " go", " 123", "!"]),
+        ("llama-bpe", "I'LL 12345", ["I", "'LL", " ", "123", "45"]),
+        ("qwen2", "a12 b\n\n c", ["a", "1", "2", " b", "\n\n", " c"]),
+        ("qwen35", "e\u0301a b", ["e\u0301a", " b"]),
+        ("deepseek-v3", "中文abc1234", ["中文", "abc", "123", "4"]),
+        ("kimi-k2", "漢字abc's", ["漢字", "abc's"]),
+        ("gpt-4o", "HTMLParser's/\n", ["HTMLParser's", "/\n"]),
+        ("tekken", "CamelCase 12", ["Camel", "Case", " ", "1", "2"]),
+        ("tiny_aya", "a1234567b", ["a", "1", "234", "567", "b"]),
+        ("superbpe", "a1234567b", ["a", "1", "234", "567", "b"]),
+        ("falcon", "12345 a`b", ["123", "45", " a", "`", "b"]),
+        ("bloom", "ab, cd。ef", ["ab", ",", " cd", "。", "ef"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+    ],
+)
+def test_words_are_cut_as_the_model_was_trained(name: str, text: str, wanted: list[str]) -> None:
+    assert words(name, text) == wanted
+
+
+def test_classes_beyond_ascii_are_single_bytes() -> None:
+    table = class_table()
+    assert table.shape == (0x110000,)
+    found = class_text("aé1٣ \u3000\u0301\u0378", table).encode("latin-1")
+    assert found == bytes([ord("a"), LETTER, ord("1"), NUMBER, ord(" "), 0x0B, MARK, OTHER])
+    assert np.array_equal(table[:128], np.arange(128))

@@ -1,0 +1,155 @@
+"""The numba backend's blocks against the numpy reference, on every instruction set and thread count."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.transformer import Transformer
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import Backend, CacheType, LayerCache
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.reference import ReferenceBackend
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_quant_formats import GGUFFile
+from tests.kernels.conftest import ISA_NAMES
+from tests.random_models import VOCABULARY, ZOO, RandomModel
+
+CONTEXT = 160
+LONG = 700
+IDS = np.random.default_rng(5).integers(3, VOCABULARY, 150).tolist()
+Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], Backend]
+
+
+def engine_for(
+    path: Path, build: Build, kind: CacheType = "f32", batch: int = 64, context: int = CONTEXT
+) -> Transformer:
+    file = GGUFFile.open(path)
+    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    specification = config.specification(rope_factors(file, config, context))
+    cache = KVCache(specification, context, kind)
+    return Transformer(
+        specification, build(specification, read_weights(file, config), cache.layers), cache, batch
+    )
+
+
+def cpu(isa: str | None = None, threads: int = 2) -> Build:
+    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+        kernels = load_kernels(user_folder("cache"), choose(isa), kernel_formats(w))
+        return CpuBackend(s, w, c, kernels, batch=64, threads=threads)
+
+    return build
+
+
+def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+    return ReferenceBackend(s, w, c, np.float64)
+
+
+def logits_of(
+    path: Path, build: Build, kind: CacheType = "f32", ids: list[int] = IDS
+) -> npt.NDArray[np.float32]:
+    engine = engine_for(path, build, kind)
+    try:
+        return engine.append_all(ids)
+    finally:
+        engine.close()
+
+
+def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2"])
+def test_a_chunked_prefill_equals_the_exact_evaluation(tmp_path: Path, isa: str, name: str) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    assert relative(logits_of(path, cpu(isa)), logits_of(path, exact)) < 5e-6
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_any_number_of_threads_gives_the_same_logits(tmp_path: Path, threads: int) -> None:
+    path = replace(ZOO["llama"], formats=("Q8_0", "Q4_0")).write(tmp_path / "model.gguf")
+    assert np.array_equal(logits_of(path, cpu(threads=threads)), logits_of(path, cpu(threads=1)))
+
+
+def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
+    path = ZOO["gemma2"].write(tmp_path / "model.gguf")
+    engine = engine_for(path, cpu())
+    together = engine.append_all(IDS)
+    engine.rewind(0)
+    single = np.stack([engine.append([token]) for token in IDS])
+    engine.close()
+    assert relative(single, together) < 1e-6
+
+
+def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
+    path = ZOO["llama"].write(tmp_path / "model.gguf")
+    want = logits_of(path, exact)
+    assert relative(logits_of(path, cpu(), "f16"), want) < 2e-3
+    assert np.array_equal(logits_of(path, cpu(ISA_NAMES[-1]), "f16").shape, want.shape)
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 80, 128])
+def test_head_dimensions_that_fill_no_register_are_padded(tmp_path: Path, head_dim: int) -> None:
+    model = RandomModel("qwen3", head_dim=head_dim, heads=6, kv_heads=2)
+    path = model.write(tmp_path / "model.gguf")
+    assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_long_attention_in_pieces_equals_the_exact_evaluation(
+    tmp_path: Path, name: str, kind: CacheType
+) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()
+    found = []
+    for build in (cpu(threads=5), exact):
+        engine = engine_for(path, build, kind, context=LONG)
+        engine.append(ids[:-3])
+        found.append(np.stack([engine.append([token]) for token in ids[-3:]]))
+        engine.close()
+    assert relative(found[0], found[1]) < (2e-3 if kind == "f16" else 5e-6)
+
+
+def test_odd_widths_are_padded(tmp_path: Path) -> None:
+    model = RandomModel("llama", width=60, feed_forward=100, head_dim=12, heads=5, kv_heads=1)
+    path = model.write(tmp_path / "model.gguf")
+    assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q5_K"), ("F16", "BF16", "Q5_0")],
+)
+def test_quantised_models_differ_by_the_rounding_of_activations_only(
+    tmp_path: Path, formats: tuple[str, ...]
+) -> None:
+    model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
+    path = model.write(tmp_path / "model.gguf")
+    ids = IDS[:20]
+    assert relative(logits_of(path, cpu(), ids=ids), logits_of(path, exact, ids=ids)) < 0.05
+
+
+def test_more_tokens_than_the_batch_are_refused(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
+    with pytest.raises(ValueError, match="65 tokens in one step; the backend was loaded for 64"):
+        engine.backend.embed(IDS[:65])
+    engine.close()
+
+
+def test_an_instruction_set_that_the_processor_lacks_is_refused(tmp_path: Path) -> None:
+    path = ZOO["llama"].write(tmp_path / "model.gguf")
+    with pytest.raises(
+        UnsupportedProcessorError, match=r"instruction set avx1024: this processor \(.*\) runs"
+    ):
+        engine_for(path, cpu("avx1024"))

@@ -1,0 +1,101 @@
+"""Row kernels of every format and instruction set against float64 products of the decoded weights."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.memory import UnsupportedFormatError, interleave, interleaved_bytes, kernel_format
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.weights import Matrix
+from edgeinfer_quant_formats import FORMATS, block_format
+from tests.kernels.conftest import ISA_NAMES
+from tests.kernels.row_matrices import FLOATS, multiply, random_matrix
+
+FORMAT_NAMES = [*FIELDS, "TQ1_0"]
+SHAPES = [(1, 1), (16, 1), (63, 2), (111, 1), (320, 8)]
+"""(rows, blocks of 256 or steps of 44 columns)."""
+TOKENS = [1, 2, 33]
+
+
+def columns_for(name: str, blocks: int) -> int:
+    return 44 * blocks if name in FLOATS else 256 * blocks
+
+
+def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
+
+
+@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_rows_times_activations_equal_the_decoded_weights(
+    kernels_for: Callable[[str], Kernels], isa: str, name: str
+) -> None:
+    kernels, random = kernels_for(isa), np.random.default_rng(1)
+    for rows, blocks in SHAPES:
+        matrix = random_matrix(name, rows, columns_for(name, blocks))
+        for tokens in TOKENS:
+            x = random.standard_normal((tokens, matrix.columns)).astype(np.float32)
+            got, want = multiply(kernels, matrix, x)
+            assert relative(got, want) < 2e-6, (rows, blocks, tokens)
+
+
+@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("name", [name for name in FORMAT_NAMES if name not in FLOATS])
+def test_any_bits_of_quants_are_read_as_the_decoder_reads_them(
+    kernels_for: Callable[[str], Kernels], isa: str, name: str
+) -> None:
+    random, form = np.random.default_rng(2), block_format(name)
+    matrix = random_matrix(name, 32, 512)
+    scales = random_matrix(name, 32, 512).raw.reshape(32, -1, form.block_bytes)
+    raw = random.integers(0, 256, scales.shape, dtype=np.uint8)
+    float_bytes = {
+        "Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210), "TQ1_0": (52, 54), "TQ2_0": (64, 66),
+        "Q4_1": (0, 4), "Q5_1": (0, 4), "Q4_K": (0, 4), "Q5_K": (0, 4), "MXFP4": (0, 1),
+    }.get(name, (0, 2))  # fmt: skip
+    raw[..., slice(*float_bytes)] = scales[..., slice(*float_bytes)]
+    matrix = Matrix(name, name, 32, 512, raw.reshape(32, -1))
+    got, want = multiply(kernels_for(isa), matrix, random.standard_normal((2, 512)).astype(np.float32))
+    assert relative(got, want) < 2e-6
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("scale", [1e-4, 1e3])
+def test_extreme_scales_and_zeros_stay_exact(kernels: Kernels, name: str, scale: float) -> None:
+    matrix = random_matrix(name, 48, columns_for(name, 1), scale)
+    x = np.random.default_rng(3).standard_normal((3, matrix.columns)).astype(np.float32) / scale
+    x[1] = 0
+    got, want = multiply(kernels, matrix, x)
+    assert relative(got, want) < 2e-6
+    assert not got[1].any()
+
+
+def test_a_float_row_that_is_no_multiple_of_four_is_padded(kernels: Kernels) -> None:
+    for columns in (1, 7, 63, 111):
+        matrix = random_matrix("F16", 5, columns)
+        got, want = multiply(kernels, matrix, np.ones((1, columns), np.float32))
+        assert relative(got, want) < 2e-6
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_interleaving_takes_the_bytes_of_whole_groups(kernels: Kernels, name: str) -> None:
+    matrix = random_matrix(name, 33, 512)
+    form = block_format(kernel_format(matrix))
+    assert interleaved_bytes(matrix) == 48 * form.row_bytes(512)
+    assert interleave(matrix, kernels).nbytes >= interleaved_bytes(matrix)
+
+
+def test_fields_cover_every_block_without_gaps() -> None:
+    for name, fields in FIELDS.items():
+        ends = [field.offset + field.unit * field.count for field in fields]
+        assert [field.offset for field in fields] == [0, *ends[:-1]], name
+        assert ends[-1] == block_format(name).block_bytes, name
+
+
+def test_a_format_without_a_kernel_is_named() -> None:
+    name = next(name for name in FORMATS if name not in FORMAT_NAMES)
+    matrix = Matrix("blk.0.ffn_up.weight", name, 1, 1, np.zeros((1, 8), np.uint8))
+    with pytest.raises(UnsupportedFormatError, match=rf"blk\.0\.ffn_up\.weight: no CPU kernel for {name}"):
+        kernel_format(matrix)

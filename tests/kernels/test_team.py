@@ -1,0 +1,97 @@
+"""The thread team: sleeps when idle, survives forks, serves several callers, ends when closed."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_kernels.cpu.memory import address
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import CACHE_LINE
+from edgeinfer_kernels.cpu.threads import Team
+
+
+def add_up(kernels: Kernels, team: Team) -> int:
+    """Let the team read 1 MiB of ones; the sum over its threads' int32 words."""
+    memory = np.ones(1 << 18, np.int32)
+    sums = np.zeros(CACHE_LINE // 8 * team.threads, np.int64)
+    call = np.array([memory.nbytes, address(sums)], np.int64)
+    team.run(kernels.address("read_memory"), address(memory), address(call))
+    return int(sums[:: CACHE_LINE // 8].sum())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 7])
+def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
+    team = Team(kernels, threads)
+    share = (1 << 20) // threads // 256 * 256
+    assert [add_up(kernels, team) for _ in range(50)] == [share // 4 * threads] * 50
+    team.close()
+
+
+def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
+    team = Team(kernels, 2)
+    for pause in (0.0, 0.05, 0.2):
+        time.sleep(pause)
+        assert add_up(kernels, team) == 1 << 18
+    team.close()
+
+
+def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
+    team = Team(kernels, 3)
+    add_up(kernels, team)
+    time.sleep(0.3)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+    team.close()
+
+
+def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
+    team = Team(kernels, 2)
+    found: list[int] = []
+    callers = [
+        threading.Thread(target=lambda: found.extend(add_up(kernels, team) for _ in range(50)))
+        for _ in range(4)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == [1 << 18] * 200
+    team.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gets_threads_of_its_own(kernels: Kernels) -> None:
+    team = Team(kernels, 2)
+    add_up(kernels, team)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if add_up(kernels, team) == 1 << 18 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert add_up(kernels, team) == 1 << 18
+    team.close()
+
+
+def test_closing_ends_the_threads(kernels: Kernels) -> None:
+    before = threading.active_count()
+    team = Team(kernels, 4)
+    assert threading.active_count() == before + 3
+    team.close()
+    team.close()
+    assert threading.active_count() == before
+
+
+def test_a_forgotten_team_ends_its_threads(kernels: Kernels) -> None:
+    before = threading.active_count()
+    team = Team(kernels, 3)
+    del team
+    assert threading.active_count() == before
+
+
+def test_usable_processors_are_counted_by_affinity() -> None:
+    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)

@@ -1,0 +1,273 @@
+"""Small GGUF files of any architecture with seeded random weights, written by the tests that need them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.architectures import ARCHITECTURES
+from edgeinfer_quant_formats import GGUFWriter, block_format
+
+VOCABULARY = 288
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """One file's architecture, sizes and formats. `extra` metadata keys lack the architecture's prefix."""
+
+    architecture: str
+    width: int = 64
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    feed_forward: int = 96
+    context: int = 256
+    tied: bool = False
+    fused: bool = False
+    biases: tuple[str, ...] = ()
+    rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    formats: tuple[str, ...] = ("F32",)
+    """Formats of the matrices, taken in turn."""
+    seed: int = 0
+
+    def write(self, path: Path) -> Path:
+        """Write the file."""
+        random = np.random.default_rng([self.seed, *self.architecture.encode()])
+        formats = _Cycle(self.formats)
+        with GGUFWriter(path, self.metadata()) as writer:
+            for name, shape in self.tensors().items():
+                values = _values(random, name, shape)
+                wanted = formats.next_for(shape)
+                writer.add_tensor(name, values, wanted)
+            for name, factors in self.rope_tensors.items():
+                writer.add_tensor(name, factors, "F32")
+        return path
+
+    def metadata(self) -> dict[str, Any]:
+        """The file's keys, a SentencePiece vocabulary of bytes and letters among them."""
+        facts = ARCHITECTURES.get(self.architecture)
+        layer_norm = facts is not None and facts.norm == "layer"
+        epsilon = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
+        own = {
+            "block_count": self.layers,
+            "embedding_length": self.width,
+            "context_length": self.context,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "rope.dimension_count": self.head_dim,
+            "feed_forward_length": self.feed_forward,
+            f"attention.{epsilon}": 1e-5,
+            **self.extra,
+        }
+        return {
+            "general.architecture": self.architecture,
+            **{f"{self.architecture}.{key}": value for key, value in own.items()},
+            **vocabulary_metadata(),
+        }
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor with random values."""
+        facts = ARCHITECTURES[self.architecture]
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embd.weight": (VOCABULARY, self.width),
+            "output_norm.weight": (self.width,),
+        }
+        if facts.norm == "layer":
+            shapes["output_norm.bias"] = (self.width,)
+        if not self.tied:
+            shapes["output.weight"] = (VOCABULARY, self.width)
+        for layer in range(self.layers):
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_tensors().items()}
+        return shapes
+
+    def _layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        facts = ARCHITECTURES[self.architecture]
+        q, kv, width, hidden = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.width,
+            self.feed_forward,
+        )
+        rows = {
+            "attn_q": q,
+            "attn_k": kv,
+            "attn_v": kv,
+            "attn_output": width,
+            "ffn_down": width,
+            "ffn_up": hidden,
+        }
+        columns = {"attn_output": q, "ffn_down": hidden}
+        if facts.gated:
+            rows["ffn_gate"] = hidden
+        if self.fused:
+            rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
+            rows["ffn_up"] += rows.pop("ffn_gate")
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{name}.weight": (count, columns.get(name, width)) for name, count in rows.items()
+        }
+        shapes |= {f"{name}.bias": (rows[name],) for name in self.biases}
+        norms = []
+        if facts.pre_norm:
+            norms += ["attn_norm", "ffn_norm"]
+        if facts.post_norm:
+            norms += ["post_attention_norm", "post_ffw_norm"]
+        shapes |= {f"{name}.weight": (width,) for name in norms}
+        if facts.norm == "layer":
+            shapes |= {f"{name}.bias": (width,) for name in norms}
+        if facts.qk_norm != "none":
+            by_row = facts.qk_norm == "row"
+            shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
+            shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
+        return shapes
+
+
+def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    values = random.standard_normal(shape)
+    if name.endswith("norm.weight"):
+        values = 1 + 0.1 * values
+    elif len(shape) == 1:
+        values = 0.2 * values
+    elif name != "token_embd.weight":
+        values = values * 1.5 / np.sqrt(shape[1])
+    return values.astype(np.float32)
+
+
+class _Cycle:
+    """Gives each matrix the next format that its rows allow; vectors stay F32."""
+
+    def __init__(self, formats: tuple[str, ...]) -> None:
+        self._formats = formats
+        self._count = 0
+
+    def next_for(self, shape: tuple[int, ...]) -> str:
+        if len(shape) == 1:
+            return "F32"
+        self._count += 1
+        wanted = self._formats[self._count % len(self._formats)]
+        return wanted if shape[1] % block_format(wanted).block_elements == 0 else "F32"
+
+
+def vocabulary_metadata() -> dict[str, Any]:
+    """A SentencePiece vocabulary of 288: three specials, 256 bytes, letters and a few words."""
+    letters = [
+        "▁",
+        *"etaoinshrdlu",
+        "▁t",
+        "he",
+        "▁the",
+        "an",
+        "▁a",
+        "in",
+        "er",
+        "▁w",
+        "re",
+        "on",
+        "▁s",
+        "▁o",
+        "▁b",
+    ]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    tokens += [f"<|extra{i}|>" for i in range(VOCABULARY - len(tokens))]
+    types = [2, 3, 3] + [6] * 256 + [1] * len(letters)
+    types += [3] * (VOCABULARY - len(types))
+    scores = [0.0] * 259 + [-float(i) for i in range(VOCABULARY - 259)]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.array(scores, np.float32),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+_Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
+_ALL_BIASES = (*_Q5, "ffn_up", "ffn_down")
+
+
+def _long_factors(count: int, most: float) -> npt.NDArray[np.float32]:
+    return np.linspace(1.0, most, count, dtype=np.float32)
+
+
+ZOO: dict[str, RandomModel] = {
+    "llama": RandomModel("llama"),
+    "llama-tied-biases": RandomModel("llama", tied=True, biases=_Q5),
+    "llama-linear": RandomModel(
+        "llama", extra={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.freq_base": 20000.0}
+    ),
+    "llama-yarn": RandomModel(
+        "llama",
+        extra={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "llama3-factors": RandomModel(
+        "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
+    ),
+    "arcee": RandomModel("arcee", tied=True),
+    "gemma": RandomModel("gemma", tied=True, head_dim=32),
+    "gemma2": RandomModel(
+        "gemma2",
+        layers=4,
+        tied=True,
+        head_dim=32,
+        extra={
+            "attention.sliding_window": 6,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": RandomModel(
+        "gemma3",
+        layers=7,
+        tied=True,
+        head_dim=32,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base": 1000000.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "granite": RandomModel(
+        "granite",
+        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
+    ),
+    "internlm2": RandomModel("internlm2"),
+    "olmo2": RandomModel("olmo2", kv_heads=4),
+    "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
+    "phi3": RandomModel("phi3", fused=True),
+    "phi3-longrope": RandomModel(
+        "phi3",
+        fused=True,
+        extra={
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.attn_factor": 1.19,
+        },
+        rope_tensors={
+            "rope_factors_long.weight": _long_factors(8, 40.0),
+            "rope_factors_short.weight": _long_factors(8, 2.0),
+        },
+    ),
+    "qwen2": RandomModel("qwen2", biases=("attn_q", "attn_k", "attn_v")),
+    "qwen3": RandomModel("qwen3", head_dim=32),
+    "smollm3": RandomModel("smollm3", layers=5, tied=True),
+    "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
+}
+"""One file or more for every architecture; their goldens come from llama.cpp."""
