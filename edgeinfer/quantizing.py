@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeinfer.catalogue import find_model
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_quant_formats import BlockFormat, FormatError, GGUFFile
 from edgeinfer_quant_formats.importance_file import Importance, read_importance
 from edgeinfer_quant_formats.mixes import find_mix
