@@ -24,7 +24,7 @@ def columns_for(name: str, blocks: int) -> int:
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+    return float(np.linalg.norm(got - want) / max(float(np.linalg.norm(want)), 1e-30))
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)
