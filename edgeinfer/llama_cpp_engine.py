@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,23 @@ class LlamaCppTokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids, as `Tokenizer.decode`."""
+        control = self._library.llama_vocab_is_control
+        pieces: list[bytes] = []
+        # llama.cpp takes the prefix space off at the very beginning only: each run by itself.
+        for is_control, run in groupby(ids, key=lambda token: bool(control(self._vocabulary, token))):
+            if not is_control:
+                pieces.append(self._run(list(run)))
+            elif special:
+                pieces += [self.token_bytes(token) for token in run]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _run(self, ids: list[int]) -> bytes:
+        """The bytes of tokens without a control token among them."""
         given = (ctypes.c_int32 * len(ids))(*ids)
         convert = self._library.llama_detokenize
-        found = _filled(
-            lambda buffer, size: convert(self._vocabulary, given, len(ids), buffer, size, False, special)
+        return _filled(
+            lambda buffer, size: convert(self._vocabulary, given, len(ids), buffer, size, False, False)
         )
-        return found.decode("utf-8", "replace")
 
     def stream_decoder(self) -> StreamDecoder:
         """Ids to text as they come."""
@@ -102,19 +114,17 @@ class LlamaCppEngine:
         """As the protocol says."""
         self._catch_up()
         for first in range(0, len(ids), BATCH):
-            self._read(ids[first : first + BATCH])
+            last = self._read(ids[first : first + BATCH])
             if progress:
                 progress(min(first + BATCH, len(ids)), len(ids))
-        return self._logits()
+        found: npt.NDArray[np.float32] = last[0]
+        return found
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """As the protocol says; one token at a time."""
+        """As the protocol says."""
         self._catch_up()
-        rows = []
-        for token_id in ids:
-            self._read([token_id])
-            rows.append(self._logits())
-        return np.stack(rows)
+        steps = range(0, len(ids), BATCH)
+        return np.concatenate([self._read(ids[first : first + BATCH], every=True) for first in steps])
 
     def _catch_up(self) -> None:
         """Read anew what a model that can't step back had to forget."""
@@ -124,15 +134,17 @@ class LlamaCppEngine:
         for first in range(self._held, len(known), BATCH):
             self._read(known[first : first + BATCH])
 
-    def _read(self, ids: Sequence[int]) -> None:
-        self._llama.n_tokens = self._held
-        self._llama.eval(list(ids))
+    def _read(self, ids: Sequence[int], every: bool = False) -> npt.NDArray[np.float32]:
+        """One step; logits (tokens, vocabulary) behind `every` token, or (1, vocabulary) behind the last."""
+        context, batch = self._llama._ctx, self._llama._batch
+        context.kv_cache_seq_rm(0, self._held, -1)
+        batch.set_batch(batch=ids, n_past=self._held, logits_all=every)
+        context.decode(batch)
         self.ids.extend(ids)
         self._held += len(ids)
-
-    def _logits(self) -> npt.NDArray[np.float32]:
-        pointer = self._llama._ctx.get_logits_ith(-1)
-        return np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).astype(np.float32)
+        pointer = context.get_logits() if every else context.get_logits_ith(-1)
+        shape = len(ids) if every else 1, self.vocabulary_size
+        return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens. Recurrent models can't: they read them again later."""
