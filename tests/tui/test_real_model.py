@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import edgeinfer
+from edgeinfer import load
 from edgeinfer.user_folders import user_folder
 from tests.edgeinfer.test_builtin_model import GREEDY_TEXT, PROMPT
 from tests.random_models import ZOO
+from tests.tui.conftest import CommandLine
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
@@ -30,7 +31,13 @@ GREEDY = ("-t", "0", "--threads", "2")
 @pytest.fixture(scope="module", autouse=True)
 def _built_kernels() -> None:
     """The kernels are there before a program with less patience wants them."""
-    edgeinfer.load("tiny").close()
+    load("tiny").close()
+
+
+@pytest.fixture(autouse=True)
+def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs in this process finds nothing on standard input."""
+    monkeypatch.setattr(sys, "stdin", None)
 
 
 def run(home: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -124,10 +131,10 @@ def test_a_chat_on_a_terminal_answers_and_leaves(home: Path, opened: list[Termin
 
 
 @pytest.mark.parametrize("arguments", [("show", "tiny"), ("list",), ("doctor",)])
-def test_reports_can_be_read_by_programs(home: Path, arguments: tuple[str, ...]) -> None:
-    done = run(home, *arguments, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)
+def test_reports_can_be_read_by_programs(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
+    done = edgeinfer(*arguments, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)
 
 
 def broken(path: Path, kind: str) -> Path:
@@ -160,16 +167,23 @@ def broken(path: Path, kind: str) -> Path:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "show"])
-def test_what_is_no_model_is_one_line(tmp_path: Path, command: str, kind: str, told: str) -> None:
+def test_what_is_no_model_is_one_line(
+    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, told: str
+) -> None:
     path = broken(tmp_path / "model.gguf", kind)
-    done = run(tmp_path, command, str(path), *(["Hi"] if command == "run" else []))
+    done = edgeinfer(command, str(path), *(["Hi"] if command == "run" else []))
     if (command, kind) == ("show", "architecture"):
-        assert done.returncode == 0
+        assert done.code == 0
         return
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("edgeinfer: ")
-    assert done.stderr.count("\n") == 1
-    assert told in done.stderr
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("edgeinfer: ")
+    assert done.err.count("\n") == 1
+    assert told in done.err
+
+
+def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> None:
+    done = run(home, "run", str(broken(home / "model.gguf", "cut")), "Hi")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -182,15 +196,17 @@ def test_what_is_no_model_is_one_line(tmp_path: Path, command: str, kind: str, t
         (("tiny", "one two three four five six", "-c", "5"), "tokens, the context holds 5; the largest "),
     ],
 )
-def test_what_cannot_be_done_is_one_line(home: Path, arguments: tuple[str, ...], told: str) -> None:
-    done = run(home, "run", *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-    assert told in done.stderr
+def test_what_cannot_be_done_is_one_line(
+    edgeinfer: CommandLine, arguments: tuple[str, ...], told: str
+) -> None:
+    done = edgeinfer("run", *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert told in done.err
 
 
-def test_help_names_only_what_there_is(home: Path) -> None:
-    text = run(home, "run", "--help").stdout
+def test_help_names_only_what_there_is(edgeinfer: CommandLine) -> None:
+    text = edgeinfer("run", "--help").out
     for absent in ("cuda", "q8_0", "lookup", "--vram", "--draft"):
         assert absent not in text
     assert "--threads" in text
