@@ -23,7 +23,7 @@ PROMPT = "the rain on"
 @pytest.fixture(scope="module")
 def theirs(zoo_file: ZooFile) -> Iterator[Model]:
     pytest.importorskip("llama_cpp")
-    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=2, kv="f32") as model:
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1, kv="f32") as model:
         yield model
 
 
@@ -134,7 +134,7 @@ def test_a_lone_surrogate_is_no_crash(theirs: Model) -> None:
 
 def test_the_context_is_the_one_asked_for_or_the_trained_one(theirs: Model, zoo_file: ZooFile) -> None:
     assert theirs.context == 256
-    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", context=30) as small:
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", context=30, threads=1) as small:
         assert small.context == 30
         with pytest.raises(
             EdgeInferError, match=r"has 40 tokens, the context holds 30; the largest .* is 256"
@@ -146,13 +146,13 @@ def test_an_unknown_architecture_names_the_way_out_and_the_way_leads_there(tmp_p
     path = write_mamba(tmp_path / "mamba.gguf")
     with pytest.raises(UnsupportedModelError, match=r"architecture mamba isn't .* add --engine llama\.cpp"):
         edgeinfer.load(path)
-    with edgeinfer.load(path, engine="llama.cpp", threads=2) as model:
+    with edgeinfer.load(path, engine="llama.cpp", threads=1) as model:
         assert model.context == 200
         assert len(model.generate(PROMPT, max_tokens=8, seed=1).ids) > 0
 
 
 def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Path) -> None:
-    with edgeinfer.load(write_mamba(tmp_path / "mamba.gguf"), engine="llama.cpp", threads=2) as model:
+    with edgeinfer.load(write_mamba(tmp_path / "mamba.gguf"), engine="llama.cpp", threads=1) as model:
         once = model.generate(PROMPT, max_tokens=10, temperature=0.0)
         assert model.generate(PROMPT, max_tokens=10, temperature=0.0).ids == once.ids
         ids = [*once.prompt_ids, *once.ids]
@@ -177,7 +177,7 @@ def test_a_file_that_it_refuses_is_one_line_with_its_reason(
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(*damage, 1))
     with pytest.raises(UnsupportedModelError) as caught:
-        edgeinfer.load(path, engine="llama.cpp")
+        edgeinfer.load(path, engine="llama.cpp", threads=1)
     assert str(caught.value).startswith("model.gguf: llama.cpp can't load it (")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -188,7 +188,7 @@ def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile
     pytest.importorskip("llama_cpp")
     program = (
         "import edgeinfer, sys\n"
-        "model = edgeinfer.load(sys.argv[1], engine='llama.cpp', context=1000)\n"
+        "model = edgeinfer.load(sys.argv[1], engine='llama.cpp', context=1000, threads=1)\n"
         "assert model.generate('the rain', max_tokens=3).ids\n"
         "assert model.chat().say('the rain', max_tokens=3).ids\n"
     )
@@ -205,7 +205,7 @@ def test_settings_that_it_cannot_keep_are_refused(zoo_file: ZooFile) -> None:
 
 def test_a_closed_model_says_so(zoo_file: ZooFile) -> None:
     pytest.importorskip("llama_cpp")
-    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp") as model:
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1) as model:
         stream = model.stream(PROMPT)
         next(stream)
     with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
@@ -217,5 +217,5 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(EdgeInferError, match=r"needs llama-cpp-python: pip install 'edgeinfer\[llama-cpp\]'"):
-        edgeinfer.load(zoo_file("llama"), engine="llama.cpp")
+        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)
     assert importlib.import_module("edgeinfer.llama_cpp_engine")

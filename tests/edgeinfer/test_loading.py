@@ -19,7 +19,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.objects import KernelBuildError
 from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.errors import FormatError
@@ -188,6 +188,13 @@ def test_failures_of_the_floors_below_are_told_in_one_line(
     with pytest.raises(expected) as caught:
         edgeinfer.load(zoo_file("llama"))
     assert str(caught.value).startswith(text)
+
+
+def test_an_instruction_set_may_be_named_and_an_unknown_one_is_refused(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), instruction_set=choose().name, threads=1) as model:
+        assert model.generate("the rain", max_tokens=1).ids
+    with pytest.raises(KernelError, match=r"instruction set avx1024: this processor \(.*\) runs"):
+        edgeinfer.load(zoo_file("llama"), instruction_set="avx1024")
 
 
 def test_an_unknown_tokenizer_names_the_way_out(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantised
@@ -46,9 +48,8 @@ def logits_of(path: Path, backend_name: str) -> Logits:
         if backend_name == "exact":
             backend = ReferenceBackend(specification, weights, cache.layers, np.float64)
         else:
-            backend = CpuBackend(
-                specification, weights, cache.layers, cache_folder=user_folder("cache"), batch=16, threads=2
-            )
+            kernels = load_kernels(user_folder("cache"), choose(), kernel_formats(weights))
+            backend = CpuBackend(specification, weights, cache.layers, kernels, batch=16, threads=2)
         batch = len(IDS) if backend_name == "exact" else 16
         engine = Transformer(specification, backend, cache, batch)
         try:

@@ -1,4 +1,4 @@
-"""The bandwidth is measured once a machine and thread count, and remembered."""
+"""Measured figures: what is tried, what is chosen, what is remembered."""
 
 import json
 from pathlib import Path
@@ -9,42 +9,54 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_offload import measure
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Thread counts that have been measured, each as 1e9 bytes a second a thread."""
+def test_few_processors_are_all_used() -> None:
+    assert [measure.thread_counts(usable) for usable in (1, 2, 4)] == [[1], [2], [4]]
+
+
+def test_many_processors_are_tried_in_part_and_in_whole() -> None:
+    assert measure.thread_counts(16) == [8, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [({8: 50.0, 16: 51.0}, 8), ({8: 50.0, 16: 80.0}, 16), ({8: 50.0, 12: 54.0, 16: 30.0}, 12)],
+)
+def test_threads_are_added_while_they_read_faster(rates: dict[int, float], best: int) -> None:
+    assert measure.best_threads(rates) == best
+
+
+def test_a_measurement_is_made_once_and_then_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter([2.5e10, 1.0])
+    monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: next(rates))
+    assert [measure.remembered_bandwidth(tmp_path, 2) for _ in range(3)] == [2.5e10] * 3
+
+
+@pytest.mark.parametrize("damage", ["", "[1, 2", "[]", '{"x": "fast"}'])
+def test_a_damaged_memory_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    (tmp_path / "measured.json").write_text(damage)
+    monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: 3e10)
+    assert measure.remembered_bandwidth(tmp_path, 1) == 3e10
+    assert 3e10 in json.loads((tmp_path / "measured.json").read_text()).values()
+
+
+def test_each_number_of_threads_has_a_figure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
-    def reading(folder: Path, threads: int | None = None) -> float:
-        assert threads is not None
+    def reading(folder: Path, threads: int) -> float:
         asked.append(threads)
         return 1e9 * threads
 
     monkeypatch.setattr(measure, "read_bandwidth", reading)
-    return asked
-
-
-def test_a_bandwidth_is_measured_once_for_each_number_of_threads(tmp_path: Path, measured: list[int]) -> None:
     folder = tmp_path / "new" / "cache"
-    rates = [measure.remembered_bandwidth(folder, threads) for threads in (2, 1, 2, 1)]
-    assert rates == [2e9, 1e9, 2e9, 1e9]
-    assert measured == [2, 1]
-    assert [path.name for path in folder.iterdir()] == ["bandwidth.json"]
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '"text"', "\x00"])
-def test_a_damaged_memory_is_measured_again(tmp_path: Path, measured: list[int], damage: str) -> None:
-    (tmp_path / "bandwidth.json").write_text(damage)
-    assert measure.remembered_bandwidth(tmp_path, 2) == 2e9
-    assert len(json.loads((tmp_path / "bandwidth.json").read_text())) == 1
-    assert measured == [2]
-
-
-def test_a_rate_that_is_no_number_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
-    measure.remembered_bandwidth(tmp_path, 2)
-    file = tmp_path / "bandwidth.json"
-    file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), "fast")))
-    assert measure.remembered_bandwidth(tmp_path, 2) == 2e9
-    assert measured == [2, 2]
+    assert [measure.remembered_bandwidth(folder, threads) for threads in (2, 1, 2, 1)] == [2e9, 1e9, 2e9, 1e9]
+    assert asked == [2, 1]
+    assert [path.name for path in folder.iterdir()] == ["measured.json"]
 
 
 def test_memory_is_read_at_more_than_a_gigabyte_a_second() -> None:
