@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from edgeinfer.catalogue import ModelFile
 from edgeinfer.chat_format import ChatFormat
-from edgeinfer.errors import EdgeInferError, UnsupportedModelError
+from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.language_model import Progress
+from edgeinfer.llama_cpp_library import llama_cpp_library
 from edgeinfer.model import Model
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 
@@ -114,12 +115,7 @@ def load_llama_cpp(
     found: ModelFile, context: int | None, threads: int | None, chat_template: str | None
 ) -> Model:
     """Load a file with llama.cpp. Raises `EdgeInferError` if it isn't installed or refuses the file."""
-    try:
-        import llama_cpp
-    except ImportError as error:
-        raise EdgeInferError(
-            "--engine llama.cpp needs llama-cpp-python: pip install 'edgeinfer[llama-cpp]'"
-        ) from error
+    llama_cpp = llama_cpp_library("--engine llama.cpp")
     try:
         llama = llama_cpp.Llama(
             str(found.path),
