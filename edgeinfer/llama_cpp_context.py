@@ -1,4 +1,4 @@
-"""A model in llama.cpp through its C API, as llama-bench drives it: nothing between a call and its kernels."""
+"""A model in llama.cpp through its C API, as llama-bench drives it."""
 
 import ctypes
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class LlamaCppContext:
         library = self._library
         for first in range(0, len(ids), BATCH):
             part = ids[first : first + BATCH]
-            self._tokens[: len(part)] = part
+            self._tokens[: len(part)] = list(part)
             batch = library.llama_batch_get_one(self._tokens, len(part))
             if every_output:
                 batch.logits = self._outputs

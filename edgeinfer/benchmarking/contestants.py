@@ -1,4 +1,4 @@
-"""What is measured: our engine on its public path, llama.cpp through its C API, alike for whoever measures."""
+"""What is measured: our engine on its public path, llama.cpp through its C API, behind one protocol."""
 
 import time
 from collections.abc import Sequence
@@ -20,8 +20,7 @@ class Contestant(Protocol):
 
     name: str
 
-    @property
-    def vocabulary_size(self) -> int: ...
+    vocabulary_size: int
 
     def read(self, ids: Sequence[int]) -> None:
         """Read `ids` behind what the cache holds; logits of the last come out."""
@@ -63,10 +62,14 @@ class LlamaCppContestant:
     def __init__(self, path: Path, context: int, threads: int, kv: str = "f16") -> None:
         self._context = LlamaCppContext(path, context, threads, "--vs llama.cpp", kv)
         self.vocabulary_size = self._context.vocabulary_size
-        self.read = self._context.read
-        self.rewind = self._context.rewind
         self.describe = self._context.describe
         self.close = self._context.close
+
+    def read(self, ids: Sequence[int]) -> None:
+        self._context.read(ids)
+
+    def rewind(self, length: int) -> None:
+        self._context.rewind(length)
 
     def read_all(self, ids: Sequence[int]) -> None:
         self._context.read_all(ids)

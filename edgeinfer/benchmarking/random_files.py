@@ -1,4 +1,4 @@
-"""Random model files of a real shape, kept in the user's cache folder: their speed is that of the real model."""
+"""Random model files of a real shape, kept in the user's cache: as fast as the real model."""
 
 import hashlib
 import shutil
@@ -34,9 +34,7 @@ def random_files_folder() -> Path:
     return user_folder("cache") / "random-models"
 
 
-def random_file(
-    shape: str, kind: str, progress: Progress | None = None, folder: Path | None = None
-) -> Path:
+def random_file(shape: str, kind: str, progress: Progress | None = None, folder: Path | None = None) -> Path:
     """The path of a random file of a shape and type; written now unless it is there already.
 
     Raises `SettingError` for an unknown shape or type, `OutOfMemoryError` where the disk has no room.

@@ -45,7 +45,8 @@ class Shape:
             "ffn_down": (self.width, self.feed_forward),
         }
         head = (self.vocabulary, self.width)
-        found = {"token_embd.weight": head} if self.tied else {"token_embd.weight": head, "output.weight": head}
+        names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
+        found = dict.fromkeys(names, head)
         for index in range(self.layers):
             found |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
         return found
@@ -84,9 +85,7 @@ def _qwen2(
     )  # fmt: skip
 
 
-def _qwen3(
-    name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool
-) -> Shape:
+def _qwen3(name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool) -> Shape:
     return Shape(
         name, layers, width, feed_forward, heads, 8, 151936, 40960,
         head_dim=128, architecture="qwen3", tied=tied, rope_base=1000000.0, qk_norm=True,

@@ -32,13 +32,11 @@ class Workload:
 
 def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[Workload]:
     """Every prompt and every generation at every depth; lengths of 0 are left out."""
-    return [
-        Workload(kind, tokens, depth)
-        for depth in depths or [0]
-        for kind, lengths in (("prompt", prompts), ("generate", generates))
-        for tokens in lengths
-        if tokens
-    ]
+    found = []
+    for depth in depths:
+        found += [Workload("prompt", tokens, depth) for tokens in prompts if tokens]
+        found += [Workload("generate", tokens, depth) for tokens in generates if tokens]
+    return found
 
 
 def needed_context(wanted: Sequence[Workload]) -> int:
