@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from edgeinfer_kernels.cpu.features import detect
 from edgeinfer_kernels.cpu.threads import usable_cpus
@@ -49,7 +50,7 @@ def this_machine(command: Sequence[str]) -> Machine:
     """What this machine is now; `command` is what was typed."""
     features = detect()
     return Machine(
-        processor=features.name,
+        processor=_processor(features.name),
         cores=usable_cpus(),
         memory_bytes=host_memory().total_bytes,
         system=f"{platform.system()} {platform.release()}",
@@ -62,8 +63,21 @@ def this_machine(command: Sequence[str]) -> Machine:
 
 
 def command_line() -> list[str]:
-    """What was typed, without the folder of the program."""
-    return [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+    """What was typed, without the folders that are nobody's business."""
+    program = Path(sys.argv[0])
+    if program.suffix == ".py":
+        return ["python", f"{program.absolute().parent.name}/{program.name}", *sys.argv[1:]]
+    return [program.name, *sys.argv[1:]]
+
+
+def _processor(fallback: str) -> str:
+    """The name that the processor gives itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} ({fallback})" if names else fallback
 
 
 def _versions() -> dict[str, str]:

@@ -46,8 +46,11 @@ def _maybe(value: float | None, shown: str) -> str:
     return NOTHING if value is None else shown.format(value)
 
 
-def _first_token(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+def shown_milliseconds(seconds: float) -> str:
+    """A time in milliseconds with three digits or more."""
+    milliseconds = seconds * 1e3
+    digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2 if milliseconds >= 1 else 3
+    return f"{milliseconds:.{digits}f} ms"
 
 
 def speed_cells(model: BenchedModel, row: SpeedRow) -> list[str]:
@@ -62,7 +65,7 @@ def speed_cells(model: BenchedModel, row: SpeedRow) -> list[str]:
         f"{shown_rate(timings.mean_rate)} ± {shown_rate(timings.deviation)}",
         _maybe(row.gigabytes_per_second, "{:.2f}"),
         _maybe(row.bandwidth_share, "{:.0%}"),
-        _first_token(row.seconds_to_first_token),
+        NOTHING if row.seconds_to_first_token is None else shown_milliseconds(row.seconds_to_first_token),
         f"{row.peak_resident_bytes / 2**20:.0f} MiB",
     ]
 
