@@ -47,13 +47,15 @@ class Suite:
 
     def benched_models(self) -> Iterator[BenchedModel]:
         """The files, one by one; random ones are written when their turn comes."""
-        for name in self.models:
-            yield BenchedModel.find(name)
-        if self.models:
-            return
+        for name in self.models or self._random_files():
+            found = BenchedModel.find(name)
+            print(found.name, file=sys.stderr, flush=True)
+            yield found
+
+    def _random_files(self) -> Iterator[Path]:
         for shape in self.shapes:
             for kind in self.types:
-                yield BenchedModel.find(random_file(shape, kind, _told(f"writing {shape} {kind}")))
+                yield random_file(shape, kind, _Label().step(f"writing {shape} {kind}"))
 
     def settings(self, workloads: Sequence[Workload]) -> BenchSettings:
         """How each model is measured."""
@@ -153,9 +155,8 @@ class _Label:
     def told(self, label: str, done: int, total: int) -> None:
         if label != self._said:
             self._said = label
-            print(label.rstrip(":"), file=sys.stderr, flush=True)
+            print(f"  {label.rstrip(':')}", file=sys.stderr, flush=True)
 
-
-def _told(label: str) -> Callable[[int, int], None]:
-    line = _Label()
-    return lambda done, total: line.told(label, done, total)
+    def step(self, label: str) -> Callable[[int, int], None]:
+        """The callback of one step."""
+        return lambda done, total: self.told(label, done, total)
