@@ -19,12 +19,13 @@ from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.host_memory import host_memory
-from edgeinfer_offload.measure import remembered_bandwidth
+from edgeinfer_offload.measure import remembered_bandwidth, remembered_threads
 from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 
@@ -47,6 +48,7 @@ class Wishes:
     device: str
     ram: int | None
     threads: int | None
+    instruction_set: str | None
     draft: str | None
     kv: CacheType
     engine: EngineName
@@ -75,6 +77,7 @@ def load(
     vram: int | str | None = None,
     ram: int | str | None = None,
     threads: int | None = None,
+    instruction_set: str | None = None,
     draft: str | None = "auto",
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
@@ -86,8 +89,9 @@ def load(
     """Load a model: a name in the catalogue, a path to a .gguf file, or nothing for the built-in one.
 
     `context`: tokens of prompt and answer together; None: what the model was trained for, 4096 at most.
-    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: all usable
-    processors. `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
+    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
+    memory fastest, measured once. `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
+    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
 
@@ -98,6 +102,7 @@ def load(
         device=device,
         ram=parse_bytes("ram", ram),
         threads=threads,
+        instruction_set=instruction_set,
         draft=draft,
         kv=kv,
         engine=engine,
@@ -126,7 +131,9 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     specification = config.specification(rope_factors(file, config, context))
     weights = read_weights(file, config)
     tokenizer = Tokenizer.from_metadata(file.metadata, wishes.assume_pre_tokenizer)
-    threads = wishes.threads or usable_cpus()
+    isa = choose(wishes.instruction_set)
+    kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
+    threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
     needs = _Needs(specification, weights, context, wishes.kv, threads, config.trained_context)
     plan = needs.plan(_budget(wishes.ram), found.name)
     cache = KVCache(specification, context, wishes.kv)
@@ -134,11 +141,10 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         specification,
         weights,
         cache.layers,
-        cache_folder=user_folder("cache"),
+        kernels,
         batch=BATCH,
         threads=threads,
-        on_build=wishes.build_progress,
-        on_place=wishes.progress,
+        on_placed=_Placing(file, weights, wishes.progress),
     )
     return Model(
         name=found.name,
@@ -150,6 +156,22 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         notes=_notes(config, context),
         on_close=file.close,
     )
+
+
+class _Placing:
+    """Counts the bytes that have moved into the kernels' layout; lets go of the file's pages behind."""
+
+    def __init__(self, file: GGUFFile, weights: DecoderWeights, progress: Progress | None) -> None:
+        self._file = file
+        self._progress = progress
+        self._total = sum(matrix.nbytes for matrix in weights.matrices())
+        self._done = 0
+
+    def __call__(self, matrix: Matrix) -> None:
+        self._file.release(matrix.name)
+        self._done += matrix.nbytes
+        if self._progress:
+            self._progress(self._done, self._total)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16
+SPARE_POSITIONS = 64
 CacheType = Literal["f16", "f32"]
 Activations = npt.NDArray[np.float32]
 
@@ -21,22 +22,53 @@ def padded(count: int) -> int:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values: (kv_heads, context, head_dim rounded up to 16) each."""
+    """One layer's keys and values, head_dim rounded up to 16.
+
+    Keys: (kv_heads, tiles, head_dim, 16), tile t holding positions 16·t…, so that sixteen scores need no sum
+    across lanes. Values: (kv_heads, positions, head_dim). There is room for a tile of 64 positions behind the
+    last.
+    """
 
     keys: npt.NDArray[np.floating]
     values: npt.NDArray[np.floating]
 
     @staticmethod
-    def nbytes_for(specification: AttentionSpecification, context: int, kind: CacheType) -> int:
+    def positions_for(context: int) -> int:
+        """Positions that are allocated for `context` tokens."""
+        return -(-context // LANES) * LANES + SPARE_POSITIONS
+
+    @classmethod
+    def nbytes_for(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` will take."""
-        elements = specification.kv_heads * context * padded(specification.head_dim)
+        elements = specification.kv_heads * cls.positions_for(context) * padded(specification.head_dim)
         return 2 * elements * (2 if kind == "f16" else 4)
 
     @classmethod
     def allocate(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> "LayerCache":
-        shape = (specification.kv_heads, context, padded(specification.head_dim))
-        dtype = np.float16 if kind == "f16" else np.float32
-        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype))
+        """A zeroed cache."""
+        heads, positions = specification.kv_heads, cls.positions_for(context)
+        width, dtype = padded(specification.head_dim), np.float16 if kind == "f16" else np.float32
+        return cls(
+            np.zeros((heads, positions // LANES, width, LANES), dtype),
+            np.zeros((heads, positions, width), dtype),
+        )
+
+    @property
+    def positions(self) -> int:
+        """Positions that are allocated."""
+        return int(self.values.shape[1])
+
+    def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
+        """Put keys and values (tokens, kv_heads, head_dim) at positions start…"""
+        tokens, _, head_dim = keys.shape
+        position = np.arange(start, start + tokens)
+        self.keys[:, position // LANES, :head_dim, position % LANES] = keys
+        self.values[:, position, :head_dim] = values.swapaxes(0, 1)
+
+    def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
+        rows = self.keys.swapaxes(2, 3).reshape(self.values.shape)
+        return rows[:, :end, :head_dim], self.values[:, :end, :head_dim]
 
     @property
     def nbytes(self) -> int:

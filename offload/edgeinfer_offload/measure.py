@@ -1,36 +1,79 @@
-"""How fast this machine reads memory, measured once and remembered."""
+"""How fast this machine reads memory, and with how many threads: measured once, remembered per machine."""
 
 import json
 import os
 import platform
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
-from edgeinfer_kernels.cpu.features import choose, detect
-from edgeinfer_kernels.cpu.objects import load_kernels
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import choose, detect, usable_cpus
+from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
+
+SWEEP_BYTES = 64 << 20
+SWEEP_SECONDS = 0.8
+TOO_FEW_TO_SHARE = 4
+WORTH_A_THREAD = 1.05
+"""More threads are taken only if they read at least this much faster."""
 
 
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
-    """Bytes per second that `threads` (None: all usable) read together from main memory, measured now (0.5
-    s).
-    """
+    """Bytes per second that `threads` (None: all usable) read together, measured now in half a second."""
     kernels = load_kernels(cache_folder, choose(), ())
     return measure_reading(kernels, threads or usable_cpus())
 
 
 def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
     """`read_bandwidth`, measured on first use and kept beside the kernels for this processor."""
-    file = cache_folder / "bandwidth.json"
-    key = f"{platform.node()} {detect().name} {threads} threads"
+    return _remembered(cache_folder, f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
+
+
+def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
+    """The number of threads to decode with: a sweep of less than a second on first use, then remembered."""
+    usable = usable_cpus()
+    key = f"best of {usable} threads"
+    if len(thread_counts(usable)) == 1:
+        return usable
+    return int(_remembered(cache_folder, key, lambda: best_threads(sweep(kernels, usable))))
+
+
+def thread_counts(usable: int) -> list[int]:
+    """Counts worth trying, rising: all usable processors, and half of them where two may share a core.
+
+    Four and fewer are all used: a busy moment would mislead the sweep more than it could gain.
+    """
+    return [usable] if usable <= TOO_FEW_TO_SHARE else [usable // 2, usable * 3 // 4, usable]
+
+
+def sweep(kernels: Kernels, usable: int) -> dict[int, float]:
+    """Count -> bytes per second."""
+    counts = thread_counts(usable)
+    seconds = SWEEP_SECONDS / len(counts)
+    return {count: measure_reading(kernels, count, SWEEP_BYTES, seconds) for count in counts}
+
+
+def best_threads(rates: dict[int, float]) -> int:
+    """The count that reads fastest; of two that are about equal, the smaller."""
+    best = min(rates)
+    for count in sorted(rates):
+        if rates[count] > rates[best] * WORTH_A_THREAD:
+            best = count
+    return best
+
+
+def _remembered(cache_folder: Path, key: str, measure: Callable[[], float]) -> float:
+    """A figure of this machine from the cache, or measured now and kept."""
+    file = cache_folder / "measured.json"
+    key = f"{platform.node()} {detect().name} {key}"
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not measured yet, or damaged: measure again
         known = {}
-    if not isinstance(known, dict) or not isinstance(known.get(key), int | float):
-        measured = read_bandwidth(cache_folder, threads)
-        known = {**(known if isinstance(known, dict) else {}), key: measured}
+    if not isinstance(known, dict):
+        known = {}
+    if not isinstance(known.get(key), int | float):
+        known[key] = measure()
         _replace(file, json.dumps(known))
     return float(known[key])
 

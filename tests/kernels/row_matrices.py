@@ -1,4 +1,4 @@
-"""Random weight matrices of every format with scales that a model might have, and exact products with them."""
+"""Random weight matrices of every format, and exact products with them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: int = 0) -> Matrix:
-    """Normal values encoded in the format, then every bit that isn't a scale drawn anew where that's possible."""
+    """Normal values of this scale, encoded in the format."""
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) * scale
     raw = encode(values.reshape(-1), name).reshape(rows, block_format(name).row_bytes(columns))
     return Matrix(f"{name}.weight", name, rows, columns, raw)
@@ -39,7 +39,7 @@ def quantised_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], n
 def multiply(
     kernels: Kernels, matrix: Matrix, x: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """(matrix · x by the kernel, the same in float64) for rows x (tokens, columns); the output starts as NaN."""
+    """(matrix · x by the kernel, the same in float64), x (tokens, columns); the output starts as NaN."""
     tokens = len(x)
     kernel_format = "TQ2_0" if matrix.format == "TQ1_0" else matrix.format
     if matrix.format in FLOATS:

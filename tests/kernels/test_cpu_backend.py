@@ -14,8 +14,9 @@ from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend, CacheType, LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
@@ -24,24 +25,29 @@ from tests.kernels.conftest import ISA_NAMES
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 CONTEXT = 160
+LONG = 700
 IDS = np.random.default_rng(5).integers(3, VOCABULARY, 150).tolist()
 Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], Backend]
 
 
-def engine_for(path: Path, build: Build, kind: CacheType = "f32", batch: int = 64) -> Transformer:
+def engine_for(
+    path: Path, build: Build, kind: CacheType = "f32", batch: int = 64, context: int = CONTEXT
+) -> Transformer:
     file = GGUFFile.open(path)
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-    specification = config.specification(rope_factors(file, config, CONTEXT))
-    cache = KVCache(specification, CONTEXT, kind)
+    specification = config.specification(rope_factors(file, config, context))
+    cache = KVCache(specification, context, kind)
     return Transformer(
         specification, build(specification, read_weights(file, config), cache.layers), cache, batch
     )
 
 
 def cpu(isa: str | None = None, threads: int = 2) -> Build:
-    return lambda s, w, c: CpuBackend(
-        s, w, c, cache_folder=user_folder("cache"), batch=64, threads=threads, isa=isa
-    )
+    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+        kernels = load_kernels(user_folder("cache"), choose(isa), kernel_formats(w))
+        return CpuBackend(s, w, c, kernels, batch=64, threads=threads)
+
+    return build
 
 
 def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
@@ -97,6 +103,22 @@ def test_head_dimensions_that_fill_no_register_are_padded(tmp_path: Path, head_d
     model = RandomModel("qwen3", head_dim=head_dim, heads=6, kv_heads=2)
     path = model.write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_long_attention_in_pieces_equals_the_exact_evaluation(
+    tmp_path: Path, name: str, kind: CacheType
+) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()
+    found = []
+    for build in (cpu(threads=5), exact):
+        engine = engine_for(path, build, kind, context=LONG)
+        engine.append(ids[:-3])
+        found.append(np.stack([engine.append([token]) for token in ids[-3:]]))
+        engine.close()
+    assert relative(found[0], found[1]) < (2e-3 if kind == "f16" else 5e-6)
 
 
 def test_odd_widths_are_padded(tmp_path: Path) -> None:

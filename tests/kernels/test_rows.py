@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.cpu.layout import FIELDS
@@ -23,8 +24,8 @@ def columns_for(name: str, blocks: int) -> int:
     return 44 * blocks if name in FLOATS else 256 * blocks
 
 
-def relative(got: np.ndarray, want: np.ndarray) -> float:
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)

@@ -2,31 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
-from edgeinfer_kernels.cpu.features import InstructionSet, choose
+from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
-from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
+from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL
-from edgeinfer_kernels.cpu.threads import Team, usable_cpus
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
-PlaceProgress = Callable[[int, int], None]
-"""Called with (bytes placed, bytes in all) while weights move into the kernels' layout."""
+OnPlaced = Callable[[Matrix], None]
+"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
+
+
+def kernel_formats(weights: DecoderWeights) -> set[str]:
+    """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
+    return {kernel_format(matrix) for matrix in weights.matrices()}
 
 
 class CpuBackend:
     """A decoder on the processor. Weights are repacked at load, so that the file's pages can go.
 
-    `threads` None: all that this process may use. `isa` None: the best that this processor has.
-    Raises `UnsupportedFormatError`, `UnsupportedProcessorError`, `KernelBuildError`.
+    `kernels` are those of `kernel_formats(weights)`. `threads` None: all that this process may use.
     """
 
     name = "cpu"
@@ -36,38 +39,33 @@ class CpuBackend:
         specification: DecoderSpecification,
         weights: DecoderWeights,
         caches: Sequence[LayerCache],
+        kernels: Kernels,
         *,
-        cache_folder: Path,
         batch: int = 256,
         threads: int | None = None,
-        isa: str | None = None,
-        on_build: BuildProgress | None = None,
-        on_place: PlaceProgress | None = None,
+        on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
-        self.isa: InstructionSet = choose(isa)
         self._embedding = weights.token_embd
         self._arena = Arena()
         self._ropes: dict[RopeSpecification, tuple[int, int, npt.NDArray[np.floating]]] = {}
         matrices = weights.matrices()
-        formats = {kernel_format(matrix) for matrix in matrices}
-        self._kernels = load_kernels(cache_folder, self.isa, formats, on_build)
+        self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
-        placed = self._place(matrices, on_place)
+        placed = self._place(matrices, on_placed)
         self._build(weights, caches, placed)
 
-    def _place(self, matrices: list[Matrix], on_place: PlaceProgress | None) -> dict[int, int]:
+    def _place(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, int]:
         """Move every matrix into the kernels' layout; id(matrix) -> address."""
-        total, done, placed = sum(matrix.nbytes for matrix in matrices), 0, {}
+        placed = {}
         with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
             for matrix, memory in zip(
                 matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
             ):
                 placed[id(matrix)] = self._arena.keep(memory)
-                done += matrix.nbytes
-                if on_place:
-                    on_place(done, total)
+                if on_placed:
+                    on_placed(matrix)
         return placed
 
     def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:

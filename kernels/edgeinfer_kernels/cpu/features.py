@@ -1,5 +1,6 @@
 """What this processor can do, and which of our instruction sets that makes available."""
 
+import os
 import platform
 from dataclasses import dataclass
 
@@ -50,6 +51,20 @@ class CpuFeatures:
     @property
     def best(self) -> InstructionSet:
         return self.available[0]
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use: its affinity, and the container's quota where there is one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or not ours to read: affinity alone decides
+        pass
+    return count
 
 
 def processor_flags() -> frozenset[str]:

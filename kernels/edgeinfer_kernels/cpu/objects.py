@@ -13,8 +13,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from edgeinfer_kernels.cpu.features import InstructionSet
+from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 
 DIGEST_BYTES = 32
 BuildProgress = Callable[[int, int], None]
@@ -60,44 +60,64 @@ class KernelCache:
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         return body if hashlib.sha256(body).digest() == digest else None
 
-    def build(self, unit: str) -> bytes:
-        """Compile the unit in a process of its own and keep the result."""
+    def build(self, units: Sequence[str]) -> None:
+        """Compile units in one process and keep the results; each appears whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            made = Path(scratch) / "unit.o"
-            self._compile(unit, made)
-            body = made.read_bytes()
-            made.write_bytes(body + hashlib.sha256(body).digest())
-            os.replace(made, self.folder / f"{unit}.o")
-        return body
+            self._compile(units, scratch)
+            for unit in units:
+                made = Path(scratch, f"{unit}.o")
+                body = made.read_bytes()
+                made.write_bytes(body + hashlib.sha256(body).digest())
+                os.replace(made, self.folder / made.name)
 
-    def _compile(self, unit: str, out: Path) -> None:
+    def _compile(self, units: Sequence[str], folder: str) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "NUMBA_CPU_NAME": self.isa.processor,
             "NUMBA_CPU_FEATURES": self.isa.feature_string,
+            "NUMBA_OPT": "0",  # functions are optimised once, together, by the build itself
         }
-        command = [sys.executable, "-m", "edgeinfer_kernels.cpu.native.build_object", unit, str(out)]
+        command = [sys.executable, "-m", "edgeinfer_kernels.cpu.native.build_object", folder, *units]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise KernelBuildError(f"building the {self.isa.name} kernels {unit} failed: {last[0]}")
+            raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
-        """The units' object files; what is missing is built, two at a time."""
-        found = {unit: self.find(unit) for unit in units}
-        missing = [unit for unit, body in found.items() if body is None]
+        """The units' object files; what is missing is built, in as many processes as there are processors."""
+        wanted = list(units)
+        missing = [unit for unit in wanted if self.find(unit) is None]
         if missing:
+            groups = build_groups(missing, usable_cpus())
+            done = 0
             if progress:
                 progress(0, len(missing))
-            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-                built = zip(missing, pool.map(self.build, missing), strict=True)
-                for done, (unit, body) in enumerate(built):
-                    found[unit] = body
+            with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+                for finished in as_completed({pool.submit(self._build_group, group) for group in groups}):
+                    done += finished.result()
                     if progress:
-                        progress(done + 1, len(missing))
-        return [body for body in found.values() if body is not None]
+                        progress(done, len(missing))
+        return [self._found(unit) for unit in wanted]
+
+    def _build_group(self, units: Sequence[str]) -> int:
+        self.build(units)
+        return len(units)
+
+    def _found(self, unit: str) -> bytes:
+        body = self.find(unit)
+        if body is None:
+            raise KernelBuildError(f"the kernels {unit} were built but can't be read back from {self.folder}")
+        return body
+
+
+def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
+    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself."""
+    alone = [[unit] for unit in units if unit == "blocks"]
+    rest = [unit for unit in units if unit != "blocks"]
+    share = max(1, processes - len(alone))
+    return alone + [rest[first::share] for first in range(min(share, len(rest)))]
 
 
 class Kernels:

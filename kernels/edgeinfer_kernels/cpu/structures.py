@@ -53,7 +53,7 @@ ATTENTION = structure(
     "heads kv_heads head_dim padded_head context window scale soft_cap "
     "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
-    "normed mixed queries projected_q projected_k projected_v projected "
+    "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride",
 )
 """qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread)."""
@@ -72,11 +72,23 @@ ROWS_SCRATCH = 64 * TOKEN_TILE
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
 POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
+POSITIONS_A_PIECE = 256
+"""Least positions that are worth a thread of their own."""
+
+
+def attention_states(group: int, padded_head: int) -> int:
+    """Bytes of the running sums of the query heads that share a key head."""
+    return group * (CACHE_LINE + 4 * padded_head)
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', a tile of scores, and per query head its running sums."""
-    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + group * (CACHE_LINE + 4 * padded_head)
+    """A thread's scratch: the row kernels', a tile of scores, and a key head's states."""
+    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + attention_states(group, padded_head)
+
+
+def attention_pieces(threads: int) -> int:
+    """The most pieces that a step's attention is cut into; see `pieces_of` in `native/attention.py`."""
+    return 8 * threads
 
 
 def quantised_bytes(columns: int) -> int:

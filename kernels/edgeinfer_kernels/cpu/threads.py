@@ -21,20 +21,6 @@ def address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-def usable_cpus() -> int:
-    """Processors that this process may use: its affinity, and the container's quota where there is one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or not ours to read: affinity alone decides
-        pass
-    return count
-
-
 class Team:
     """Runs `function(block, call, team, thread)` on all its threads at once.
 

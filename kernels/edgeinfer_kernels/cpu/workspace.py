@@ -1,8 +1,16 @@
 """Buffers for a batch of tokens, shared by all layers one after the other; counted before they are made."""
 
+from collections.abc import Callable
+
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.memory import Arena, allocate
-from edgeinfer_kernels.cpu.structures import CACHE_LINE, attention_scratch, quantised_bytes
+from edgeinfer_kernels.cpu.structures import (
+    CACHE_LINE,
+    attention_pieces,
+    attention_scratch,
+    attention_states,
+    quantised_bytes,
+)
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -36,13 +44,21 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
     return rows
 
 
+def _widest(specification: DecoderSpecification, size: Callable[[int, int], int]) -> int:
+    """The largest `size(query heads of a key head, padded head dimension)` of all layers, in whole pages."""
+    facts = [layer.attention for layer in specification.layers]
+    most = max(size(fact.heads // fact.kv_heads, padded(fact.head_dim)) for fact in facts)
+    return -(-most // PAGE) * PAGE
+
+
 def scratch_stride(specification: DecoderSpecification) -> int:
     """Bytes of one thread's scratch."""
-    most = max(
-        attention_scratch(layer.attention.heads // layer.attention.kv_heads, padded(layer.attention.head_dim))
-        for layer in specification.layers
-    )
-    return -(-most // PAGE) * PAGE
+    return _widest(specification, attention_scratch)
+
+
+def states_bytes(specification: DecoderSpecification, threads: int) -> int:
+    """Bytes of the running sums of attention that is cut into pieces."""
+    return _widest(specification, attention_states) * attention_pieces(threads)
 
 
 def workspace_bytes(
@@ -51,7 +67,8 @@ def workspace_bytes(
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(specification, weights).values())
     logits = 4 * padded(specification.vocabulary_size) * LOGIT_ROWS
-    return batch * rows + threads * scratch_stride(specification) + logits
+    scratch = threads * scratch_stride(specification) + states_bytes(specification, threads)
+    return batch * rows + scratch + logits
 
 
 class Workspace:
@@ -71,6 +88,7 @@ class Workspace:
         }
         self.scratch_stride = scratch_stride(specification)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
+        self.states = arena.keep(allocate(states_bytes(specification, threads)))
         self.logits_stride = 4 * padded(specification.vocabulary_size)
         self.logits = arena.keep(allocate(self.logits_stride * LOGIT_ROWS))
 

@@ -126,12 +126,9 @@ class ReferenceBackend:
         q = self._head(self._times(h, w.attn_q), facts, w.attn_q_bias, w.attn_q_norm)
         k = self._head(self._times(h, w.attn_k), facts, w.attn_k_bias, w.attn_k_norm)
         v = self._times(h, w.attn_v) + (0 if w.attn_v_bias is None else w.attn_v_bias)
-        end = start + len(x)
-        cache.keys[:, start:end, : facts.head_dim] = rotate(k, facts.rope, start).swapaxes(0, 1)
-        cache.values[:, start:end, : facts.head_dim] = v.reshape(k.shape).swapaxes(0, 1)
-        seen_keys = cache.keys[:, :end, : facts.head_dim].astype(self.dtype)
-        seen_values = cache.values[:, :end, : facts.head_dim].astype(self.dtype)
-        mixed = attend(rotate(q, facts.rope, start), seen_keys, seen_values, start, facts)
+        cache.write(start, rotate(k, facts.rope, start), v.reshape(k.shape))
+        keys, values = (seen.astype(self.dtype) for seen in cache.read(start + len(x), facts.head_dim))
+        mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts)
         y = self._times(mixed.reshape(len(x), -1), w.attn_output)
         if w.attn_output_bias is not None:
             y = y + w.attn_output_bias

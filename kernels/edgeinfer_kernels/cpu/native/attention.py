@@ -8,18 +8,11 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
-    add,
-    lanes_max,
-    lanes_sum,
     load_floats,
-    load_halves,
-    maximum,
-    multiply,
-    multiply_add,
+    scatter_halves,
     splat_f32,
     store_floats,
     store_halves,
-    subtract,
 )
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
@@ -29,12 +22,27 @@ from edgeinfer_kernels.cpu.native.phases import (
     quantise_input,
 )
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.native.softmax import (
+    LANES,
+    STATE_BYTES,
+    clear_states,
+    gather_floats,
+    gather_halves,
+    merge_state,
+    write_states,
+)
 from edgeinfer_kernels.cpu.native.team import barrier, next_item
-from edgeinfer_kernels.cpu.native.vector_math import exponential, hyperbolic_tangent
-from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, INPUT, MATRIX, NORM, ROWS_SCRATCH
+from edgeinfer_kernels.cpu.structures import (
+    ATTENTION,
+    CALL,
+    INPUT,
+    MATRIX,
+    NORM,
+    POSITIONS_A_PIECE,
+    ROWS_SCRATCH,
+    TEAM,
+)
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
-
-NEGATIVE = np.float32(-1e30)
 
 
 @inner
@@ -97,14 +105,31 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @inner
-def store_in_cache(block, cache, kv_head, position, row):
+def store_key(block, kv_head, position, row):
+    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    tiles = load_i64(block + ATTENTION.context) // LANES
+    element = (kv_head * tiles + position // LANES) * padded * LANES + position % LANES
+    cache = load_i64(block + ATTENTION.key_cache)
+    if load_i64(block + ATTENTION.half_cache) != 0:
+        for d in range(0, padded, LANES):
+            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
+    else:
+        for d in range(padded):
+            store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
+
+
+@inner
+def store_value(block, kv_head, position, row):
+    """A value to the cache: a row of its own, padded."""
     padded = load_i64(block + ATTENTION.padded_head)
     element = (kv_head * load_i64(block + ATTENTION.context) + position) * padded
+    cache = load_i64(block + ATTENTION.value_cache)
     if load_i64(block + ATTENTION.half_cache) != 0:
-        for i in range(0, padded, 16):
+        for i in range(0, padded, LANES):
             store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
     else:
-        for i in range(0, padded, 16):
+        for i in range(0, padded, LANES):
             store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
 
 
@@ -138,129 +163,102 @@ def rotate_and_store(team, counter, block, call, scratch):
             norm = load_i64(block + ATTENTION.k_norm)
             take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
             rotate(head, table, rope_dim, halves)
-            store_in_cache(block, load_i64(block + ATTENTION.key_cache), kv_head, position, head)
+            store_key(block, kv_head, position, head)
         else:
             kv_head = index - heads - kv_heads
             row = load_i64(block + ATTENTION.projected_v) + kv_offset
             take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
-            store_in_cache(block, load_i64(block + ATTENTION.value_cache), kv_head, position, head)
-
-
-def make_attend(load_cached, element_bytes):
-    """Attention of one token's query heads that share a key head, for a cache of one element type."""
-
-    @inner
-    def score_tile(query, keys, count, padded, scale, soft_cap, scores):
-        """scores[i] = scale · q·k_i, soft-capped, -1e30 from `count` to TILE; returns the largest."""
-        for i in range(count):
-            total = splat_f32(np.float32(0))
-            key = keys + element_bytes * padded * i
-            for d in range(0, padded, 16):
-                cached = load_cached(key + element_bytes * d)
-                total = multiply_add(load_floats(query + 4 * d), cached, total)
-            store_f32(scores + 4 * i, lanes_sum(total) * scale)
-        for i in range(count, TILE):
-            store_f32(scores + 4 * i, NEGATIVE)
-        largest = splat_f32(NEGATIVE)
-        for i in range(0, TILE, 16):
-            s = load_floats(scores + 4 * i)
-            if soft_cap > np.float32(0) and i < count:
-                cap = splat_f32(soft_cap)
-                s = multiply(cap, hyperbolic_tangent(multiply(s, splat_f32(np.float32(1) / soft_cap))))
-                store_floats(scores + 4 * i, s)
-            largest = maximum(largest, s)
-        return lanes_max(largest)
-
-    @inner
-    def weigh_tile(scores, values, count, padded, top, decay, mixed):
-        """mixed = mixed·decay + Σ exp(score - top)·value; returns Σ exp(score - top)."""
-        total = splat_f32(np.float32(0))
-        for i in range(0, count, 16):
-            weight = exponential(subtract(load_floats(scores + 4 * i), splat_f32(top)))
-            store_floats(scores + 4 * i, weight)
-            for beyond in range(count, i + 16):
-                store_f32(scores + 4 * beyond, np.float32(0))
-            total = add(total, load_floats(scores + 4 * i))
-        for d in range(0, padded, 16):
-            column = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
-            value = values + element_bytes * d
-            for i in range(count):
-                cached = load_cached(value + element_bytes * padded * i)
-                column = multiply_add(splat_f32(load_f32(scores + 4 * i)), cached, column)
-            store_floats(mixed + 4 * d, column)
-        return lanes_sum(total)
-
-    @inner
-    def attend(block, query, kv_head, position, out, scratch):
-        """Online softmax, tile by tile, so that a tile of keys and values serves all heads of the group."""
-        padded = load_i64(block + ATTENTION.padded_head)
-        head_dim = load_i64(block + ATTENTION.head_dim)
-        group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
-        scale = load_f32(block + ATTENTION.scale)
-        soft_cap = load_f32(block + ATTENTION.soft_cap)
-        window = load_i64(block + ATTENTION.window)
-        context = load_i64(block + ATTENTION.context)
-        scores = scratch + ROWS_SCRATCH
-        state_bytes = 64 + 4 * padded
-        states = scores + 4 * TILE
-        for g in range(group):
-            state = states + g * state_bytes
-            store_f32(state, NEGATIVE)
-            store_f32(state + 4, np.float32(0))
-            for d in range(0, padded, 16):
-                store_floats(state + 64 + 4 * d, splat_f32(np.float32(0)))
-        begin = max(0, position + 1 - window) if window > 0 else 0
-        for tile in range(begin, position + 1, TILE):
-            count = min(TILE, position + 1 - tile)
-            offset = element_bytes * padded * (kv_head * context + tile)
-            keys = load_i64(block + ATTENTION.key_cache) + offset
-            values = load_i64(block + ATTENTION.value_cache) + offset
-            for g in range(group):
-                state = states + g * state_bytes
-                top = load_f32(state)
-                q = query + 4 * padded * g
-                new_top = max(top, score_tile(q, keys, count, padded, scale, soft_cap, scores))
-                decay = lanes_max(exponential(splat_f32(top - new_top)))
-                total = weigh_tile(scores, values, count, padded, new_top, decay, state + 64)
-                store_f32(state, new_top)
-                store_f32(state + 4, load_f32(state + 4) * decay + total)
-        for g in range(group):
-            state = states + g * state_bytes
-            inverse = splat_f32(np.float32(1) / load_f32(state + 4))
-            for d in range(0, padded, 16):
-                store_floats(state + 64 + 4 * d, multiply(load_floats(state + 64 + 4 * d), inverse))
-            for d in range(head_dim):
-                store_f32(out + 4 * (head_dim * g + d), load_f32(state + 64 + 4 * d))
-
-    return attend
-
-
-attend_halves = make_attend(load_halves, 2)
-attend_floats = make_attend(load_floats, 4)
+            store_value(block, kv_head, position, head)
 
 
 @inner
-def attend_all(team, counter, block, call, scratch):
-    """Phase: every token's every key head, written to the rows of `mixed`."""
+def pieces_of(block, team, tokens, positions):
+    """Into how many ranges of positions the work is cut: several when heads are too few for the threads."""
+    items = tokens * load_i64(block + ATTENTION.kv_heads)
+    threads = load_i64(team + TEAM.threads)
+    if items >= 4 * threads:
+        return 1
+    return min((4 * threads + items - 1) // items, (positions + POSITIONS_A_PIECE - 1) // POSITIONS_A_PIECE)
+
+
+@inner
+def state_bytes(block):
+    """Bytes of the states of one key head's query heads."""
+    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+    return group * (STATE_BYTES + 4 * load_i64(block + ATTENTION.padded_head))
+
+
+@inner
+def gather_item(block, call, item, pieces, states, scores):
+    """States of one token's one key head over one piece of its positions."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
-    heads = load_i64(block + ATTENTION.heads)
-    group = heads // kv_heads
+    padded = load_i64(block + ATTENTION.padded_head)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
+    token = item // (kv_heads * pieces)
+    kv_head = item // pieces % kv_heads
+    end = load_i64(call + CALL.start) + token + 1
+    window = load_i64(block + ATTENTION.window)
+    begin = max(0, end - window) if window > 0 else 0
+    share = (end - begin + pieces - 1) // pieces
+    first = min(end, begin + item % pieces * share)
+    last = min(end, first + share)
+    query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+    query += 4 * padded * group * kv_head
+    clear_states(states, group, padded)
+    if load_i64(block + ATTENTION.half_cache) != 0:
+        gather_halves(block, query, kv_head, first, last, states, scores)
+    else:
+        gather_floats(block, query, kv_head, first, last, states, scores)
+
+
+@inner
+def write_item(block, item, states):
+    """Merged states of one token's one key head to its row of `mixed`."""
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
     mixed = load_i64(block + ATTENTION.mixed)
+    out = load_i64(mixed + INPUT.floats) + item // kv_heads * load_i64(mixed + INPUT.float_stride)
+    out += 4 * head_dim * group * (item % kv_heads)
+    write_states(states, group, head_dim, load_i64(block + ATTENTION.padded_head), out)
+
+
+@inner
+def attend(team, counter, block, call, scratch):
+    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it."""
+    tokens = load_i64(call + CALL.tokens)
+    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    scores = scratch + ROWS_SCRATCH
     while True:
         item = next_item(team, counter)
-        token = item // kv_heads
-        if token >= load_i64(call + CALL.tokens):
+        if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
             break
-        kv_head = item - token * kv_heads
-        position = load_i64(call + CALL.start) + token
-        query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
-        query += 4 * load_i64(block + ATTENTION.padded_head) * group * kv_head
-        out = load_i64(mixed + INPUT.floats) + token * load_i64(mixed + INPUT.float_stride)
-        out += 4 * load_i64(block + ATTENTION.head_dim) * group * kv_head
-        if load_i64(block + ATTENTION.half_cache) != 0:
-            attend_halves(block, query, kv_head, position, out, scratch)
+        if pieces == 1:
+            gather_item(block, call, item, pieces, scores + 4 * TILE, scores)
+            write_item(block, item, scores + 4 * TILE)
         else:
-            attend_floats(block, query, kv_head, position, out, scratch)
+            states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
+            gather_item(block, call, item, pieces, states, scores)
+
+
+@inner
+def merge_pieces(team, counter, block, call):
+    """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
+    tokens = load_i64(call + CALL.tokens)
+    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    if pieces == 1:
+        return
+    padded = load_i64(block + ATTENTION.padded_head)
+    nbytes = state_bytes(block)
+    while True:
+        item = next_item(team, counter)
+        if item >= tokens * load_i64(block + ATTENTION.kv_heads):
+            break
+        states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
+        for piece in range(1, pieces):
+            for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
+                merge_state(states + offset, states + piece * nbytes + offset, padded)
+        write_item(block, item, states)
 
 
 exports = Exports()
@@ -289,11 +287,13 @@ def attention_block(block, call, team, thread):
     barrier(team)
     rotate_and_store(team, 4, block, call, scratch)
     barrier(team)
-    attend_all(team, 5, block, call, scratch)
+    attend(team, 5, block, call, scratch)
     barrier(team)
-    quantise_input(team, 6, call, mixed)
+    merge_pieces(team, 6, block, call)
     barrier(team)
-    project(team, 7, tokens, output, mixed, projected, stride, scratch)
+    quantise_input(team, 7, call, mixed)
+    barrier(team)
+    project(team, 8, tokens, output, mixed, projected, stride, scratch)
     barrier(team)
     scale = load_f32(block + ATTENTION.residual_scale)
-    add_residual(team, 8, call, output, projected, stride, load_i64(block + ATTENTION.post_norm), scale)
+    add_residual(team, 9, call, output, projected, stride, load_i64(block + ATTENTION.post_norm), scale)

@@ -1,5 +1,4 @@
-"""Compile one unit of kernels to a native object file: `python -m edgeinfer_kernels.cpu.native.build_object
-UNIT OUT`.
+"""Compile units of kernels to native object files: `python -m …native.build_object FOLDER UNIT…`.
 
 Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached;
 numba reads the target processor from its environment once per process, so that each instruction set gets its
@@ -71,8 +70,10 @@ def build(unit: str) -> bytes:
 
 
 def main() -> None:
-    unit, out = sys.argv[1:]
-    Path(out).write_bytes(build(unit))
+    """Write FOLDER/UNIT.o for every unit named on the command line."""
+    folder, *units = sys.argv[1:]
+    for unit in units:
+        Path(folder, f"{unit}.o").write_bytes(build(unit))
 
 
 if __name__ == "__main__":

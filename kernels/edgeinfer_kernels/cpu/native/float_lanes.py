@@ -136,12 +136,14 @@ def load_halves(features, builder, at):
     return _widen_half(features, builder, load(builder, at, ir.VectorType(I16, LANES)))
 
 
-@operation(types.void, (address, float16x))
-def store_halves(features, builder, at, vector):
-    """Round to nearest even; without hardware, by a float addition that aligns the mantissas."""
+def _narrow_to_half(features: str, builder: Any, vector: Any) -> Any:
+    """Sixteen float32 -> float16 as i16 lanes, rounded to nearest even.
+
+    Without hardware: by a float addition that aligns the mantissas.
+    """
+    shorts = ir.VectorType(I16, LANES)
     if "f16c" in features or "fullfp16" in features or "neon" in features:
-        store(builder, builder.fptrunc(vector, ir.VectorType(F16, LANES)), at)
-        return
+        return builder.bitcast(builder.fptrunc(vector, ir.VectorType(F16, LANES)), shorts)
     words, floats = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 
     def lanes(value: int) -> ir.Constant:
@@ -161,7 +163,21 @@ def store_halves(features, builder, at, vector):
     value = builder.select(small, subnormal, normal)
     value = builder.select(huge, lanes(0x7C00), value)
     value = builder.select(nan, lanes(0x7E00), value)
-    store(builder, builder.trunc(builder.or_(value, sign), ir.VectorType(I16, LANES)), at)
+    return builder.trunc(builder.or_(value, sign), shorts)
+
+
+@operation(types.void, (address, float16x))
+def store_halves(features, builder, at, vector):
+    store(builder, _narrow_to_half(features, builder, vector), at)
+
+
+@operation(types.void, (address, float16x))
+def scatter_halves(features, builder, at, vector):
+    """Sixteen float16, 32 bytes apart: a column of sixteen rows of sixteen."""
+    halves = _narrow_to_half(features, builder, vector)
+    for lane in range(LANES):
+        place = builder.add(at, ir.Constant(at.type, 2 * LANES * lane))
+        store(builder, builder.extract_element(halves, ir.Constant(I32, lane)), place)
 
 
 @operation(float16x, (address,))

@@ -1,0 +1,42 @@
+"""Measured figures: what is tried, what is chosen, what is remembered."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeinfer_offload import measure
+
+
+def test_few_processors_are_all_used() -> None:
+    assert [measure.thread_counts(usable) for usable in (1, 2, 4)] == [[1], [2], [4]]
+
+
+def test_many_processors_are_tried_in_part_and_in_whole() -> None:
+    assert measure.thread_counts(16) == [8, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [({8: 50.0, 16: 51.0}, 8), ({8: 50.0, 16: 80.0}, 16), ({8: 50.0, 12: 54.0, 16: 30.0}, 12)],
+)
+def test_threads_are_added_while_they_read_faster(rates: dict[int, float], best: int) -> None:
+    assert measure.best_threads(rates) == best
+
+
+def test_a_measurement_is_made_once_and_then_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter([2.5e10, 1.0])
+    monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: next(rates))
+    assert [measure.remembered_bandwidth(tmp_path, 2) for _ in range(3)] == [2.5e10] * 3
+
+
+@pytest.mark.parametrize("damage", ["", "[1, 2", "[]", '{"x": "fast"}'])
+def test_a_damaged_memory_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    (tmp_path / "measured.json").write_text(damage)
+    monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: 3e10)
+    assert measure.remembered_bandwidth(tmp_path, 1) == 3e10
+    assert 3e10 in json.loads((tmp_path / "measured.json").read_text()).values()
