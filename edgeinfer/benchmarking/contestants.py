@@ -78,8 +78,8 @@ class LlamaCppContestant:
 def bytes_per_token(engine: Engine, depth: float) -> float:
     """Bytes that decoding one token reads at this depth: weights, and keys and values where they're known."""
     cache = getattr(engine, "cache", None)
-    held = cache.nbytes / cache.context * depth if isinstance(cache, KVCache) else 0.0
-    return engine.bytes_per_token + held
+    layers = cache.layers if isinstance(cache, KVCache) else []
+    return engine.bytes_per_token + depth * sum(layer.nbytes / layer.positions for layer in layers)
 
 
 def rest() -> float:

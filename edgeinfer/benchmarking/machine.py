@@ -10,8 +10,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edgeinfer_kernels.cpu.features import detect
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import detect, usable_cpus
 from edgeinfer_offload.host_memory import host_memory
 
 PACKAGES = ("edgeinfer", "numpy", "numba", "llvmlite", "llama-cpp-python")

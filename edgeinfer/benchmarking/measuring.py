@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from edgeinfer.benchmarking.contestants import Contestant, rest
 from edgeinfer.benchmarking.timings import Timings
-from edgeinfer.benchmarking.workloads import Workload, random_ids
+from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
 
 PIECE_TOKENS = 8
 SEED = 1
@@ -42,36 +42,41 @@ def repeat(
 
 def interleave(
     contestants: Sequence[Contestant],
-    workload: Workload,
+    workloads: Sequence[Workload],
     rounds: int = 10,
     piece: int = PIECE_TOKENS,
     seed: int = SEED,
     report: Report | None = None,
-) -> list[Timings]:
-    """A B A B …: in each round each contestant does a short piece, alone and from the same state.
+) -> list[list[Timings]]:
+    """A B A B …: in each round, for each workload, each contestant does a short piece, alone and from the
+    same state. Timings (workloads, contestants).
 
-    A piece of a generation is `piece` tokens, each timed by itself; one before them isn't counted, as it
-    wakes the threads and fills the caches that the other has emptied. A piece of another workload is all of
-    it, once. Between pieces nothing runs until the threads of the last have gone to rest. The first round
-    warms up and isn't counted.
+    All workloads have one depth. A piece of a generation is `piece` tokens, each timed by itself, a piece of
+    a verification as many passes as make half of that; one before them isn't counted, as it wakes the
+    threads and fills the caches that the other has emptied. A piece of a prompt is all of it, once. Between
+    pieces nothing runs until the threads of the last have gone to rest. The first round warms up and isn't
+    counted.
     """
-    ids = random_ids(workload.context, contestants[0].vocabulary_size, seed)
-    seconds: list[list[float]] = [[] for _ in contestants]
+    (depth,) = {workload.depth for workload in workloads}
+    ids = random_ids(needed_context(workloads), contestants[0].vocabulary_size, seed)
     for contestant in contestants:
-        _fill(contestant, ids, workload.depth)
+        _fill(contestant, ids, depth)
+    seconds: list[list[list[float]]] = [[[] for _ in contestants] for _ in workloads]
     for done in range(rounds + 1):
-        for contestant, kept in zip(contestants, seconds, strict=True):
-            contestant.rewind(workload.depth)
-            rest()
-            timed = _piece(contestant, workload, ids[workload.depth :], piece)
-            if done:
-                kept += timed
+        for workload, of_workload in zip(workloads, seconds, strict=True):
+            for contestant, kept in zip(contestants, of_workload, strict=True):
+                rest()
+                timed = _piece(contestant, workload, ids[depth:], piece)
+                if done:
+                    kept += timed
         if report:
             report(done, rounds)
     for contestant in contestants:
         contestant.rewind(0)
-    tokens = 1 if workload.kind == "generate" else workload.tokens
-    return [Timings(tuple(kept), tokens) for kept in seconds]
+    return [
+        [Timings(tuple(kept), 1 if workload.kind == "generate" else workload.tokens) for kept in of_workload]
+        for workload, of_workload in zip(workloads, seconds, strict=True)
+    ]
 
 
 def _fill(contestant: Contestant, ids: Sequence[int], depth: int) -> None:
@@ -91,12 +96,22 @@ def _perform(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> 
 
 
 def _piece(contestant: Contestant, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
-    """The seconds of what is counted."""
-    if workload.kind != "generate":
+    """The seconds of what is counted, from the workload's depth on."""
+    contestant.rewind(workload.depth)
+    if workload.kind == "prompt":
         return [_seconds(contestant, workload, ids[: workload.tokens])]
-    count = min(piece, workload.tokens)
+    if workload.kind == "verify":
+        return _verify_piece(contestant, workload, ids[: workload.tokens], max(1, piece // 2))
     contestant.read(ids[:1])
-    return [_seconds(contestant, workload, [token]) for token in ids[1 : 1 + count]]
+    return [_seconds(contestant, workload, [token]) for token in ids[1 : 1 + min(piece, workload.tokens)]]
+
+
+def _verify_piece(contestant: Contestant, workload: Workload, ids: Sequence[int], passes: int) -> list[float]:
+    seconds = []
+    for _ in range(passes + 1):
+        contestant.rewind(workload.depth)
+        seconds.append(_seconds(contestant, workload, ids))
+    return seconds[1:]
 
 
 def _seconds(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> float:

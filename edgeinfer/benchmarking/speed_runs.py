@@ -63,12 +63,12 @@ class BenchSettings:
         """Tokens that the cache must hold."""
         return needed_context(self.workloads)
 
-    def told(self, workload: Workload, threads: int) -> Callable[[int, int], None] | None:
-        """Progress of one workload, with its name."""
+    def told(self, workloads: Sequence[Workload], threads: int) -> Callable[[int, int], None] | None:
+        """Progress of some workloads, with their names."""
         report = self.report
         if report is None:
             return None
-        label = f"{workload.name}, {threads} threads:"
+        label = f"{', '.join(workload.name for workload in workloads)}, {threads} threads:"
         return lambda done, total: report(label, done, total)
 
 
@@ -160,6 +160,13 @@ def _mean_bytes(loaded: Model, workload: Workload) -> float:
     return bytes_per_token(loaded.engine, workload.depth + workload.tokens / 2)
 
 
+def _by_depth(workloads: Sequence[Workload]) -> list[list[Workload]]:
+    groups: dict[int, list[Workload]] = {}
+    for workload in workloads:
+        groups.setdefault(workload.depth, []).append(workload)
+    return list(groups.values())
+
+
 def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[SpeedRow]:
     """Each workload, repeated; rows come once a number of threads is through.
 
@@ -177,7 +184,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
                     settings.repetitions,
                     settings.warm_up,
                     settings.seed,
-                    settings.told(workload, threads),
+                    settings.told([workload], threads),
                 )
                 found.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
@@ -186,7 +193,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
 
 
 def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[VersusRow]:
-    """Each workload interleaved with llama.cpp on the same file.
+    """Workloads of one depth interleaved with each other and with llama.cpp on the same file.
 
     Raises what `edgeinfer.load` raises, and `EdgeInferError` where llama-cpp-python isn't installed.
     """
@@ -199,16 +206,17 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
         try:
             with _loaded(model, settings, threads) as loaded:
                 contestants: list[Contestant] = [OwnContestant(loaded.engine), peer]
-                for workload in settings.workloads:
+                for group in _by_depth(settings.workloads):
                     timings = interleave(
                         contestants,
-                        workload,
+                        group,
                         settings.rounds,
                         settings.piece,
                         settings.seed,
-                        settings.told(workload, threads),
+                        settings.told(group, threads),
                     )
-                    found.append((workload, timings, _mean_bytes(loaded, workload)))
+                    for workload, both in zip(group, timings, strict=True):
+                        found.append((workload, both, _mean_bytes(loaded, workload)))
         finally:
             peer.close()
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgeinfer.benchmarking.machine import command_line, this_machine
+from edgeinfer.benchmarking.machine import Machine, command_line, this_machine
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS
 from edgeinfer.benchmarking.random_files import random_file
 from edgeinfer.benchmarking.speed_runs import (
@@ -21,7 +21,7 @@ from edgeinfer.benchmarking.speed_runs import (
 from edgeinfer.benchmarking.tables import speed_table, versus_table
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_quant_formats import FormatError
 
 ROUNDS = 12
@@ -44,6 +44,7 @@ class Suite:
     smoke: bool
     alone: bool
     out: Path | None
+    machine: Machine
 
     def benched_models(self) -> Iterator[BenchedModel]:
         """The files, one by one; random ones are written when their turn comes."""
@@ -91,7 +92,7 @@ class Suite:
 
     def publish(self, sections: Sequence[tuple[str, str]]) -> None:
         """Print headed tables with machine and command; into `out` as well."""
-        facts = "\n".join(f"- {line}" for line in this_machine(command_line()).lines())
+        facts = "\n".join(f"- {line}" for line in self.machine.lines())
         text = "\n\n".join([f"# {self.title}", facts, *(f"## {head}\n\n{body}" for head, body in sections)])
         print(text)
         if self.out is not None:
@@ -117,9 +118,12 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def suite(title: str, options: argparse.Namespace) -> Suite:
     """The suite that the options ask for."""
+    machine = this_machine(command_line())
     if options.smoke:
         alone = options.alone or find_spec("llama_cpp") is None
-        return Suite(title, ("tiny",), (), (), (usable_cpus(),), SMOKE_ROUNDS, True, alone, options.out)
+        return Suite(
+            title, ("tiny",), (), (), (usable_cpus(),), SMOKE_ROUNDS, True, alone, options.out, machine
+        )
     counts = tuple(map(int, _words(options.threads))) or tuple(sorted({1, usable_cpus()}))
     return Suite(
         title,
@@ -131,6 +135,7 @@ def suite(title: str, options: argparse.Namespace) -> Suite:
         False,
         options.alone,
         options.out,
+        machine,
     )
 
 

@@ -15,7 +15,7 @@ from edgeinfer.language_model import TextTokenizer
 from edgeinfer.llama_cpp_context import LlamaCppContext
 from edgeinfer.loading import load
 from edgeinfer.model import Model
-from edgeinfer_kernels.cpu.threads import usable_cpus
+from edgeinfer_kernels.cpu.features import usable_cpus
 
 LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512

@@ -1,7 +1,8 @@
 """`edgeinfer bench`: how fast a model runs here, alone or side by side with llama.cpp."""
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,13 +16,15 @@ from edgeinfer_tui.number_lists import numbers
 if TYPE_CHECKING:
     from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
 
-LOADING = "loading the model"
+LOADING = ("kv", "device", "instruction_set")
+"""Options that are keywords of `edgeinfer.load`."""
 COMPILING = "compiling kernels for this machine, once"
 WRITING = "writing a random file, once"
 
 
 @reporting
 def bench(
+    invocation: typer.Context,
     model: options.ModelArgument = None,
     prompt_tokens: wanted.PromptTokens = ["512"],  # noqa: B006
     generate_tokens: wanted.GenerateTokens = ["128"],  # noqa: B006
@@ -29,6 +32,7 @@ def bench(
     threads: wanted.Threads = None,
     kv: options.Kv = None,
     device: options.Device = None,
+    instruction_set: wanted.InstructionSet = None,
     repetitions: wanted.Repetitions = 5,
     warm_up: wanted.WarmUp = True,
     seed: wanted.Seed = 1,
@@ -53,35 +57,40 @@ def bench(
 
       edgeinfer bench --shape tinyllama-1.1b --type Q4_K_M --vs llama.cpp
     """
-    from edgeinfer.benchmarking.speed_runs import BenchSettings
-    from edgeinfer.benchmarking.workloads import workloads
-    from edgeinfer_kernels.cpu.threads import usable_cpus
-
-    tests = workloads(
-        numbers("--prompt-tokens", prompt_tokens, least=0),
-        numbers("--generate-tokens", generate_tokens, least=0),
-        numbers("--depth", depth, least=0),
-    )
-    if not tests:
-        raise typer.BadParameter("--prompt-tokens and --generate-tokens are both 0: nothing to measure")
-    counts = numbers("--threads", threads, least=1) if threads else [usable_cpus()]
-    given = {"kv": kv.value if kv else None, "device": device}
     interrupts.raise_exception()
     with LabelledProgress() as progress:
-        settings = BenchSettings(
-            tests,
-            counts,
-            repetitions=repetitions,
-            rounds=rounds,
-            warm_up=warm_up,
-            seed=seed,
-            loading={name: value for name, value in given.items() if value is not None},
-            report=progress.update,
-            load_progress=(progress.step(LOADING, shown_bytes), progress.step(COMPILING)),
-        )
+        settings = _settings(invocation.params, progress)
         chosen = _model(model, shape, type_, progress)
         printed = _measure(chosen, settings, vs, wanted.Output.json if as_json else output)
     print(printed)
+
+
+def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSettings":
+    """How to measure, from the options of the command line.
+
+    Raises `BadParameter` for lists that aren't whole numbers, or nothing to measure.
+    """
+    from edgeinfer.benchmarking.speed_runs import BenchSettings
+    from edgeinfer.benchmarking.workloads import workloads
+    from edgeinfer_kernels.cpu.features import usable_cpus
+
+    lengths = ("prompt_tokens", "generate_tokens", "depth")
+    tests = workloads(*(numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
+    if not tests:
+        raise typer.BadParameter("--prompt-tokens and --generate-tokens are both 0: nothing to measure")
+    threads = given["threads"]
+    loading = {name: given[name] for name in LOADING if given[name] is not None}
+    return BenchSettings(
+        tests,
+        numbers("--threads", threads, least=1) if threads else [usable_cpus()],
+        repetitions=given["repetitions"],
+        rounds=given["rounds"],
+        warm_up=given["warm_up"],
+        seed=given["seed"],
+        loading={name: str(getattr(value, "value", value)) for name, value in loading.items()},
+        report=progress.update,
+        load_progress=(progress.step("loading the model", shown_bytes), progress.step(COMPILING)),
+    )
 
 
 def _measure(

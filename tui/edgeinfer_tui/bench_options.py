@@ -5,6 +5,8 @@ from typing import Annotated
 
 from typer import Option
 
+from edgeinfer_tui.options import MACHINE
+
 WORKLOAD = "What is measured"
 HOW = "How it is measured"
 SHAPE = "A random file in place of MODEL"
@@ -51,6 +53,15 @@ Threads = Annotated[
         rich_help_panel=WORKLOAD, show_default=False,
     ),
 ]  # fmt: skip
+InstructionSet = Annotated[
+    str | None,
+    Option(
+        "--instruction-set",
+        metavar="NAME",
+        help="Kernels for this one, of those that `edgeinfer doctor` lists. [dim](the best)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
 Repetitions = Annotated[
     int, Option("--repetitions", "-r", min=1, help="Runs of each, without --vs.", rich_help_panel=HOW)
 ]

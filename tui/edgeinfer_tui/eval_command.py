@@ -18,30 +18,34 @@ if TYPE_CHECKING:
     from edgeinfer.evaluation.summary import Divergence, Estimate, Evaluation
 
 
+TextFile = Annotated[
+    Path, Option("--text", metavar="FILE", help="The text, in UTF-8.", exists=True, dir_okay=False)
+]
+Base = Annotated[
+    str | None,
+    Option(
+        "--base",
+        metavar="MODEL",
+        help="Compare with this model of the same vocabulary; llama.cpp: with the same file there.",
+    ),
+]
+Context = Annotated[
+    int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
+]
+Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
+Threads = Annotated[
+    int | None, Option("--threads", min=1, help="CPU threads. [dim]The fastest number if left out[/]")
+]
+
+
 @reporting
 def eval_(
-    text: Annotated[
-        Path,
-        Option("--text", metavar="FILE", help="The text, in UTF-8.", exists=True, dir_okay=False),
-    ],
+    text: TextFile,
     model: options.ModelArgument = None,
-    base: Annotated[
-        str | None,
-        Option(
-            "--base",
-            metavar="MODEL",
-            help="Compare with this model of the same vocabulary; llama.cpp: with the same file there.",
-        ),
-    ] = None,
-    context: Annotated[
-        int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
-    ] = 512,
-    chunks: Annotated[
-        int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")
-    ] = None,
-    threads: Annotated[
-        int | None, Option("--threads", min=1, help="CPU threads. [dim]All usable cores if left out[/]")
-    ] = None,
+    base: Base = None,
+    context: Context = 512,
+    chunks: Chunks = None,
+    threads: Threads = None,
     kv: options.Kv = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:

@@ -56,29 +56,41 @@ def test_without_warm_up_nothing_is_read_twice(log: list[str]) -> None:
 
 def test_contestants_take_turns_and_rest_between_them(log: list[str]) -> None:
     contestants = [Recorder("a", log), Recorder("b", log)]
-    ours, theirs = interleave(contestants, Workload("prompt", 4), rounds=2)
+    ((ours, theirs),) = interleave(contestants, [Workload("prompt", 4)], rounds=2)
     assert log == ["rest", "a reads 4 to 4", "rest", "b reads 4 to 4"] * 3
     assert len(ours.seconds) == len(theirs.seconds) == 2
     assert ours.tokens == 4
 
 
 def test_a_piece_of_a_generation_counts_each_token_but_the_first(log: list[str]) -> None:
-    (timings,) = interleave([Recorder("a", log)], Workload("generate", 128, depth=2), rounds=1, piece=3)
+    workload = Workload("generate", 128, depth=2)
+    ((timings,),) = interleave([Recorder("a", log)], [workload], rounds=1, piece=3)
     piece = ["rest", *(f"a reads 1 to {held}" for held in (3, 4, 5, 6))]
     assert log == ["a reads 2 to 2", *piece, *piece]
     assert (len(timings.seconds), timings.tokens) == (3, 1)
 
 
 def test_a_verification_wants_logits_of_every_token(log: list[str]) -> None:
-    interleave([Recorder("a", log)], Workload("verify", 4), rounds=1)
-    assert log == ["rest", "a verifies 4 to 4"] * 2
+    ((timings,),) = interleave([Recorder("a", log)], [Workload("verify", 4)], rounds=1, piece=4)
+    piece = ["rest", *["a verifies 4 to 4"] * 3]
+    assert log == [*piece, *piece]
+    assert (len(timings.seconds), timings.tokens) == (2, 4)
+
+
+def test_workloads_take_turns_too(log: list[str]) -> None:
+    contestants = [Recorder("a", log), Recorder("b", log)]
+    wanted = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
+    found = interleave(contestants, wanted, rounds=1)
+    turns = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
+    assert [line for line in log if line != "rest"][2:] == turns * 2
+    assert [timings.tokens for pair in found for timings in pair] == [4, 4, 8, 8]
 
 
 def test_progress_names_rounds(log: list[str]) -> None:
     heard: list[tuple[int, int]] = []
     interleave(
         [Recorder("a", log)],
-        Workload("prompt", 1),
+        [Workload("prompt", 1)],
         rounds=2,
         report=lambda done, of: heard.append((done, of)),
     )
