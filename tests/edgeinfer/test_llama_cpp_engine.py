@@ -184,7 +184,8 @@ def test_a_file_that_it_refuses_is_one_line_with_its_reason(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile, name: str) -> None:
     pytest.importorskip("llama_cpp")
     program = (
         "import edgeinfer, sys\n"
@@ -193,7 +194,7 @@ def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile
         "assert model.chat().say('the rain', max_tokens=3).ids\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(zoo_file("llama"))], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(zoo_file(name))], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
