@@ -29,6 +29,9 @@ class Architecture:
     """Windowed layers ignore RoPE scaling."""
     rope_skipped_every: int = 0
     """Every n-th layer has no positions at all; 0: none."""
+    default_attention_soft_cap: float = 0.0
+    default_logit_soft_cap: float = 0.0
+    """Soft caps where the file gives none; 0: none."""
     query_scale_by_heads_at: int = 0
     """A model of this many layers scales queries by √(width / heads) instead of √(head dimension)."""
 
@@ -44,6 +47,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         post_norm=True,
         window_pattern=2,
         default_window=4096,
+        default_attention_soft_cap=50.0,
+        default_logit_soft_cap=30.0,
         query_scale_by_heads_at=46,
     ),
     "gemma3": Architecture(

@@ -175,23 +175,7 @@ def load_llama_cpp(
     """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
     context = context or min(_trained_context(found), DEFAULT_CONTEXT)
-    log = log_catcher()
-    log.clear()
-    try:
-        llama = llama_cpp.Llama(
-            str(found.path),
-            n_ctx=context,
-            n_batch=BATCH,
-            n_threads=threads,
-            n_threads_batch=threads,
-            type_k=CACHE_TYPES[kv],
-            type_v=CACHE_TYPES[kv],
-            verbose=False,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"{found.path.name}: llama.cpp can't load it ({log.first_error})"
-        ) from error
+    llama = _opened(llama_cpp, found, context, threads, CACHE_TYPES[kv])
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
     template = chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
@@ -206,6 +190,26 @@ def load_llama_cpp(
         prompt_style=found.prompt_style,
         notes=("llama.cpp computes; edgeinfer samples",),
     )
+
+
+def _opened(library: Any, found: ModelFile, context: int, threads: int | None, cache_type: int) -> Any:
+    log = log_catcher()
+    log.clear()
+    try:
+        return library.Llama(
+            str(found.path),
+            n_ctx=context,
+            n_batch=BATCH,
+            n_threads=threads,
+            n_threads_batch=threads,
+            type_k=cache_type,
+            type_v=cache_type,
+            verbose=False,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"{found.path.name}: llama.cpp can't load it ({log.first_error})"
+        ) from error
 
 
 def _trained_context(found: ModelFile) -> int:

@@ -194,9 +194,9 @@ class _Reader:
             log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
         )
 
-    def factor(self, key: str) -> float:
-        """A positive number; 0, as in a file that lacks the key, stands for none."""
-        return self.number(key, above=0) if self.get(key, 0) != 0 else 0.0
+    def factor(self, key: str, default: float = 0.0) -> float:
+        """A positive number; 0 stands for none."""
+        return self.number(key, default, above=0) if self.get(key, default) != 0 else 0.0
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers see a window only."""
@@ -266,8 +266,8 @@ class _Reader:
             window=window,
             windowed=self.windowed(layers, window),
             query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
-            attention_soft_cap=self.factor("attn_logit_softcapping"),
-            logit_soft_cap=self.factor("final_logit_softcapping"),
+            attention_soft_cap=self.factor("attn_logit_softcapping", facts.default_attention_soft_cap),
+            logit_soft_cap=self.factor("final_logit_softcapping", facts.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
             residual_scale=self.factor("residual_scale") or 1.0,
             logit_scale=1 / (self.factor("logit_scale") or 1.0),

@@ -1,6 +1,5 @@
 """The way out: llama.cpp computes, edgeinfer samples, and nothing of its chatter reaches the terminal."""
 
-import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,18 +10,18 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
+from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO, vocabulary_metadata
 
+pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.llama_cpp
 PROMPT = "the rain on"
 
 
 @pytest.fixture(scope="module")
 def theirs(zoo_file: ZooFile) -> Iterator[Model]:
-    pytest.importorskip("llama_cpp")
     with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1, kv="f32") as model:
         yield model
 
@@ -173,7 +172,6 @@ def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Pat
 def test_a_file_that_it_refuses_is_one_line_with_its_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: tuple[bytes, bytes], told: str
 ) -> None:
-    pytest.importorskip("llama_cpp")
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(*damage, 1))
     with pytest.raises(UnsupportedModelError) as caught:
@@ -184,8 +182,8 @@ def test_a_file_that_it_refuses_is_one_line_with_its_reason(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile) -> None:
-    pytest.importorskip("llama_cpp")
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile, name: str) -> None:
     program = (
         "import edgeinfer, sys\n"
         "model = edgeinfer.load(sys.argv[1], engine='llama.cpp', context=1000, threads=1)\n"
@@ -193,29 +191,14 @@ def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile
         "assert model.chat().say('the rain', max_tokens=3).ids\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(zoo_file("llama"))], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(zoo_file(name))], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_settings_that_it_cannot_keep_are_refused(zoo_file: ZooFile) -> None:
-    with pytest.raises(SettingError, match=r"ram: llama\.cpp keeps to no budget"):
-        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", ram="8GiB")
-
-
 def test_a_closed_model_says_so(zoo_file: ZooFile) -> None:
-    pytest.importorskip("llama_cpp")
     with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1) as model:
         stream = model.stream(PROMPT)
         next(stream)
     with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
         list(stream)
-
-
-def test_without_llama_cpp_the_error_says_how_to_install_it(
-    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(EdgeInferError, match=r"needs llama-cpp-python: pip install 'edgeinfer\[llama-cpp\]'"):
-        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)
-    assert importlib.import_module("edgeinfer.llama_cpp_engine")

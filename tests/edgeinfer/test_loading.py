@@ -1,5 +1,6 @@
 """From a name to a model: settings checked, failures told in one line, remarks passed on."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,11 @@ def test_any_number_of_threads_answers_alike(zoo_file: ZooFile) -> None:
         with edgeinfer.load(zoo_file("llama"), threads=threads) as model:
             answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_without_llama_cpp_the_error_says_how_to_install_it(
+    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(EdgeInferError, match=r"needs llama-cpp-python: pip install 'edgeinfer\[llama-cpp\]'"):
+        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)

@@ -116,3 +116,24 @@ def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, varia
     pytest.importorskip("llama_cpp")
     path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
     check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("gemma2", "attn_logit_softcapping"),
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma2", "attention.sliding_window"),
+        ("gemma3", "rope.freq_base"),
+        ("llama-yarn", "rope.scaling.original_context_length"),
+        ("phi3-longrope", "rope.scaling.attn_factor"),
+    ],
+)
+def test_what_a_file_leaves_out_is_taken_as_llama_cpp_takes_it(
+    tmp_path: Path, name: str, left_out: str
+) -> None:
+    pytest.importorskip("llama_cpp")
+    kept = {key: value for key, value in ZOO[name].extra.items() if key != left_out}
+    path = replace(ZOO[name], extra=kept).write(tmp_path / "model.gguf")
+    check(path, name, "plain", llama_cpp_logits(path, IDS)[KEPT])

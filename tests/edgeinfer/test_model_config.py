@@ -167,6 +167,14 @@ def test_scales_and_caps_reach_the_specification() -> None:
     assert gemma.embedding_scale == 8.0
 
 
+def test_gemma2_caps_its_logits_even_if_the_file_does_not_say_so() -> None:
+    gemma = config_of("gemma2").specification()
+    assert (gemma.layers[0].attention.soft_cap, gemma.logit_soft_cap) == (50.0, 30.0)
+    uncapped = config_of("gemma2", final_logit_softcapping=0.0).specification()
+    assert uncapped.logit_soft_cap == 0.0
+    assert config_of("gemma3").specification().logit_soft_cap == 0.0
+
+
 def test_gemma2_of_46_layers_scales_queries_by_width_over_heads() -> None:
     small = ModelConfig.from_metadata(RandomModel("gemma2", layers=2).metadata(), VOCABULARY)
     large = ModelConfig.from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)

@@ -1,5 +1,6 @@
 """A command line with a fake model behind it."""
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,3 +67,14 @@ def opened() -> Iterator[list["Terminal"]]:
     yield terminals
     for terminal in terminals:
         terminal.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heeds_ctrl_c() -> Iterator[None]:
+    """Programs that the tests start heed Ctrl-C, even where a shell runs the tests in the background.
+
+    Such a shell has its children ignore the signal, and theirs inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,0 +1,158 @@
+"""Streams that are cut short, watched, and read by turns; what a cache that holds a prefix saves."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on, saying, speaking
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+PROMPT = [1, 5, 6]
+
+
+def test_cancelling_keeps_what_was_said() -> None:
+    model, prompt = speaking("Hello there")
+    stream = model.stream(prompt, **GREEDY)
+    said = [next(stream).text for _ in range(5)]
+    stream.cancel()
+    stream.cancel()
+    assert "".join(said) == stream.result.text == "Hello"
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream) == []
+    assert model.generate(prompt, **GREEDY).text == "Hello there"
+
+
+def test_a_stream_that_was_cancelled_before_it_began_says_nothing() -> None:
+    model, prompt = speaking("Hello")
+    stream = model.stream(prompt)
+    stream.cancel()
+    assert list(stream) == []
+    assert (stream.result.text, stream.result.ids, stream.result.finish_reason) == ("", [], "cancelled")
+
+
+def test_cancelling_behind_the_end_changes_nothing() -> None:
+    model, prompt = speaking("Hi")
+    stream = model.stream(prompt, **GREEDY)
+    assert len(list(stream)) == 2
+    stream.cancel()
+    assert stream.result.finish_reason == "stop"
+
+
+def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
+    engine = FakeEngine(saying("Hello there", 3))
+    model = model_on(engine)
+    engine.interrupt_at = 8
+    stream = model.stream(PROMPT, **GREEDY)
+    said = ""
+    for _ in range(6):
+        said += next(stream).text
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert said == stream.result.text == "Hello "
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream) == []
+    assert model.generate(PROMPT, **GREEDY).text == "Hello there"
+
+
+def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
+    engine = FakeEngine(saying("Hi", 12))
+    model, prompt = model_on(engine), list(range(3, 15))
+    engine.interrupt_at = 8
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt)
+    answer = model.generate(prompt, **GREEDY)
+    assert answer.text == "Hi"
+    assert answer.speed.cached_tokens == 8
+
+
+def test_ctrl_c_in_the_progress_callback_leaves_the_model_usable() -> None:
+    model, prompt = speaking("Hi", prompt=list(range(3, 15)))
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt, progress=interrupt)
+    assert model.generate(prompt, **GREEDY).text == "Hi"
+
+
+def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
+    engine = FakeEngine(saying("Hi", 12))
+    seen: list[int] = []
+
+    def stop_at_eight(done: int, total: int) -> None:
+        seen.append(done)
+        if done == 8:
+            stream.cancel()
+
+    stream = model_on(engine).stream(list(range(3, 15)), progress=stop_at_eight)
+    assert list(stream) == []
+    assert seen == [4, 8]
+    assert stream.result.finish_reason == "cancelled"
+    assert len(engine.ids) == 8
+
+
+def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
+    engine = FakeEngine(saying("Hello there", 3))
+    reached, go_on = threading.Event(), threading.Event()
+    usual = engine.answer
+
+    def slow(ids: list[int]) -> Any:
+        if len(ids) == 6:
+            reached.set()
+            assert go_on.wait(10)
+        return usual(ids)
+
+    engine.answer = slow
+    stream = model_on(engine).stream(PROMPT, **GREEDY)
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    assert reached.wait(10)
+    stream.cancel()
+    go_on.set()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert stream.result.text == "Hell"
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_progress_counts_the_tokens_that_are_read() -> None:
+    model, prompt = speaking("Hi", prompt=list(range(3, 13)))
+    calls: list[tuple[int, int]] = []
+    model.generate(prompt, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(4, 10), (8, 10), (10, 10)]
+
+
+def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> None:
+    engine = FakeEngine(saying("Hi", 3))
+    model = model_on(engine)
+    model.generate(PROMPT, **GREEDY)
+    engine.read.clear()
+    longer = [*PROMPT, *byte_ids("Hi"), 30, 31]
+    engine.answer = saying("Ho", len(longer))
+    answer = model.generate(longer, **GREEDY)
+    assert answer.text == "Ho"
+    # The last token said, and the end, were sampled but never read.
+    assert answer.speed.cached_tokens == 5
+    assert engine.read[0] == 2
+
+
+def test_the_same_prompt_again_reads_its_last_token_only() -> None:
+    engine = FakeEngine(saying("Hi", 3))
+    model = model_on(engine)
+    first, again = (model.generate(PROMPT, **GREEDY) for _ in range(2))
+    assert first.text == again.text
+    assert (first.speed.cached_tokens, again.speed.cached_tokens) == (0, 2)
+
+
+def test_two_streams_by_turns_say_what_each_says_alone() -> None:
+    model = model_on(FakeEngine(drawn))
+    prompts = ([1, 5, 6], [1, 5, 9, 9])
+    alone = [model.generate(prompt, max_tokens=15, seed=4).ids for prompt in prompts]
+    streams = [model.stream(prompt, max_tokens=15, seed=4) for prompt in prompts]
+    together: list[list[int]] = [[], []]
+    for turn in range(30):
+        together[turn % 2].append(next(streams[turn % 2]).id)
+    assert together == alone
+    assert [stream.result.ids for stream in streams] == alone
