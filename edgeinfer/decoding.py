@@ -29,10 +29,21 @@ class Request:
     dropped_turns: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise SettingError(
-                f"max_tokens: saw {self.max_tokens}, wanted a whole number of at least 0, or None"
-            )
+        check_count("max_tokens", self.max_tokens)
+        check_count("logprobs", self.logprobs)
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise SettingError(f"stop: saw {text!r}, wanted a text, or a list of texts")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise `SettingError` unless `value` is a whole number of at least 0, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 0, or None")
+
+
+class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
+    """Leaves the middle of a prompt that nobody waits for any more."""
 
 
 class TokenStream:
@@ -40,7 +51,7 @@ class TokenStream:
 
     A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable.
     Streams of one model may take turns, token by token, and may be read by several threads: `turn` is the
-    model's lock.
+    model's lock. `on_end` hears of the answer once, however it ended.
     """
 
     def __init__(
@@ -58,8 +69,9 @@ class TokenStream:
         self._on_end = on_end
         self._clock = _Clock()
         self._tokens: list[Token] = []
-        self._ids: list[int] = []
         self._reason: FinishReason = "cancelled"
+        self._cancelled = False
+        self._ending = threading.Lock()
         self._ended = False
         self._produced = self._produce()
 
@@ -69,7 +81,12 @@ class TokenStream:
     def __next__(self) -> Token:
         try:
             with self._turn:
+                if self._cancelled:
+                    self._produced.close()
                 token = next(self._produced)
+        except _Cancelled:
+            self._end()
+            raise StopIteration from None
         except BaseException:
             self._end()
             raise
@@ -77,24 +94,30 @@ class TokenStream:
         return token
 
     def cancel(self) -> None:
-        """Stop here; what was said stays."""
-        self._produced.close()
+        """Stop here; what was said stays. Another thread that is reading the stream gets the token, or
+        reads the part of the prompt, that is being computed, and then the end.
+        """
+        self._cancelled = True
+        try:
+            self._produced.close()
+        except ValueError:  # in the middle of a token: whoever reads it comes to the end by itself
+            return
         self._end()
 
     def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            if self._on_end:
-                self._on_end(self.result)
+        with self._ending:
+            first, self._ended = not self._ended, True
+        if first and self._on_end:
+            self._on_end(self.result)
 
     @property
     def result(self) -> Generation:
         """The answer as far as it has come."""
         return Generation(
             text="".join(token.text for token in self._tokens),
-            ids=list(self._ids),
+            ids=[token.id for token in self._tokens],
             finish_reason=self._reason,
-            speed=self._clock.speed(self._engine.bytes_per_token),
+            speed=self._clock.speed(len(self._tokens), self._engine.bytes_per_token),
             prompt_ids=self._request.prompt_ids,
             tokens=list(self._tokens),
             dropped_turns=self._request.dropped_turns,
@@ -108,16 +131,19 @@ class TokenStream:
                 "the prompt is empty, and this model has no token to begin with; give it a text"
             )
         if len(ids) > engine.context:
-            raise ContextOverflowError(
-                f"the prompt has {len(ids)} tokens, the context holds {engine.context}; the largest that "
-                f"this model can have on this machine is {engine.largest_context} (--context, context=)"
-            )
+            raise context_overflow(engine, len(ids))
         shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
         engine.rewind(shared)
         self._clock.start(len(ids), shared)
-        logits = engine.append(ids[shared:], self._request.progress)
+        logits = engine.append(ids[shared:], self._progress)
         self._clock.prefilled()
         return logits
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._request.progress:
+            self._request.progress(done, total)
+        if self._cancelled:
+            raise _Cancelled
 
     def _produce(self) -> Generator[Token, None, None]:
         request, engine = self._request, self._engine
@@ -136,7 +162,6 @@ class TokenStream:
             if chosen in self._tokenizer.end_ids:
                 self._reason = "stop"
                 break
-            self._ids.append(chosen)
             history.append(chosen)
             yield from text.push(self._described(chosen, logits))
             if text.stopped:
@@ -145,6 +170,7 @@ class TokenStream:
             if count == most:
                 self._reason = "length" if most == request.max_tokens else "context"
                 break
+            self._clock.resume()
             logits = self._read_on(history)
         yield from text.finish()
 
@@ -164,6 +190,14 @@ class TokenStream:
             return Token(chosen, "")
         own, best = logprobs(logits, chosen, self._request.logprobs)
         return Token(chosen, "", logprob=own, top_logprobs=best)
+
+
+def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
+    """The error for a prompt of `count` tokens, more than the context holds."""
+    return ContextOverflowError(
+        f"the prompt has {count} tokens, the context holds {engine.context}; the largest that "
+        f"this model can have on this machine is {engine.largest_context} (--context, context=)"
+    )
 
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
@@ -209,32 +243,42 @@ class _TextRelease:
 
 
 class _Clock:
-    """When things happened in one answer."""
+    """How long the parts of one answer took; what its reader does between two tokens doesn't count."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = self._cached = self._generated = 0
-        self._begin = self._read = self._first = self._last = 0.0
+        self._prompt_tokens = self._cached = self._sampled = 0
+        self._prefill_seconds = self._first_seconds = self._decode_seconds = 0.0
+        self._since = 0.0
 
     def start(self, prompt_tokens: int, cached: int) -> None:
         self._prompt_tokens, self._cached = prompt_tokens, cached
-        self._begin = time.perf_counter()
+        self._since = time.perf_counter()
 
     def prefilled(self) -> None:
-        self._read = time.perf_counter()
+        self._prefill_seconds = time.perf_counter() - self._since
+
+    def resume(self) -> None:
+        """The next token is being computed."""
+        self._since = time.perf_counter()
 
     def decoded(self) -> None:
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
-        self._generated += 1
+        """A token has been chosen."""
+        seconds = time.perf_counter() - self._since
+        if self._sampled:
+            self._decode_seconds += seconds
+        else:
+            self._first_seconds = seconds
+        self._sampled += 1
 
-    def speed(self, bytes_per_token: int) -> Speed:
-        prefill, decode = self._read - self._begin, self._last - self._first
-        rate = (self._generated - 1) / decode if decode > 0 else 0.0
+    def speed(self, generated: int, bytes_per_token: int) -> Speed:
+        """`generated`: tokens of the answer, without the one that ended it."""
+        prefill, decode = self._prefill_seconds, self._decode_seconds
+        rate = (self._sampled - 1) / decode if decode > 0 else 0.0
         return Speed(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached,
-            generated_tokens=self._generated,
-            seconds_to_first_token=max(0.0, self._first - self._begin),
+            generated_tokens=generated,
+            seconds_to_first_token=self._first_seconds,
             prompt_tokens_per_second=(self._prompt_tokens - self._cached) / prefill if prefill > 0 else 0.0,
             decode_tokens_per_second=rate,
             gigabytes_per_second=rate * bytes_per_token / 1e9,

@@ -13,6 +13,10 @@ class UnsupportedModelError(EdgeInferError):
     """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
 
 
+class KernelError(EdgeInferError):
+    """The kernels can't be built on this machine, or its processor can't run them."""
+
+
 class ContextOverflowError(EdgeInferError):
     """The prompt is longer than the context window."""
 

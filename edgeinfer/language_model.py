@@ -32,7 +32,13 @@ class Engine(Protocol):
     def vocabulary_size(self) -> int: ...
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Read `ids` after what the cache holds; return the logits (vocabulary,) behind the last of them."""
+        """Read `ids` after what the cache holds; return the logits (vocabulary,) behind the last of them.
+
+        `progress` is called behind each part that has been read; if it raises, the cache holds what was read.
+
+        Raises:
+            EdgeInferError: the engine has been closed.
+        """
         ...
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -48,7 +54,9 @@ class Engine(Protocol):
         """Weight bytes read for one decoded token."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back threads and memory."""
+        ...
 
 
 class TextDecoder(Protocol):

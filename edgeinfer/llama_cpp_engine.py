@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,21 @@ import numpy.typing as npt
 
 from edgeinfer.catalogue import ModelFile
 from edgeinfer.chat_format import ChatFormat
-from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.llama_cpp_library import llama_cpp_library
+from edgeinfer.llama_cpp_library import llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
+from edgeinfer_kernels.backend import CacheType
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import FormatError
 
 BATCH = 256
 DEFAULT_CONTEXT = 4096
+CACHE_TYPES: dict[CacheType, int] = {"f32": 0, "f16": 1}
+"""Numbers of ggml's `enum ggml_type`."""
+ERROR_LEVEL = 4
+"""The number in ggml's `enum ggml_log_level`."""
 
 
 class LlamaCppTokenizer:
@@ -42,91 +50,148 @@ class LlamaCppTokenizer:
 
     def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]:
         """Ids of a text, as `Tokenizer.encode`."""
-        return list(self._llama.tokenize(text.encode(), add_bos=bos, special=special))
+        found: list[int] = self._llama.tokenize(text.encode("utf-8", "replace"), add_bos=bos, special=special)
+        return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for."""
+        """The bytes that one token stands for; a special token stands for its name."""
         return self._piece(token_id, special=True)
 
     def _piece(self, token_id: int, special: bool) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            count = self._library.llama_token_to_piece(self._vocabulary, token_id, buffer, size, 0, special)
-            if count >= 0:
-                return bytes(buffer.raw[:count])
-            size = -count
+        convert = self._library.llama_token_to_piece
+        return _filled(lambda buffer, size: convert(self._vocabulary, token_id, buffer, size, 0, special))
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids, as `Tokenizer.decode`."""
-        return bytes(self._llama.detokenize(list(ids), special=special)).decode("utf-8", "replace")
+        control = self._library.llama_vocab_is_control
+        pieces: list[bytes] = []
+        # llama.cpp takes the prefix space off at the very beginning only: each run by itself.
+        for is_control, run in groupby(ids, key=lambda token: bool(control(self._vocabulary, token))):
+            if not is_control:
+                pieces.append(self._run(list(run)))
+            elif special:
+                pieces += [self.token_bytes(token) for token in run]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _run(self, ids: list[int]) -> bytes:
+        """The bytes of tokens without a control token among them."""
+        given = (ctypes.c_int32 * len(ids))(*ids)
+        convert = self._library.llama_detokenize
+        return _filled(
+            lambda buffer, size: convert(self._vocabulary, given, len(ids), buffer, size, False, False)
+        )
 
     def stream_decoder(self) -> StreamDecoder:
         """Ids to text as they come."""
         return StreamDecoder(lambda token_id: self._piece(token_id, special=False))
 
 
+def _filled(convert: Any) -> bytes:
+    """What `convert(buffer, size)` writes; it returns the bytes written, or less 0 those that it needs."""
+    size = 64
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        count = int(convert(buffer, size))
+        if count >= 0:
+            return bytes(buffer.raw[:count])
+        size = -count
+
+
 class LlamaCppEngine:
     """llama.cpp behind the engine protocol: it computes, edgeinfer samples."""
 
-    def __init__(self, llama: Any, bytes_per_token: int) -> None:
+    def __init__(self, llama: Any, context: int, bytes_per_token: int) -> None:
         self._llama = llama
+        self._held = 0
+        self._closed = False
         self.bytes_per_token = bytes_per_token
         self.ids: list[int] = []
-        self.context: int = llama.n_ctx()
-        self.largest_context: int = max(self.context, llama._model.n_ctx_train())
+        self.context = context
+        self.largest_context: int = max(context, llama._model.n_ctx_train())
         self.vocabulary_size: int = llama.n_vocab()
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """As the protocol says."""
+        self._catch_up()
         for first in range(0, len(ids), BATCH):
-            self._read(ids[first : first + BATCH])
+            last = self._read(ids[first : first + BATCH])
             if progress:
                 progress(min(first + BATCH, len(ids)), len(ids))
-        return self._logits()
+        found: npt.NDArray[np.float32] = last[0]
+        return found
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """As the protocol says; one token at a time."""
-        rows = []
-        for token_id in ids:
-            self._read([token_id])
-            rows.append(self._logits())
-        return np.stack(rows)
+        """As the protocol says."""
+        self._catch_up()
+        steps = range(0, len(ids), BATCH)
+        return np.concatenate([self._read(ids[first : first + BATCH], every=True) for first in steps])
 
-    def _read(self, ids: Sequence[int]) -> None:
-        self._llama.n_tokens = len(self.ids)
-        self._llama.eval(list(ids))
+    def _catch_up(self) -> None:
+        """Read anew what a model that can't step back had to forget."""
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        known, self.ids = self.ids, self.ids[: self._held]
+        for first in range(self._held, len(known), BATCH):
+            self._read(known[first : first + BATCH])
+
+    def _read(self, ids: Sequence[int], every: bool = False) -> npt.NDArray[np.float32]:
+        """One step; logits (tokens, vocabulary) behind `every` token, or (1, vocabulary) behind the last."""
+        context, batch = self._llama._ctx, self._llama._batch
+        context.kv_cache_seq_rm(0, self._held, -1)
+        batch.set_batch(batch=ids, n_past=self._held, logits_all=every)
+        context.decode(batch)
         self.ids.extend(ids)
-
-    def _logits(self) -> npt.NDArray[np.float32]:
-        pointer = self._llama._ctx.get_logits_ith(-1)
-        return np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).astype(np.float32)
+        self._held += len(ids)
+        pointer = context.get_logits() if every else context.get_logits_ith(-1)
+        shape = len(ids) if every else 1, self.vocabulary_size
+        return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens. Recurrent models can't: they read them again later."""
         del self.ids[length:]
+        if length < self._held:
+            self._held = length if self._llama._ctx.kv_cache_seq_rm(0, length, -1) else 0
+            if not self._held:
+                self._llama._ctx.kv_cache_clear()
 
     def close(self) -> None:
         """Free llama.cpp's model."""
+        self._closed = True
         self._llama.close()
 
 
 def load_llama_cpp(
-    found: ModelFile, context: int | None, threads: int | None, chat_template: str | None
+    found: ModelFile,
+    context: int | None,
+    threads: int | None,
+    chat_template: str | None,
+    kv: CacheType = "f16",
 ) -> Model:
-    """Load a file with llama.cpp. Raises `EdgeInferError` if it isn't installed or refuses the file."""
+    """Load a file with llama.cpp.
+
+    Raises:
+        EdgeInferError: llama-cpp-python isn't installed.
+        UnsupportedModelError: llama.cpp refuses the file; the text says why.
+    """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
+    context = context or min(_trained_context(found), DEFAULT_CONTEXT)
+    log = log_catcher()
+    log.clear()
     try:
         llama = llama_cpp.Llama(
             str(found.path),
-            n_ctx=context or DEFAULT_CONTEXT,
+            n_ctx=context,
             n_batch=BATCH,
             n_threads=threads,
             n_threads_batch=threads,
+            type_k=CACHE_TYPES[kv],
+            type_v=CACHE_TYPES[kv],
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:
-        raise UnsupportedModelError(f"{found.path.name}: llama.cpp can't load it ({error})") from error
+        raise UnsupportedModelError(
+            f"{found.path.name}: llama.cpp can't load it ({log.first_error})"
+        ) from error
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
     template = chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
@@ -135,9 +200,20 @@ def load_llama_cpp(
     }
     return Model(
         name=found.name,
-        engine=LlamaCppEngine(llama, found.size_bytes),
+        engine=LlamaCppEngine(llama, context, found.size_bytes),
         tokenizer=tokenizer,
         chat_format=ChatFormat(template, texts["bos"], texts["eos"]) if template else None,
         prompt_style=found.prompt_style,
         notes=("llama.cpp computes; edgeinfer samples",),
     )
+
+
+def _trained_context(found: ModelFile) -> int:
+    """The context that the file names; where edgeinfer can't read it, the usual one."""
+    try:
+        with GGUFFile.open(found.path) as file:
+            architecture = file.metadata.get("general.architecture")
+            named = file.metadata.get(f"{architecture}.context_length")
+    except FormatError:  # it may hold what llama.cpp alone understands, or it says itself what is wrong
+        return DEFAULT_CONTEXT
+    return named if isinstance(named, int) and named > 0 else DEFAULT_CONTEXT

@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.chat_format import ChatFormat
-from edgeinfer.errors import OutOfMemoryError, SettingError
+from edgeinfer.errors import (
+    EdgeInferError,
+    KernelError,
+    OutOfMemoryError,
+    SettingError,
+    UnsupportedModelError,
+)
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress
 from edgeinfer.memory_items import cache_items, largest_context, weight_items, workspace_item
@@ -20,8 +26,9 @@ from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
+from edgeinfer_kernels.cpu.objects import KernelBuildError, load_kernels
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.host_memory import host_memory
@@ -31,6 +38,8 @@ from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
 BATCH = 256
+"""Tokens of a prompt that are read in one step."""
+MOST_THREADS = 1024
 EngineName = Literal["edgeinfer", "llama.cpp"]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "device": ("auto", "cpu"),
@@ -47,6 +56,7 @@ class Wishes:
     context: int | None
     device: str
     ram: int | None
+    """Bytes of main memory to use at most."""
     threads: int | None
     instruction_set: str | None
     draft: str | None
@@ -67,6 +77,10 @@ class Wishes:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
+        if self.engine == "llama.cpp" and self.ram is not None:
+            raise SettingError("ram: llama.cpp keeps to no budget; leave it out, or the engine")
 
 
 def load(
@@ -95,7 +109,15 @@ def load(
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
 
-    Raises `EdgeInferError` in one line for everything that a user can mend, `FormatError` for a damaged file.
+    Raises:
+        UnknownModelError: no such name or file.
+        UnsupportedModelError: the file holds what edgeinfer doesn't run; the text names the way out.
+        OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
+        SettingError: a setting out of its range.
+        ChatTemplateError: `chat_template`, or the file's choice of one, leads nowhere.
+        KernelError: this machine can't build or run the kernels.
+        FormatError: a damaged file.
+        OSError: the file can't be opened, or the folder of compiled kernels can't be written.
     """
     wishes = Wishes(
         context=context,
@@ -116,13 +138,29 @@ def load(
     if wishes.engine == "llama.cpp":
         from edgeinfer.llama_cpp_engine import load_llama_cpp
 
-        return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template)
+        return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template, wishes.kv)
     file = GGUFFile.open(found.path)
     try:
         return _load_own(found, file, wishes)
-    except BaseException:
+    except BaseException as error:
         file.close()
-        raise
+        for_people = _explained(error, found.name)
+        if for_people is None:
+            raise
+        raise for_people from error
+
+
+def _explained(error: BaseException, name: str) -> EdgeInferError | None:
+    """What a failure of the lower floors means to who loads a model; None: it speaks for itself."""
+    if isinstance(error, UnsupportedFormatError):
+        return UnsupportedModelError(f"{error}; llama.cpp may run it: add --engine llama.cpp")
+    if isinstance(error, UnsupportedProcessorError | KernelBuildError):
+        return KernelError(str(error))
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError(
+            f"{name}: the system gave no more memory; close programs, or take a smaller context or model"
+        )
+    return None
 
 
 def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
@@ -130,7 +168,8 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     context = wishes.context or min(config.trained_context, DEFAULT_CONTEXT)
     specification = config.specification(rope_factors(file, config, context))
     weights = read_weights(file, config)
-    tokenizer = Tokenizer.from_metadata(file.metadata, wishes.assume_pre_tokenizer)
+    tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
+    chat_format = _chat_format(file, tokenizer, wishes.chat_template)
     isa = choose(wishes.instruction_set)
     kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
@@ -150,10 +189,10 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         name=found.name,
         engine=Transformer(specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
         tokenizer=tokenizer,
-        chat_format=_chat_format(file, tokenizer, wishes.chat_template),
+        chat_format=chat_format,
         plan=lambda: needs.plan(plan.device.free_bytes, found.name, measured=True),
         prompt_style=found.prompt_style,
-        notes=_notes(config, context),
+        notes=[*tokenizer.notes, *_notes(config, context)],
         on_close=file.close,
     )
 
@@ -221,6 +260,17 @@ def _budget(ram: int | None) -> int:
     """Bytes of main memory that may be used: what is free now, or less if the caller says so."""
     free = host_memory().free_bytes
     return free if ram is None else min(free, ram)
+
+
+def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:
+    """The file's tokenizer, which must have a token for every row of the embedding."""
+    tokenizer = Tokenizer.from_metadata(file.metadata, assumed)
+    if tokenizer.vocabulary_size != config.vocabulary_size:
+        raise UnsupportedModelError(
+            f"token_embd.weight: {config.vocabulary_size} rows, wanted one for each of the "
+            f"{tokenizer.vocabulary_size} tokens"
+        )
+    return tokenizer
 
 
 def _chat_format(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatFormat | None:

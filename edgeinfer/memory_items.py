@@ -1,5 +1,7 @@
 """What a model's parts weigh: the items that the memory plan places."""
 
+from bisect import bisect_right
+
 from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cpu.workspace import workspace_bytes
@@ -42,5 +44,8 @@ def largest_context(
     specification: DecoderSpecification, kind: CacheType, free_bytes: int, trained: int
 ) -> int:
     """The most tokens whose keys and values fit `free_bytes`; no more than the model was trained for."""
-    one = sum(LayerCache.nbytes_for(layer.attention, 1, kind) for layer in specification.layers)
-    return max(0, min(trained, free_bytes // max(1, one)))
+
+    def nbytes(context: int) -> int:
+        return sum(LayerCache.nbytes_for(layer.attention, context, kind) for layer in specification.layers)
+
+    return bisect_right(range(1, trained + 1), free_bytes, key=nbytes)

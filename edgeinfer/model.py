@@ -1,5 +1,6 @@
 """A loaded model: text in, text out."""
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.chat_format import ChatFormat
-from edgeinfer.decoding import Request, TokenStream
+from edgeinfer.decoding import Request, TokenStream, context_overflow
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
@@ -58,7 +59,7 @@ class Model:
         return self.engine.context
 
     def generate(self, prompt: str | Sequence[int], **settings: Any) -> Generation:
-        """The whole answer to a prompt; settings as for `stream`."""
+        """The whole answer to a prompt; settings and `Raises` as for `stream`."""
         stream = self.stream(prompt, **settings)
         for _ in stream:
             pass
@@ -69,7 +70,7 @@ class Model:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        stop: str | Iterable[str] = (),
+        stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
         progress: Progress | None = None,
@@ -78,17 +79,22 @@ class Model:
         """The answer to a prompt as it comes.
 
         `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
-        `stop`: texts that end the answer. `logprobs` n: every token bears its log-probability and those of
-        the n best. `sampling`: the fields of `SamplerSettings`.
+        `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
+        `logprobs` n: every token bears its log-probability and those of the n best. `progress` hears of
+        the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
-        Raises `ContextOverflowError`, `SettingError`, `ChatTemplateError`.
+        Raises:
+            SettingError: a setting or token id out of its range, or `raw` False without a chat template.
+            ChatTemplateError: the chat template fails.
+            EdgeInferError: the model has been closed.
+            ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        if isinstance(prompt, str):
-            ids = (
-                self._encode_text(prompt) if raw else self._encode_chat([{"role": "user", "content": prompt}])
-            )
-        else:
+        if not isinstance(prompt, str):
             ids = self._checked(prompt)
+        elif raw:
+            ids = self._encode_text(prompt)
+        else:
+            ids = self._encode_chat([{"role": "user", "content": prompt}])
         return self._stream_ids(
             ids, max_tokens=max_tokens, stop=stop, logprobs=logprobs, progress=progress, **sampling
         )
@@ -98,38 +104,49 @@ class Model:
         ids: list[int],
         *,
         max_tokens: int | None = None,
-        stop: str | Iterable[str] = (),
+        stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         progress: Progress | None = None,
         dropped_turns: int = 0,
         on_end: Callable[[Generation], None] | None = None,
         **sampling: Any,
     ) -> TokenStream:
-        if self._closed:
-            raise EdgeInferError(f"{self.name} has been closed; load it again")
+        self._refuse_closed()
         request = Request(
             prompt_ids=ids,
             sampling=SamplerSettings.from_fields(sampling),
             max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             logprobs=logprobs,
             progress=progress,
             dropped_turns=dropped_turns,
         )
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end)
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise EdgeInferError(f"{self.name} has been closed; load it again")
+
     def _checked(self, ids: Sequence[int]) -> list[int]:
         size = self.engine.vocabulary_size
-        taken = [int(i) for i in ids]
+        try:
+            if isinstance(ids, bytes | bytearray):
+                raise TypeError
+            taken = [operator.index(i) for i in ids]
+        except TypeError:
+            raise SettingError(
+                f"prompt: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted a text or whole numbers"
+            ) from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
             raise SettingError(f"prompt: saw token id {wrong[0]}, wanted 0 to {size - 1}")
         return taken
 
     def _encode_text(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text, bos=True)
-        if not ids and self.tokenizer.bos_id is not None:
-            return [self.tokenizer.bos_id]
+        """A text to continue: with BOS where the file wants it, never with the EOS that would end it."""
+        ids, bos = self.tokenizer.encode(text), self.tokenizer.bos_id
+        if bos is not None and (self.tokenizer.add_bos or not ids):
+            return [bos, *ids]
         return ids
 
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -147,24 +164,34 @@ class Model:
         return ids
 
     def chat(self, system: str | None = None, **settings: Any) -> Chat:
-        """A conversation; `settings` are defaults for all its answers."""
-        engine = ChatEngine(
-            encode=self._encode_chat,
-            stream=self._stream_ids,
-            context=self.context,
-            used=lambda: len(self.engine.ids),
-        )
-        return Chat(engine, system, **settings)
+        """A conversation; `settings` are defaults for all its answers, those of `stream` but `raw`."""
+        return Chat(ChatEngine(self._encode_chat, self._stream_ids, self.context), system, **settings)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits (len(ids), vocabulary) float32 behind each token of `ids`, read from the beginning."""
+        """Logits (len(ids), vocabulary) float32 behind each token of `ids`, read from the beginning.
+
+        Raises:
+            SettingError: a token id that the vocabulary doesn't hold, or none at all.
+            ContextOverflowError: more ids than the context holds.
+            EdgeInferError: the model has been closed.
+        """
+        taken = self._checked(ids)
+        if not taken:
+            raise SettingError("ids: saw none, wanted at least one token id")
         with self._turn:
+            self._refuse_closed()
+            if len(taken) > self.context:
+                raise context_overflow(self.engine, len(taken))
             self.engine.rewind(0)
-            return self.engine.append_all(self._checked(ids))
+            return self.engine.append_all(taken)
 
     def close(self) -> None:
-        """Give back threads, memory and the file. May be called twice."""
-        if not self._closed:
+        """Give back threads, memory and the file, once the token in progress is done. May be called twice;
+        a stream that goes on afterwards meets an `EdgeInferError`.
+        """
+        with self._turn:
+            if self._closed:
+                return
             self._closed = True
             self.engine.close()
             if self._on_close:

@@ -20,6 +20,7 @@ from edgeinfer_kernels.specification import (
     NormSpecification,
     RopeSpecification,
 )
+from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 4096
@@ -115,7 +116,7 @@ class _Reader:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
-        self.name = str(metadata.get("general.architecture", "(none)"))
+        self.name = printable(metadata.get("general.architecture", "(none)"))
         if self.name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise UnsupportedModelError(
@@ -127,19 +128,25 @@ class _Reader:
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def refused(self, key: str, value: Any, wanted: str) -> UnsupportedModelError:
+        """The error for a key's value, which may be long or odd."""
+        shown = "missing" if value is None else printable(" ".join(repr(value).split()))
+        return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {wanted}")
+
+    def number(self, key: str, default: float | None = None, above: float = -math.inf) -> float:
+        """A finite number greater than `above`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            wanted = "a finite number"
-            raise UnsupportedModelError(f"{self.name}.{key}: {value!r}, wanted {wanted}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value <= above:
+            bound = f" above {above:g}" if above > -math.inf else ""
+            raise self.refused(key, value, f"a finite number{bound}")
         return float(value)
 
     def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
+        """A whole number from `least` to `most`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise UnsupportedModelError(
-                f"{self.name}.{key}: {value!r}, wanted a whole number from {least} to {most}"
-            )
+            raise self.refused(key, value, f"a whole number from {least} to {most}")
         return value
 
     def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
@@ -147,9 +154,7 @@ class _Reader:
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
         if len(values) != layers or not all(type(v) is int and 0 < v < 1 << 24 for v in values):
-            raise UnsupportedModelError(
-                f"{self.name}.{key}: {value!r}, wanted a positive number, or one for each of {layers} layers"
-            )
+            raise self.refused(key, value, f"a positive number, or one for each of {layers} layers")
         return values
 
     def shapes(self, layers: int) -> tuple[LayerShape, ...]:
@@ -171,25 +176,27 @@ class _Reader:
 
     def norm(self) -> NormSpecification:
         key = "layer_norm_rms_epsilon" if self.facts.norm == "rms" else "layer_norm_epsilon"
-        return NormSpecification(self.facts.norm, self.number(f"attention.{key}", 1e-5))
+        return NormSpecification(self.facts.norm, self.number(f"attention.{key}", 1e-5, above=0))
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
         if kind not in ROPE_SCALINGS:
-            raise UnsupportedModelError(
-                f"{self.name}.rope.scaling.type: {kind!r}, wanted one of {', '.join(ROPE_SCALINGS)}"
-            )
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 0.0)) or 1.0
+            raise self.refused("rope.scaling.type", kind, f"one of {', '.join(ROPE_SCALINGS)}")
+        factor = self.factor("rope.scaling.factor") or self.factor("rope.scale_linear") or 1.0
         return RopeScaling(
             kind=kind,
             factor=1.0 if kind == "none" else factor,
             original_context=self.count("rope.scaling.original_context_length", trained_context),
-            attention_factor=self.number("rope.scaling.attn_factor", 1.0),
-            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=self.number("rope.scaling.attn_factor", 1.0, above=0),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0, above=0),
+            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
             extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
             log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
         )
+
+    def factor(self, key: str) -> float:
+        """A positive number; 0, as in a file that lacks the key, stands for none."""
+        return self.number(key, above=0) if self.get(key, 0) != 0 else 0.0
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers see a window only."""
@@ -197,39 +204,52 @@ class _Reader:
             return (False,) * layers
         pattern = self.get("attention.sliding_window_pattern", self.facts.window_pattern)
         if isinstance(pattern, np.ndarray):
-            if len(pattern) != layers:
+            if pattern.dtype.kind not in "biu" or len(pattern) != layers:
+                seen = f"{len(pattern)} values of {pattern.dtype}"
                 raise UnsupportedModelError(
-                    f"{self.name}.attention.sliding_window_pattern: {len(pattern)} values for {layers} layers"
+                    f"{self.name}.attention.sliding_window_pattern: {seen}, wanted true or false "
+                    f"for each of {layers} layers"
                 )
             return tuple(bool(value) for value in pattern)
-        return tuple(pattern == 0 or i % pattern < pattern - 1 for i in range(layers))
+        every = self.count("attention.sliding_window_pattern", self.facts.window_pattern, least=0)
+        return tuple(every == 0 or i % every < every - 1 for i in range(layers))
 
     def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
-        given = self.number("attention.scale", 0.0)
+        given = self.factor("attention.scale")
         if given:
             return given
         by_heads = layers == self.facts.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
-    def config(self, vocabulary_size: int) -> ModelConfig:
+    def refuse_experts(self) -> None:
         if self.get("expert_count", 0):
             raise UnsupportedModelError(
                 f"{self.name}.expert_count: {self.get('expert_count')} experts; mixtures aren't run yet, "
                 "llama.cpp may: add --engine llama.cpp"
             )
+
+    def head_dim(self, width: int, heads: int) -> int:
+        head_dim = self.count("attention.key_length", max(1, width // heads), most=4096)
+        value_dim = self.count("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
+        return head_dim
+
+    def embedding_scale(self, width: int) -> float:
+        if self.facts.embedding_scale_by_width:
+            return math.sqrt(width)
+        return self.factor("embedding_scale") or 1.0
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        self.refuse_experts()
         facts = self.facts
         layers = self.count("block_count", most=MAX_LAYERS)
         width = self.count("embedding_length", most=1 << 20)
         shapes = self.shapes(layers)
-        head_dim = self.count("attention.key_length", max(1, width // shapes[0].heads), most=4096)
-        value_dim = self.count("attention.value_length", head_dim)
-        if value_dim != head_dim:
-            raise UnsupportedModelError(
-                f"{self.name}.attention.value_length: {value_dim}, wanted the key length {head_dim}"
-            )
+        head_dim = self.head_dim(width, shapes[0].heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", facts.default_window, least=0)
-        rope_base = self.number("rope.freq_base", 10000.0)
+        rope_base = self.number("rope.freq_base", 10000.0, above=1)
         return ModelConfig(
             architecture=self.name,
             facts=facts,
@@ -237,20 +257,18 @@ class _Reader:
             vocabulary_size=vocabulary_size,
             trained_context=trained_context,
             head_dim=head_dim,
-            rope_dim=self.count("rope.dimension_count", head_dim, most=head_dim) // 2 * 2,
+            rope_dim=self.count("rope.dimension_count", head_dim, least=2, most=head_dim) // 2 * 2,
             shapes=shapes,
             norm=self.norm(),
             rope_base=rope_base,
-            window_rope_base=self.number("rope.freq_base_swa", facts.window_rope_base or rope_base),
+            window_rope_base=self.number("rope.freq_base_swa", facts.window_rope_base or rope_base, above=1),
             rope_scaling=self.scaling(trained_context),
             window=window,
             windowed=self.windowed(layers, window),
             query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
-            attention_soft_cap=self.number("attn_logit_softcapping", 0.0),
-            logit_soft_cap=self.number("final_logit_softcapping", 0.0),
-            embedding_scale=math.sqrt(width)
-            if facts.embedding_scale_by_width
-            else self.number("embedding_scale", 1.0),
-            residual_scale=self.number("residual_scale", 1.0) or 1.0,
-            logit_scale=1 / (self.number("logit_scale", 1.0) or 1.0),
+            attention_soft_cap=self.factor("attn_logit_softcapping"),
+            logit_soft_cap=self.factor("final_logit_softcapping"),
+            embedding_scale=self.embedding_scale(width),
+            residual_scale=self.factor("residual_scale") or 1.0,
+            logit_scale=1 / (self.factor("logit_scale") or 1.0),
         )

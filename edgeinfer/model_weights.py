@@ -21,7 +21,13 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 
 def rope_factors(file: GGUFFile, config: ModelConfig, context: int) -> Factors | None:
-    """The file's divisors of the RoPE frequencies; LongRoPE has two sets, chosen by the context in use."""
+    """The file's divisors of the RoPE frequencies, (rope_dim/2,) float32.
+
+    LongRoPE has two sets, chosen by the context in use.
+
+    Raises:
+        UnsupportedModelError: not one factor for each pair, or one that isn't above 0.
+    """
     long_context = context > config.rope_scaling.original_context
     name = "rope_factors_long.weight" if long_context else "rope_factors_short.weight"
     if "rope_freqs.weight" in file.tensors:
@@ -31,6 +37,9 @@ def rope_factors(file: GGUFFile, config: ModelConfig, context: int) -> Factors |
     factors = file.decode(name).reshape(-1)
     if len(factors) != config.rope_dim // 2:
         raise UnsupportedModelError(f"{name}: {len(factors)} factors, wanted {config.rope_dim // 2}")
+    wrong = factors[~(np.isfinite(factors) & (factors > 0))]
+    if len(wrong):
+        raise UnsupportedModelError(f"{name}: a factor of {wrong[0]}, wanted finite numbers above 0")
     return factors
 
 
@@ -172,7 +181,11 @@ class WeightReader:
 
 
 def embedding_rows(file: GGUFFile) -> int:
-    """The vocabulary's size by the embedding's shape."""
+    """The vocabulary's size by the embedding's shape.
+
+    Raises:
+        UnsupportedModelError: the file holds no embedding.
+    """
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         found = "is missing" if info is None else f"has shape {info.shape}"
@@ -185,7 +198,8 @@ def embedding_rows(file: GGUFFile) -> int:
 def read_weights(file: GGUFFile, config: ModelConfig) -> DecoderWeights:
     """All of a decoder's weights, matrices as views of the memory map.
 
-    Raises `UnsupportedModelError` for a missing, misshapen or unexpected tensor.
+    Raises:
+        UnsupportedModelError: a missing, misshapen or unexpected tensor.
     """
     reader = WeightReader(file, config)
     embedding = reader.matrix("token_embd", config.vocabulary_size, config.width)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.decoding import TokenStream
+from edgeinfer.decoding import TokenStream, check_count
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.results import Generation
 
@@ -20,94 +20,121 @@ class ChatEngine:
     stream: Callable[..., TokenStream]
     """(ids, dropped_turns=, on_end=, **settings) -> the answer's stream."""
     context: int
-    used: Callable[[], int]
 
 
 class Chat:
-    """Turns of one conversation. `messages` holds all of them, whatever still fits the context."""
+    """Turns of one conversation.
+
+    `messages` holds all of them, whatever still fits the context; `system` is what the model is told first,
+    and never dropped.
+    """
 
     def __init__(self, engine: ChatEngine, system: str | None = None, **settings: Any) -> None:
         self._engine = engine
         self._settings = settings
         self._dropped = 0
+        self._used = 0
         self.system = system
         self.messages: list[Message] = []
 
     @property
     def context_used(self) -> int:
-        """Tokens that the cache holds."""
-        return self._engine.used()
+        """Tokens of the context that the conversation took with its last answer; 0 before the first."""
+        return self._used
 
     def say(self, text: str, **settings: Any) -> Generation:
-        """The whole answer to `text`."""
+        """The whole answer to `text`; settings and `Raises` as for `stream`."""
         stream = self.stream(text, **settings)
         for _ in stream:
             pass
         return stream.result
 
     def stream(self, text: str, **settings: Any) -> TokenStream:
-        """The answer to `text` as it comes; the turn is kept once the stream has ended or was cancelled.
+        """The answer to `text` as it comes; settings as for `Model.stream`.
 
-        Raises `ContextOverflowError` if `text` alone doesn't fit, `ChatTemplateError` if the template fails.
+        The turn is kept once the stream has ended, or was cancelled with something said.
+
+        Raises:
+            ContextOverflowError: `text` doesn't fit, even without the turns before it.
+            ChatTemplateError: the template fails.
+            SettingError: a setting out of its range, or no chat template.
         """
-        turn: Message = {"role": "user", "content": text}
-        wishes = {**self._settings, **settings}
-        ids = self._fit([*self.messages, turn], wishes.get("max_tokens"))
-
-        def keep(answer: Generation) -> None:
-            if answer.ids or answer.finish_reason != "cancelled":
-                self.messages += [turn, {"role": "assistant", "content": answer.text}]
-
-        return self._engine.stream(ids, dropped_turns=self._dropped, on_end=keep, **wishes)
+        return self._answer(list(self.messages), self._dropped, text, settings)
 
     def regenerate(self, **settings: Any) -> TokenStream:
-        """Answer the last turn again. Raises `ValueError` if nothing has been said."""
-        return self.edit(len(self._user_turns()) - 1, str(self._last_user_text()), **settings)
+        """Answer the last turn again; the new answer takes the old one's place as `edit` says.
+
+        Raises:
+            ValueError: nothing has been said yet.
+        """
+        turns = self._user_turns()
+        if not turns:
+            raise ValueError("nothing has been said yet: there is no answer to give again")
+        return self.edit(len(turns) - 1, str(self.messages[turns[-1]]["content"]), **settings)
 
     def edit(self, index: int, text: str, **settings: Any) -> TokenStream:
-        """Put `text` in place of user turn `index` (from 0); that turn and all after it are forgotten."""
+        """Put `text` in place of user turn `index` (from 0) and answer it.
+
+        The turn and all after it are forgotten once the new answer is kept; `Raises` as for `stream`, and:
+
+        Raises:
+            ValueError: there is no such turn.
+        """
         turns = self._user_turns()
         if not 0 <= index < len(turns):
             raise ValueError(f"turn {index}: this chat has {len(turns)} turns, counted from 0")
-        del self.messages[turns[index] :]
-        self._dropped = min(self._dropped, index)
-        return self.stream(text, **settings)
+        dropped = self._dropped if index > self._dropped else 0
+        return self._answer(self.messages[: turns[index]], dropped, text, settings)
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
         self.messages.clear()
-        self._dropped = 0
+        self._dropped = self._used = 0
 
     def _user_turns(self) -> list[int]:
         return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
-    def _last_user_text(self) -> str:
-        turns = self._user_turns()
-        if not turns:
-            raise ValueError("nothing has been said yet: there is no answer to give again")
-        return str(self.messages[turns[-1]]["content"])
+    def _answer(
+        self, before: list[Message], dropped: int, text: str, settings: dict[str, Any]
+    ) -> TokenStream:
+        """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
+        turn: Message = {"role": "user", "content": text}
+        wishes = {**self._settings, **settings}
+        ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"))
+
+        def keep(answer: Generation) -> None:
+            if answer.finish_reason == "cancelled" and not answer.text:
+                return
+            self.messages[:] = [*before, turn, {"role": "assistant", "content": answer.text}]
+            self._dropped = dropped
+            self._used = len(answer.prompt_ids) + len(answer.ids)
+
+        return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self._engine.encode([*system, *messages])
 
-    def _fit(self, messages: Sequence[Message], max_tokens: int | None) -> list[int]:
-        """The ids of the chat, without the oldest turns if it has outgrown the context.
+    def _fit(self, messages: list[Message], dropped: int, max_tokens: int | None) -> tuple[list[int], int]:
+        """The ids of the chat, and how many of its oldest turns had to be left out.
 
         Once turns must go, a quarter of the context is freed at a time, so that the cache isn't read anew at
         every turn from then on.
         """
+        check_count("max_tokens", max_tokens)
         context = self._engine.context
         room = max(1, min(max_tokens or context, context // 8))
         turns = len(messages) // 2
-        ids = self._encode(messages[2 * self._dropped :])
+        ids = self._encode(messages[2 * dropped :])
         if len(ids) + room <= context:
-            return ids
-        while self._dropped < turns and len(ids) + max(room, context // 4) > context:
-            self._dropped += 1
-            ids = self._encode(messages[2 * self._dropped :])
+            return ids, dropped
+        while dropped < turns and len(ids) + max(room, context // 4) > context:
+            dropped += 1
+            ids = self._encode(messages[2 * dropped :])
         if len(ids) >= context:
+            told = "the last message, its template and the system message have"
             raise ContextOverflowError(
-                f"the last message has {len(ids)} tokens with its template, the context holds {context}"
+                f"{told if self.system else 'the last message and its template have'} {len(ids)} tokens, "
+                f"the context holds {context}; shorten it, or take a larger context (--context, context=)"
             )
-        return ids
+        return ids, dropped

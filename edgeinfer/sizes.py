@@ -9,13 +9,17 @@ BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parse_bytes(name: str, size: int | str | None) -> int | None:
-    """Bytes of a setting: a number, or "8GiB", "512 MB", "2G"; None stays None. Raises `SettingError`."""
+    """Bytes of a setting: a whole number, or "8GiB", "512 MB", "2G"; None stays None.
+
+    Raises:
+        SettingError: neither of these.
+    """
     if size is None:
         return None
     if isinstance(size, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower())
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower(), re.ASCII)
         if found and found[2] != "i":
             return int(float(found[1]) * (UNITS | BINARY_UNITS)[found[2]])
-    elif not isinstance(size, bool) and size >= 0:
-        return int(size)
+    elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
     raise SettingError(f'{name}: saw {size!r}, wanted bytes or a size like "8GiB"')

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.errors import ContextOverflowError
+from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress
 from edgeinfer_kernels.backend import Activations, Backend
@@ -32,6 +32,7 @@ class Transformer:
         self.batch = batch
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, cache.context)
+        self._closed = False
 
     @property
     def context(self) -> int:
@@ -61,6 +62,8 @@ class Transformer:
             yield self._forward(ids[first : first + self.batch])
 
     def _check(self, ids: Sequence[int]) -> None:
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
         if len(ids) > self.cache.free:
             raise ContextOverflowError(
                 f"{len(self.cache.ids) + len(ids)} tokens don't fit the context of {self.context}"
@@ -92,4 +95,6 @@ class Transformer:
         self.cache.rewind(length)
 
     def close(self) -> None:
+        """Give back the backend's threads and memory; reading on is refused from now on."""
+        self._closed = True
         self.backend.close()

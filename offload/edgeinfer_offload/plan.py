@@ -37,7 +37,7 @@ class PlacedItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where everything lies."""
+    """Where everything lies, and what decoding one token from there costs."""
 
     items: tuple[PlacedItem, ...]
     device: Device
@@ -52,7 +52,7 @@ class MemoryPlan:
 
     def explain(self) -> str:
         """A table for a person: item, device, size, milliseconds a token."""
-        width = max(len(item.item) for item in self.items)
+        width = max((len(item.item) for item in self.items), default=5)
         lines = [f"{'item':{width}}  device      MiB  ms/token"]
         lines += [
             f"{item.item:{width}}  {item.device:6} {item.bytes / 2**20:8.1f}  {item.ms_per_token:8.3f}"
@@ -61,7 +61,7 @@ class MemoryPlan:
         lines.append(f"{'total':{width}}         {self.nbytes / 2**20:8.1f}  {self.ms_per_token:8.3f}")
         free = self.device.free_bytes / 2**20
         lines.append(f"{self.device.name}: {free:.0f} MiB free before loading")
-        if self.device.bytes_per_second:
+        if self.ms_per_token:
             rate = self.device.bytes_per_second
             lines[-1] += f", read at {rate / 1e9:.1f} GB/s: at most {1000 / self.ms_per_token:.0f} tokens/s"
         return "\n".join(lines)
@@ -71,18 +71,24 @@ class PlanError(ValueError):
     """The items don't fit the device."""
 
 
+def _mebibytes(nbytes: int) -> str:
+    """As "7.3 MiB" or "19456 MiB"."""
+    return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"
+
+
 def plan_memory(items: Sequence[Item], device: Device) -> MemoryPlan:
     """Place every item on the one device.
 
-    Raises `PlanError` when they don't fit, with what is wanted, what is free, and the largest item.
+    Raises:
+        PlanError: they don't fit; the text has what is wanted, what is free, and the largest item.
     """
     wanted = sum(item.nbytes for item in items)
     if wanted > device.free_bytes:
         largest = max(items, key=lambda item: item.nbytes)
         raise PlanError(
-            f"the model needs {wanted / 2**20:.0f} MiB on the {device.name}, "
-            f"{device.free_bytes / 2**20:.0f} MiB may be used; "
-            f"the largest part is {largest.name} with {largest.nbytes / 2**20:.0f} MiB"
+            f"the model needs {_mebibytes(wanted)} on the {device.name}, "
+            f"{_mebibytes(device.free_bytes)} may be used; "
+            f"the largest part is {largest.name} with {_mebibytes(largest.nbytes)}"
         )
     rate = device.bytes_per_second
     placed = tuple(

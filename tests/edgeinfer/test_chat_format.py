@@ -9,6 +9,7 @@ import pytest
 
 from edgeinfer.chat_format import ChatFormat
 from edgeinfer.errors import ChatTemplateError
+from edgeinfer.language_model import TextDecoder
 
 HELLO = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
@@ -21,6 +22,7 @@ class FewTokens:
     eos_id: int | None = 1
     end_ids = frozenset({1})
     vocabulary_size = 4
+    add_bos = False
 
     def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]:
         raise NotImplementedError
@@ -30,6 +32,9 @@ class FewTokens:
 
     def token_bytes(self, token_id: int) -> bytes:
         return [b"<s>", b"</s>", b"<pad>", b"<unk>"][token_id]
+
+    def stream_decoder(self) -> TextDecoder:
+        raise NotImplementedError
 
 
 def render(source: str, **variables: Any) -> str:

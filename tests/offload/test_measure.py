@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.user_folders import user_folder
 from edgeinfer_offload import measure
 
 
@@ -40,3 +41,23 @@ def test_a_damaged_memory_is_measured_again(
     monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: 3e10)
     assert measure.remembered_bandwidth(tmp_path, 1) == 3e10
     assert 3e10 in json.loads((tmp_path / "measured.json").read_text()).values()
+
+
+def test_each_number_of_threads_has_a_figure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def reading(folder: Path, threads: int) -> float:
+        asked.append(threads)
+        return 1e9 * threads
+
+    monkeypatch.setattr(measure, "read_bandwidth", reading)
+    folder = tmp_path / "new" / "cache"
+    assert [measure.remembered_bandwidth(folder, threads) for threads in (2, 1, 2, 1)] == [2e9, 1e9, 2e9, 1e9]
+    assert asked == [2, 1]
+    assert [path.name for path in folder.iterdir()] == ["measured.json"]
+
+
+def test_memory_is_read_at_more_than_a_gigabyte_a_second() -> None:
+    assert 1e9 < measure.read_bandwidth(user_folder("cache"), 1) < 1e13

@@ -1,8 +1,9 @@
 """A command line with a fake model behind it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +20,10 @@ class Outcome:
     out: str
     err: str
 
+
+if TYPE_CHECKING:
+    # Windows has no pseudo-terminals.
+    from tests.tui.terminal import Terminal
 
 CommandLine = Callable[..., Outcome]
 
@@ -46,3 +51,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
 
     monkeypatch.setattr(library, "load_model", load)
     return model
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home folder in which nothing lies."""
+    return tmp_path
+
+
+@pytest.fixture
+def opened() -> Iterator[list["Terminal"]]:
+    """Terminals to be closed at the end."""
+    terminals: list[Terminal] = []
+    yield terminals
+    for terminal in terminals:
+        terminal.close()

@@ -58,7 +58,7 @@ def test_options_reach_the_library_by_its_own_names(
 ) -> None:
     template = tmp_path / "own.jinja"
     template.write_text("{{ messages }}")
-    line = "-n 7 -t 0 --seed 3 -c 512 --device cpu --vram 8GiB --ram 4GiB --threads 2 --draft none --kv q8_0"
+    line = "-n 7 -t 0 --seed 3 -c 512 --device cpu --vram 8GiB --ram 4GiB --threads 2 --draft none --kv f32"
     samplers = (
         "--top-k 5 --min-p 0.1 --dry-sequence-breaker \\n --logit-bias 5=-inf --logit-bias 6=1.5 --mirostat 2"
     )
@@ -73,7 +73,7 @@ def test_options_reach_the_library_by_its_own_names(
         "ram": "4GiB",
         "threads": 2,
         "draft": None,
-        "kv": "q8_0",
+        "kv": "f32",
         "chat_template": "{{ messages }}",
         "assume_pre_tokenizer": "qwen2",
     }

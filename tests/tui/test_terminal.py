@@ -1,106 +1,17 @@
 """The program on a real terminal and in real pipes: a process of its own, signals and all."""
 
-import contextlib
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.tui.terminal import COMMAND, PATIENCE_SECONDS, ROOT, Terminal, environment
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-
-COMMAND = [sys.executable, "-m", "tests.tui.fake_library"]
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 20.0
-
-
-def environment(home: Path) -> dict[str, str]:
-    roots = [str(ROOT / part) for part in (".", "kernels", "offload", "quant_formats", "tui")]
-    return {**os.environ, "HOME": str(home), "TERM": "xterm", "PYTHONPATH": os.pathsep.join(roots)}
-
-
-class Terminal:
-    """A process on a pseudo-terminal."""
-
-    def __init__(self, home: Path, *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        self.before = termios.tcgetattr(slave)
-        self.slave = slave
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment(home),
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
-        )
-        self.seen = ""
-
-    def wait_for(self, text: str, end: float = PATIENCE_SECONDS) -> None:
-        """Read until `text` has come since the last wait."""
-        deadline = time.monotonic() + end
-        while text not in self.seen:
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {text!r} in {self.seen[-500:]!r}"
-            if select.select([self.master], [], [], left)[0]:
-                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        self.seen = self.seen.split(text, 1)[1]
-
-    def press_until(self, key: str, text: str) -> None:
-        """Press `key` each second until `text` comes.
-
-        CPython's readline misses a signal that arrives while it redraws the line, until the next key.
-        """
-        for _ in range(int(PATIENCE_SECONDS)):
-            self.type(key)
-            with contextlib.suppress(AssertionError):
-                self.wait_for(text, end=1.0)
-                return
-        raise AssertionError(f"no {text!r} in {self.seen[-500:]!r}")
-
-    def type(self, keys: str) -> None:
-        os.write(self.master, keys.encode())
-
-    def exit_code(self) -> int:
-        """Drain the terminal until the process ends."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"still running; {self.seen[-500:]!r}"
-            if select.select([self.master], [], [], 0.05)[0]:
-                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        while select.select([self.master], [], [], 0.05)[0]:
-            self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        return self.process.returncode
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
-        os.close(self.slave)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
-def opened() -> Iterator[list[Terminal]]:
-    terminals: list[Terminal] = []
-    yield terminals
-    for terminal in terminals:
-        terminal.close()
 
 
 def test_ctrl_c_in_an_answer_ends_it_with_130_and_a_whole_terminal(

@@ -23,8 +23,6 @@ class CacheType(StrEnum):
 
     f32 = "f32"
     f16 = "f16"
-    q8_0 = "q8_0"
-    q4_0 = "q4_0"
 
 
 ANSWER = "The answer"
@@ -105,11 +103,12 @@ Engine = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, Option("--device", help="cpu, cuda or auto. [dim](auto)[/]", rich_help_panel=MACHINE)
+    str | None, Option("--device", help="cpu or auto. [dim](auto)[/]", rich_help_panel=MACHINE)
 ]
 Vram = Annotated[
     str | None,
-    Option("--vram", metavar="SIZE", help="GPU memory to use at most, as 8GiB.", rich_help_panel=MACHINE),
+    # Hidden until there is something on the GPU.
+    Option("--vram", metavar="SIZE", help="GPU memory to use at most, as 8GiB.", hidden=True),
 ]
 Ram = Annotated[
     str | None,
@@ -123,9 +122,10 @@ Draft = Annotated[
     str | None,
     Option(
         "--draft",
-        metavar="auto|none|lookup|MODEL",
+        metavar="auto|none",
         help="What guesses tokens ahead; it changes the speed, never the answer. [dim](auto)[/]",
-        rich_help_panel=MACHINE,
+        # Hidden until something guesses.
+        hidden=True,
     ),
 ]
 Kv = Annotated[

@@ -1,0 +1,38 @@
+"""Random models, written once, and those of them that many tests read, loaded once."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from tests.random_models import ZOO
+
+ZooFile = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def zoo_file(tmp_path_factory: pytest.TempPathFactory) -> ZooFile:
+    """Name in the zoo -> its file."""
+    folder = tmp_path_factory.mktemp("zoo")
+
+    def written(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        return path if path.exists() else ZOO[name].write(path)
+
+    return written
+
+
+@pytest.fixture(scope="session")
+def loaded(zoo_file: ZooFile) -> Iterator[Model]:
+    """A random model of 256 tokens of context; whoever takes it leaves it usable."""
+    with edgeinfer.load(zoo_file("llama"), threads=2) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Iterator[Model]:
+    """The built-in model."""
+    with edgeinfer.load("tiny", threads=2) as model:
+        yield model

@@ -1,0 +1,99 @@
+"""Engines that say what a test tells them to, over a vocabulary of bytes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer import Model
+from edgeinfer.chat_format import ChatFormat
+from edgeinfer.language_model import Progress
+from edgeinfer.tokenizer import Tokenizer
+from tests.random_models import CHAT_TEMPLATE, VOCABULARY, vocabulary_metadata
+
+END = 2
+"""The token that ends an answer."""
+FIRST_BYTE = 3
+"""The token of byte 0."""
+STEP = 4
+"""Tokens that are read at a time."""
+Answer = Callable[[list[int]], npt.NDArray[np.float32]]
+
+
+class FakeEngine:
+    """Its logits are a function of the tokens that it holds, so that a wrong cache gives a wrong answer."""
+
+    def __init__(self, answer: Answer, context: int = 64) -> None:
+        self.answer = answer
+        self.context = context
+        self.largest_context = 4 * context
+        self.vocabulary_size = VOCABULARY
+        self.bytes_per_token = 1000
+        self.ids: list[int] = []
+        self.read: list[int] = []
+        """How many tokens each call has read."""
+        self.interrupt_at: int | None = None
+        """With so many tokens held, Ctrl-C comes while the next is being read."""
+        self.closed = False
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        self.read.append(len(ids))
+        for first in range(0, len(ids), STEP):
+            if self.interrupt_at is not None and len(self.ids) >= self.interrupt_at:
+                self.interrupt_at = None
+                raise KeyboardInterrupt
+            self.ids += ids[first : first + STEP]
+            if progress:
+                progress(min(first + STEP, len(ids)), len(ids))
+        assert len(self.ids) <= self.context
+        return self.answer(self.ids)
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        return np.stack([self.append([token_id]) for token_id in ids])
+
+    def rewind(self, length: int) -> None:
+        assert length <= len(self.ids)
+        del self.ids[length:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def byte_ids(text: str | bytes) -> list[int]:
+    """One token a byte."""
+    return [FIRST_BYTE + byte for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def saying(text: str | bytes, after: int) -> Answer:
+    """Behind a prompt of `after` tokens this text, a byte a token, and then the end."""
+    script = [*byte_ids(text), END]
+
+    def answer(ids: list[int]) -> npt.NDArray[np.float32]:
+        logits = np.zeros(VOCABULARY, np.float32)
+        logits[script[min(len(ids) - after, len(script) - 1)]] = 30.0
+        return logits
+
+    return answer
+
+
+def drawn(ids: list[int]) -> npt.NDArray[np.float32]:
+    """Random logits, the same for the same tokens; no end."""
+    logits = np.random.default_rng(ids).standard_normal(VOCABULARY).astype(np.float32) * 3
+    logits[END] = -30
+    return logits
+
+
+def model_on(
+    engine: FakeEngine, template: str | None = CHAT_TEMPLATE, metadata: Mapping[str, Any] | None = None
+) -> Model:
+    """A model on an engine, with the tokenizer of the random models, some keys changed by `metadata`."""
+    tokenizer = Tokenizer.from_metadata({**vocabulary_metadata(), **(metadata or {})})
+    return Model("fake", engine, tokenizer, ChatFormat(template, "<s>", "</s>") if template else None)
+
+
+def speaking(
+    text: str | bytes, prompt: Sequence[int] = (1, 5, 6), context: int = 64
+) -> tuple[Model, list[int]]:
+    """A model that answers `prompt` with `text`, and that prompt."""
+    return model_on(FakeEngine(saying(text, len(prompt)), context)), list(prompt)

@@ -1,0 +1,106 @@
+"""The model that ships inside the package says what llama.cpp makes it say.
+
+`data/tiny_stories.txt` holds stories that it told itself (temperature 0.7, seeds 0 to 3).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.catalogue import find_model
+
+STORIES = (Path(__file__).parent / "data" / "tiny_stories.txt").read_text(encoding="utf-8").splitlines()
+PROMPT = "Once upon a time"
+PROMPT_IDS = [0, 564, 567, 263, 449]
+GREEDY_IDS = [16, 401, 296, 263, 448, 546, 608, 579, 18, 384, 735, 274, 425, 974, 309, 266, 849, 18, 721, 394]
+GREEDY_TEXT = ", there was a little girl named Lily. She loved to play outside in the sun. One day"
+DRAFT = find_model("tiny").draft_path
+
+
+def log_probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def test_the_greedy_answer_is_the_one_that_llama_cpp_gives(tiny: Model) -> None:
+    answer = tiny.generate(PROMPT, max_tokens=20, temperature=0.0)
+    assert answer.prompt_ids == PROMPT_IDS
+    assert answer.ids == GREEDY_IDS
+    assert answer.text == GREEDY_TEXT
+
+
+def test_it_chats_with_its_own_template(tiny: Model) -> None:
+    chat = tiny.chat(system="Be kind.", temperature=0.0)
+    first = chat.say("Hello!", max_tokens=12)
+    second = chat.say("How are you?", max_tokens=12)
+    assert first.text
+    assert second.text
+    assert second.speed.cached_tokens >= len(first.prompt_ids)
+    assert "<|" not in first.text + second.text
+
+
+def test_its_chats_outgrow_the_context_without_an_error() -> None:
+    with edgeinfer.load("tiny", context=64, threads=2) as small:
+        chat = small.chat(system="Be kind.", max_tokens=6, seed=1)
+        dropped = [chat.say(f"Tell me about the fox number {turn}.").dropped_turns for turn in range(5)]
+        assert dropped[0] == 0
+        assert dropped[-1] > 0
+        assert chat.context_used <= 64
+
+
+def test_its_draft_loads_too() -> None:
+    assert DRAFT is not None
+    with edgeinfer.load(DRAFT, threads=2) as draft, edgeinfer.load("tiny", threads=2) as target:
+        assert draft.generate(PROMPT, max_tokens=10, temperature=0.0).ids == GREEDY_IDS[:10]
+        assert draft.tokenizer.encode(STORIES[0]) == target.tokenizer.encode(STORIES[0])
+        assert draft.engine.vocabulary_size == target.engine.vocabulary_size
+
+
+@pytest.fixture(scope="module", params=["tiny", "draft"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
+    """A model under edgeinfer and under llama.cpp."""
+    pytest.importorskip("llama_cpp")
+    name = "tiny" if request.param == "tiny" else DRAFT
+    with (
+        edgeinfer.load(name, threads=2) as ours,
+        # One thread: two that wait for each other by spinning are slow on a busy machine.
+        edgeinfer.load(name, engine="llama.cpp", threads=1) as theirs,
+    ):
+        yield ours, theirs
+
+
+@pytest.mark.llama_cpp
+def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
+    answers = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
+    assert answers[0].prompt_ids == answers[1].prompt_ids
+    for mine, other in zip(answers[0].tokens, answers[1].tokens, strict=False):
+        if mine.id != other.id:
+            (_, best), (_, second) = other.top_logprobs
+            assert best - second < 0.05
+            break
+    assert len(answers[0].ids) == 60
+
+
+@pytest.mark.llama_cpp
+def test_distributions_on_told_stories_are_llama_cpps(pair: tuple[Model, Model]) -> None:
+    divergences: list[float] = []
+    leads: list[float] = []
+    for story in STORIES:
+        ids = pair[0].tokenizer.encode(story, bos=True)
+        assert ids == pair[1].tokenizer.encode(story, bos=True)
+        ours, theirs = (log_probabilities(model.logits(ids)) for model in pair)
+        divergences += (np.exp(theirs) * (theirs - ours)).sum(axis=1).tolist()
+        differ = ours.argmax(axis=1) != theirs.argmax(axis=1)
+        second, best = np.sort(theirs[differ], axis=1)[:, -2:].T
+        leads += (best - second).tolist()
+    assert len(divergences) >= 500
+    assert np.mean(divergences) < 1e-3
+    # Both round activations to int8, each in its own way: only near-ties may fall otherwise.
+    assert all(lead < 0.1 for lead in leads)
+    if pair[0].name == "tiny":
+        assert len(leads) <= 0.01 * len(divergences)

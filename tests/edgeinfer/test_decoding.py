@@ -1,0 +1,427 @@
+"""From a prompt to a stream of tokens, on engines that say what the test wants."""
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeinfer.decoding import shared_prefix
+from edgeinfer.errors import ContextOverflowError, LogitsError, SettingError
+from tests.edgeinfer.fake_engine import (
+    END,
+    FakeEngine,
+    byte_ids,
+    drawn,
+    model_on,
+    saying,
+    speaking,
+)
+from tests.random_models import VOCABULARY
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+PROMPT = [1, 5, 6]
+
+
+def test_an_answer_ends_with_the_models_end_token() -> None:
+    model, prompt = speaking("Hello there")
+    answer = model.generate(prompt, **GREEDY)
+    assert answer.text == "Hello there"
+    assert answer.ids == byte_ids("Hello there")
+    assert answer.finish_reason == "stop"
+    assert answer.prompt_ids == prompt
+
+
+def test_max_tokens_ends_it_earlier() -> None:
+    model, prompt = speaking("Hello there")
+    answer = model.generate(prompt, max_tokens=4, **GREEDY)
+    assert (answer.text, answer.finish_reason) == ("Hell", "length")
+
+
+@pytest.mark.parametrize(("most", "text"), [(0, ""), (1, "H")])
+def test_max_tokens_may_be_none_or_one(most: int, text: str) -> None:
+    model, prompt = speaking("Hello")
+    answer = model.generate(prompt, max_tokens=most, **GREEDY)
+    assert (answer.text, len(answer.ids), answer.finish_reason) == (text, most, "length")
+
+
+def test_an_answer_of_just_max_tokens_was_stopped_by_them() -> None:
+    model, prompt = speaking("Hi")
+    assert model.generate(prompt, max_tokens=2, **GREEDY).finish_reason == "length"
+    assert model.generate(prompt, max_tokens=3, **GREEDY).finish_reason == "stop"
+
+
+def test_the_context_may_be_filled_exactly() -> None:
+    model, prompt = speaking("x" * 100, context=16)
+    answer = model.generate(prompt, **GREEDY)
+    assert (len(answer.ids), answer.finish_reason) == (13, "context")
+    assert len(answer.prompt_ids) + len(answer.ids) == model.context
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room_for_an_answer() -> None:
+    model, prompt = speaking("x", prompt=list(range(3, 19)), context=16)
+    answer = model.generate(prompt, **GREEDY)
+    assert (answer.text, answer.finish_reason) == ("", "context")
+
+
+def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers_and_the_largest() -> None:
+    model, prompt = speaking("x", prompt=list(range(3, 20)), context=16)
+    with pytest.raises(ContextOverflowError) as caught:
+        model.generate(prompt)
+    assert str(caught.value) == (
+        "the prompt has 17 tokens, the context holds 16; the largest that this model can have on this "
+        "machine is 64 (--context, context=)"
+    )
+    assert model.generate(prompt[:16]).finish_reason == "context"
+
+
+def test_a_character_split_over_tokens_is_shown_whole() -> None:
+    model, prompt = speaking("añ😀b")
+    tokens = list(model.stream(prompt, **GREEDY))
+    assert [token.text for token in tokens] == ["a", "", "ñ", "", "", "", "😀", "b"]
+    assert [token.id for token in tokens] == byte_ids("añ😀b")
+
+
+def test_half_a_character_at_the_end_is_a_mark_on_the_last_token() -> None:
+    model, prompt = speaking("a😀")
+    answer = model.generate(prompt, max_tokens=3, **GREEDY)
+    assert answer.text == "a\ufffd"
+    assert [token.text for token in answer.tokens] == ["a", "", "\ufffd"]
+
+
+def test_bytes_that_are_no_character_do_not_stop_the_stream() -> None:
+    model, prompt = speaking(b"a\xff\xfeb")
+    assert model.generate(prompt, **GREEDY).text == "a\ufffd\ufffdb"
+
+
+@pytest.mark.parametrize("stop", ["<|", ["<|", "never"], ("never", "<|"), iter(["<|"])])
+def test_a_stop_string_over_several_tokens_ends_the_answer_before_it(stop: Any) -> None:
+    model, prompt = speaking("a < b <| c")
+    tokens = []
+    for token in (stream := model.stream(prompt, stop=stop, **GREEDY)):
+        tokens.append(token)
+        assert "<|" not in token.text
+    assert "".join(token.text for token in tokens) == stream.result.text == "a < b "
+    assert stream.result.finish_reason == "stop"
+    assert stream.result.ids == byte_ids("a < b <|")
+
+
+def test_a_part_of_a_stop_string_is_never_shown_before_it_is_certain() -> None:
+    model, prompt = speaking("x END y ENT")
+    shown = ""
+    for token in model.stream(prompt, stop="END!", **GREEDY):
+        shown += token.text
+        assert not shown.endswith(("E", "EN"))
+    assert shown == "x END y ENT"
+
+
+def test_a_stop_string_at_the_very_start_leaves_an_empty_answer() -> None:
+    model, prompt = speaking("\n\nHello")
+    answer = model.generate(prompt, stop="\n\n", **GREEDY)
+    assert (answer.text, answer.finish_reason) == ("", "stop")
+
+
+def test_what_was_held_back_for_a_stop_string_comes_at_the_end() -> None:
+    model, prompt = speaking("a EN")
+    answer = model.generate(prompt, stop="END", **GREEDY)
+    assert answer.text == "a EN"
+    assert answer.ids == [token.id for token in answer.tokens] == byte_ids("a EN")
+
+
+def test_a_stop_string_may_lie_behind_half_a_character() -> None:
+    model, prompt = speaking("ñE" + "ND")
+    assert model.generate(prompt, stop="END", **GREEDY).text == "ñ"
+
+
+def test_no_stop_is_the_same_as_none() -> None:
+    model, prompt = speaking("abc")
+    assert {model.generate(prompt, stop=stop, **GREEDY).text for stop in (None, (), [], "", [""])} == {"abc"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_tokens": -1}, "max_tokens: saw -1, wanted a whole number of at least 0, or None"),
+        ({"max_tokens": 2.5}, "max_tokens: saw 2.5, wanted a whole number of at least 0, or None"),
+        ({"max_tokens": "8"}, "max_tokens: saw '8', wanted a whole number of at least 0, or None"),
+        ({"logprobs": -1}, "logprobs: saw -1, wanted a whole number of at least 0, or None"),
+        ({"logprobs": True}, "logprobs: saw True, wanted a whole number of at least 0, or None"),
+        ({"stop": [5]}, "stop: saw 5, wanted a text, or a list of texts"),
+        ({"temperature": -1}, "temperature: saw -1, wanted a number of at least 0"),
+        ({"temprature": 1}, "temprature: no such sampler setting; did you mean temperature?"),
+        ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias: saw token id 288, wanted 0 to 287"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(settings: dict[str, Any], text: str) -> None:
+    model, prompt = speaking("abc")
+    with pytest.raises(SettingError) as caught:
+        model.generate(prompt, **settings)
+    assert str(caught.value) == text
+    assert model.generate(prompt, **GREEDY).text == "abc"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ([1, VOCABULARY], "prompt: saw token id 288, wanted 0 to 287"),
+        ([-1], "prompt: saw token id -1, wanted 0 to 287"),
+        (b"bytes", "prompt: saw bytes \"b'bytes'\", wanted a text or whole numbers"),
+        ([1.5], "prompt: saw list '[1.5]', wanted a text or whole numbers"),
+        (["1"], "prompt: saw list \"['1']\", wanted a text or whole numbers"),
+        (None, "prompt: saw NoneType 'None', wanted a text or whole numbers"),
+        ([], "the prompt is empty, and this model has no token to begin with; give it a text"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(prompt: Any, text: str) -> None:
+    model, _ = speaking("abc")
+    with pytest.raises(SettingError) as caught:
+        model.generate(prompt)
+    assert str(caught.value) == text
+
+
+def test_ids_may_come_as_any_sequence_of_whole_numbers() -> None:
+    model, prompt = speaking("abc")
+    for given in (tuple(prompt), np.array(prompt), np.array(prompt, np.uint16), iter(prompt)):
+        assert model.generate(given, **GREEDY).text == "abc"  # type: ignore[arg-type]
+
+
+def test_greedy_answers_are_the_same_whatever_the_seed() -> None:
+    model = model_on(FakeEngine(drawn))
+    answers = [model.generate(PROMPT, max_tokens=20, seed=seed, **GREEDY).ids for seed in (1, 2, None)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_seed_repeats_its_draws_and_another_draws_otherwise() -> None:
+    model = model_on(FakeEngine(drawn))
+    first, again, other = (model.generate(PROMPT, max_tokens=20, seed=seed).ids for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_without_a_seed_every_answer_is_drawn_afresh() -> None:
+    model = model_on(FakeEngine(drawn))
+    assert len({tuple(model.generate(PROMPT, max_tokens=20).ids) for _ in range(4)}) == 4
+
+
+def test_logprobs_are_those_of_the_models_own_distribution() -> None:
+    model = model_on(FakeEngine(drawn))
+    answer = model.generate(PROMPT, max_tokens=5, seed=3, logprobs=VOCABULARY + 5, temperature=2.0)
+    history = list(PROMPT)
+    for token in answer.tokens:
+        logits = drawn(history).astype(np.float64)
+        want = logits - np.log(np.exp(logits).sum())
+        assert token.logprob == pytest.approx(want[token.id], abs=1e-5)
+        assert len(token.top_logprobs) == VOCABULARY
+        assert sum(math.exp(logprob) for _, logprob in token.top_logprobs) == pytest.approx(1, abs=1e-5)
+        assert dict(token.top_logprobs)[token.id] == pytest.approx(token.logprob)
+        values = [logprob for _, logprob in token.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        history.append(token.id)
+
+
+def test_logprobs_zero_gives_each_token_its_own_alone() -> None:
+    model, prompt = speaking("ab")
+    tokens = model.generate(prompt, logprobs=0, **GREEDY).tokens
+    assert all(token.logprob is not None and token.top_logprobs == () for token in tokens)
+    assert all(token.logprob is None for token in model.generate(prompt, **GREEDY).tokens)
+
+
+def test_logits_that_hold_nan_are_an_error_and_the_model_stays_usable() -> None:
+    engine = FakeEngine(saying("abc", 3))
+    model = model_on(engine)
+    engine.answer = lambda ids: np.full(VOCABULARY, np.nan, np.float32)
+    with pytest.raises(LogitsError, match="saw NaN for 288 of 288 tokens"):
+        model.generate(PROMPT)
+    engine.answer = saying("abc", 3)
+    assert model.generate(PROMPT, **GREEDY).text == "abc"
+
+
+def test_cancelling_keeps_what_was_said() -> None:
+    model, prompt = speaking("Hello there")
+    stream = model.stream(prompt, **GREEDY)
+    said = [next(stream).text for _ in range(5)]
+    stream.cancel()
+    stream.cancel()
+    assert "".join(said) == stream.result.text == "Hello"
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream) == []
+    assert model.generate(prompt, **GREEDY).text == "Hello there"
+
+
+def test_a_stream_that_was_cancelled_before_it_began_says_nothing() -> None:
+    model, prompt = speaking("Hello")
+    stream = model.stream(prompt)
+    stream.cancel()
+    assert list(stream) == []
+    assert (stream.result.text, stream.result.ids, stream.result.finish_reason) == ("", [], "cancelled")
+
+
+def test_cancelling_behind_the_end_changes_nothing() -> None:
+    model, prompt = speaking("Hi")
+    stream = model.stream(prompt, **GREEDY)
+    assert len(list(stream)) == 2
+    stream.cancel()
+    assert stream.result.finish_reason == "stop"
+
+
+def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
+    engine = FakeEngine(saying("Hello there", 3))
+    model = model_on(engine)
+    engine.interrupt_at = 8
+    stream = model.stream(PROMPT, **GREEDY)
+    said = ""
+    for _ in range(6):
+        said += next(stream).text
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert said == stream.result.text == "Hello "
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream) == []
+    assert model.generate(PROMPT, **GREEDY).text == "Hello there"
+
+
+def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
+    engine = FakeEngine(saying("Hi", 12))
+    model, prompt = model_on(engine), list(range(3, 15))
+    engine.interrupt_at = 8
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt)
+    answer = model.generate(prompt, **GREEDY)
+    assert answer.text == "Hi"
+    assert answer.speed.cached_tokens == 8
+
+
+def test_ctrl_c_in_the_progress_callback_leaves_the_model_usable() -> None:
+    model, prompt = speaking("Hi", prompt=list(range(3, 15)))
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt, progress=interrupt)
+    assert model.generate(prompt, **GREEDY).text == "Hi"
+
+
+def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
+    engine = FakeEngine(saying("Hi", 12))
+    seen: list[int] = []
+
+    def stop_at_eight(done: int, total: int) -> None:
+        seen.append(done)
+        if done == 8:
+            stream.cancel()
+
+    stream = model_on(engine).stream(list(range(3, 15)), progress=stop_at_eight)
+    assert list(stream) == []
+    assert seen == [4, 8]
+    assert stream.result.finish_reason == "cancelled"
+    assert len(engine.ids) == 8
+
+
+def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
+    engine = FakeEngine(saying("Hello there", 3))
+    reached, go_on = threading.Event(), threading.Event()
+    usual = engine.answer
+
+    def slow(ids: list[int]) -> Any:
+        if len(ids) == 6:
+            reached.set()
+            assert go_on.wait(10)
+        return usual(ids)
+
+    engine.answer = slow
+    stream = model_on(engine).stream(PROMPT, **GREEDY)
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    assert reached.wait(10)
+    stream.cancel()
+    go_on.set()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert stream.result.text == "Hell"
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_progress_counts_the_tokens_that_are_read() -> None:
+    model, prompt = speaking("Hi", prompt=list(range(3, 13)))
+    calls: list[tuple[int, int]] = []
+    model.generate(prompt, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(4, 10), (8, 10), (10, 10)]
+
+
+def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> None:
+    engine = FakeEngine(saying("Hi", 3))
+    model = model_on(engine)
+    model.generate(PROMPT, **GREEDY)
+    engine.read.clear()
+    longer = [*PROMPT, *byte_ids("Hi"), 30, 31]
+    engine.answer = saying("Ho", len(longer))
+    answer = model.generate(longer, **GREEDY)
+    assert answer.text == "Ho"
+    # The last token said, and the end, were sampled but never read.
+    assert answer.speed.cached_tokens == 5
+    assert engine.read[0] == 2
+
+
+def test_the_same_prompt_again_reads_its_last_token_only() -> None:
+    engine = FakeEngine(saying("Hi", 3))
+    model = model_on(engine)
+    first, again = (model.generate(PROMPT, **GREEDY) for _ in range(2))
+    assert first.text == again.text
+    assert (first.speed.cached_tokens, again.speed.cached_tokens) == (0, 2)
+
+
+def test_two_streams_by_turns_say_what_each_says_alone() -> None:
+    model = model_on(FakeEngine(drawn))
+    prompts = ([1, 5, 6], [1, 5, 9, 9])
+    alone = [model.generate(prompt, max_tokens=15, seed=4).ids for prompt in prompts]
+    streams = [model.stream(prompt, max_tokens=15, seed=4) for prompt in prompts]
+    together: list[list[int]] = [[], []]
+    for turn in range(30):
+        together[turn % 2].append(next(streams[turn % 2]).id)
+    assert together == alone
+    assert [stream.result.ids for stream in streams] == alone
+
+
+def test_an_answer_is_timed_and_counted() -> None:
+    model, prompt = speaking("Hello")
+    speed = model.generate(prompt, **GREEDY).speed
+    assert (speed.prompt_tokens, speed.generated_tokens) == (3, 5)
+    assert speed.seconds_to_first_token > 0
+    assert speed.prompt_tokens_per_second > 0
+    assert speed.decode_tokens_per_second > 0
+    assert speed.gigabytes_per_second == pytest.approx(speed.decode_tokens_per_second * 1000 / 1e9)
+
+
+def test_one_token_has_no_decoding_speed() -> None:
+    model, prompt = speaking("Hello")
+    speed = model.generate(prompt, max_tokens=1, **GREEDY).speed
+    assert (speed.decode_tokens_per_second, speed.gigabytes_per_second) == (0.0, 0.0)
+
+
+def test_the_result_of_an_unfinished_stream_is_the_answer_so_far() -> None:
+    model, prompt = speaking("Hello")
+    stream = model.stream(prompt, **GREEDY)
+    assert stream.result.text == ""
+    next(stream)
+    next(stream)
+    assert stream.result.text == "He"
+    assert stream.result.speed.generated_tokens == 2
+
+
+def test_any_of_several_end_tokens_ends_an_answer() -> None:
+    engine = FakeEngine(saying("ab", 3))
+    model = model_on(engine, metadata={"tokenizer.ggml.eot_token_id": byte_ids("b")[0]})
+    answer = model.generate(PROMPT, **GREEDY)
+    assert (answer.text, answer.finish_reason) == ("a", "stop")
+    assert {END, *byte_ids("b")} <= model.tokenizer.end_ids
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "count"),
+    [([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([2], [1], 0)],
+)
+def test_the_shared_prefix_ends_at_the_first_difference(
+    held: list[int], wanted: list[int], count: int
+) -> None:
+    assert shared_prefix(held, wanted) == count

@@ -1,0 +1,221 @@
+"""The way out: llama.cpp computes, edgeinfer samples, and nothing of its chatter reaches the terminal."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
+from edgeinfer_quant_formats import GGUFWriter
+from tests.edgeinfer.conftest import ZooFile
+from tests.random_models import ZOO, vocabulary_metadata
+
+pytestmark = pytest.mark.llama_cpp
+PROMPT = "the rain on"
+
+
+@pytest.fixture(scope="module")
+def theirs(zoo_file: ZooFile) -> Iterator[Model]:
+    pytest.importorskip("llama_cpp")
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1, kv="f32") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def ours(zoo_file: ZooFile) -> Iterator[Model]:
+    with edgeinfer.load(zoo_file("llama"), threads=2, kv="f32") as model:
+        yield model
+
+
+def write_mamba(path: Path) -> Path:
+    """A random recurrent model, which edgeinfer doesn't run and which can't step back."""
+    width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2
+    sizes = {"ssm.conv_kernel": kernel, "ssm.inner_size": inner, "ssm.state_size": state}
+    own = {
+        "block_count": layers,
+        "embedding_length": width,
+        "context_length": 200,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.time_step_rank": rank,
+        **sizes,
+    }
+    metadata = {"general.architecture": "mamba", **{f"mamba.{key}": value for key, value in own.items()}}
+    shapes = {
+        "attn_norm.weight": (width,),
+        "ssm_in.weight": (2 * inner, width),
+        "ssm_conv1d.weight": (inner, kernel),
+        "ssm_conv1d.bias": (inner,),
+        "ssm_x.weight": (rank + 2 * state, inner),
+        "ssm_dt.weight": (inner, rank),
+        "ssm_dt.bias": (inner,),
+        "ssm_a": (inner, state),
+        "ssm_d": (inner,),
+        "ssm_out.weight": (width, inner),
+    }
+    random = np.random.default_rng(9)
+    with GGUFWriter(path, {**metadata, **vocabulary_metadata()}) as writer:
+        tensors = {"token_embd.weight": (288, width), "output_norm.weight": (width,)}
+        tensors |= {f"blk.{layer}.{name}": shape for layer in range(layers) for name, shape in shapes.items()}
+        for name, shape in tensors.items():
+            values = random.standard_normal(shape).astype(np.float32)
+            if name.endswith("ssm_a"):
+                values = -np.abs(values)
+            writer.add_tensor(name, values if len(shape) == 1 else values / np.sqrt(shape[-1]), "F32")
+    return path
+
+
+def test_it_streams_what_the_own_engine_streams(theirs: Model, ours: Model) -> None:
+    settings = {"max_tokens": 16, "logprobs": 0}
+    answers = [model.generate(PROMPT, temperature=0.0, **settings) for model in (theirs, ours)]
+    assert answers[0].ids == answers[1].ids
+    assert answers[0].text == answers[1].text
+    assert answers[0].prompt_ids == answers[1].prompt_ids
+    streamed = [token.text for token in theirs.stream(PROMPT, temperature=0.0, max_tokens=16)]
+    assert "".join(streamed) == answers[0].text
+
+
+def test_a_seed_draws_the_same_tokens_on_both(theirs: Model, ours: Model) -> None:
+    drawn = [model.generate(PROMPT, max_tokens=16, seed=5).ids for model in (theirs, theirs, ours)]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert theirs.generate(PROMPT, max_tokens=16, seed=6).ids != drawn[0]
+
+
+def test_logits_are_those_of_the_own_engine(theirs: Model, ours: Model) -> None:
+    ids = np.random.default_rng(1).integers(3, 250, 40).tolist()
+    got, want = theirs.logits(ids), ours.logits(ids)
+    assert got.shape == want.shape
+    assert np.linalg.norm(got - want) < 1e-5 * np.linalg.norm(want)
+    assert np.array_equal(theirs.logits(ids), got)
+
+
+def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
+    answers = []
+    for model in (theirs, ours):
+        chat = model.chat(system="he", temperature=0.0, max_tokens=8)
+        answers.append([chat.say("the rain"), chat.say("the wind")])
+    assert [a.ids for a in answers[0]] == [a.ids for a in answers[1]]
+    assert answers[0][1].speed.cached_tokens == answers[1][1].speed.cached_tokens > 10
+
+
+def test_rewinding_forgets_what_came_after(theirs: Model) -> None:
+    engine = theirs.engine
+    engine.rewind(0)
+    want = engine.append([1, 50, 60])
+    engine.append([70, 80])
+    engine.rewind(2)
+    assert engine.ids == [1, 50]
+    assert np.allclose(engine.append([60]), want, atol=1e-4)
+
+
+def test_its_tokenizer_is_ours(theirs: Model, ours: Model) -> None:
+    for text in ("", " the rain", "he<s>", "ñ 😀", "the</s> the rain"):
+        for special in (False, True):
+            ids = theirs.tokenizer.encode(text, bos=True, special=special)
+            assert ids == ours.tokenizer.encode(text, bos=True, special=special)
+            for shown in (False, True):
+                assert theirs.tokenizer.decode(ids, special=shown) == ours.tokenizer.decode(
+                    ids, special=shown
+                )
+    assert theirs.tokenizer.bos_id == ours.tokenizer.bos_id
+    assert theirs.tokenizer.end_ids == ours.tokenizer.end_ids
+
+
+def test_a_lone_surrogate_is_no_crash(theirs: Model) -> None:
+    assert theirs.generate("a\ud800b", max_tokens=1).ids
+
+
+def test_the_context_is_the_one_asked_for_or_the_trained_one(theirs: Model, zoo_file: ZooFile) -> None:
+    assert theirs.context == 256
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", context=30, threads=1) as small:
+        assert small.context == 30
+        with pytest.raises(
+            EdgeInferError, match=r"has 40 tokens, the context holds 30; the largest .* is 256"
+        ):
+            small.generate([5] * 40)
+
+
+def test_an_unknown_architecture_names_the_way_out_and_the_way_leads_there(tmp_path: Path) -> None:
+    path = write_mamba(tmp_path / "mamba.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"architecture mamba isn't .* add --engine llama\.cpp"):
+        edgeinfer.load(path)
+    with edgeinfer.load(path, engine="llama.cpp", threads=1) as model:
+        assert model.context == 200
+        assert len(model.generate(PROMPT, max_tokens=8, seed=1).ids) > 0
+
+
+def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Path) -> None:
+    with edgeinfer.load(write_mamba(tmp_path / "mamba.gguf"), engine="llama.cpp", threads=1) as model:
+        once = model.generate(PROMPT, max_tokens=10, temperature=0.0)
+        assert model.generate(PROMPT, max_tokens=10, temperature=0.0).ids == once.ids
+        ids = [*once.prompt_ids, *once.ids]
+        logits = model.logits(ids)
+        engine = model.engine
+        engine.rewind(len(ids) - 3)
+        assert engine.ids == ids[:-3]
+        assert np.allclose(engine.append(ids[-3:]), logits[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ((b"output_norm.weight", b"output_nrom.weight"), "tensor 'output_norm.weight' not found"),
+        ((b"GGUF", b"GGOF"), "invalid magic characters"),
+    ],
+)
+def test_a_file_that_it_refuses_is_one_line_with_its_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: tuple[bytes, bytes], told: str
+) -> None:
+    pytest.importorskip("llama_cpp")
+    path = ZOO["llama"].write(tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes().replace(*damage, 1))
+    with pytest.raises(UnsupportedModelError) as caught:
+        edgeinfer.load(path, engine="llama.cpp", threads=1)
+    assert str(caught.value).startswith("model.gguf: llama.cpp can't load it (")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile) -> None:
+    pytest.importorskip("llama_cpp")
+    program = (
+        "import edgeinfer, sys\n"
+        "model = edgeinfer.load(sys.argv[1], engine='llama.cpp', context=1000, threads=1)\n"
+        "assert model.generate('the rain', max_tokens=3).ids\n"
+        "assert model.chat().say('the rain', max_tokens=3).ids\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(zoo_file("llama"))], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_settings_that_it_cannot_keep_are_refused(zoo_file: ZooFile) -> None:
+    with pytest.raises(SettingError, match=r"ram: llama\.cpp keeps to no budget"):
+        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", ram="8GiB")
+
+
+def test_a_closed_model_says_so(zoo_file: ZooFile) -> None:
+    pytest.importorskip("llama_cpp")
+    with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1) as model:
+        stream = model.stream(PROMPT)
+        next(stream)
+    with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
+        list(stream)
+
+
+def test_without_llama_cpp_the_error_says_how_to_install_it(
+    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(EdgeInferError, match=r"needs llama-cpp-python: pip install 'edgeinfer\[llama-cpp\]'"):
+        edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)
+    assert importlib.import_module("edgeinfer.llama_cpp_engine")

@@ -1,0 +1,219 @@
+"""From a name to a model: settings checked, failures told in one line, remarks passed on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeinfer
+from edgeinfer import loading
+from edgeinfer.errors import (
+    ChatTemplateError,
+    EdgeInferError,
+    KernelError,
+    OutOfMemoryError,
+    SettingError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
+from edgeinfer.tokenizer import Tokenizer
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.objects import KernelBuildError
+from edgeinfer_quant_formats import GGUFWriter
+from edgeinfer_quant_formats.errors import FormatError
+from tests.edgeinfer.conftest import ZooFile
+from tests.random_models import ZOO, RandomModel
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"device": "cuda"}, "device: saw 'cuda', wanted one of 'auto', 'cpu'"),
+        ({"kv": "q8_0"}, "kv: saw 'q8_0', wanted one of 'f16', 'f32'"),
+        ({"draft": "lookup"}, "draft: saw 'lookup', wanted one of 'auto', None"),
+        ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
+        ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
+        ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
+        ({"threads": True}, "threads: saw True, wanted a whole number of at least 1, or None"),
+        ({"threads": 100_000}, "threads: saw 100000, wanted 1024 at most"),
+        ({"ram": "much"}, "ram: saw 'much', wanted bytes or a size like \"8GiB\""),
+        ({"vram": -1}, 'vram: saw -1, wanted bytes or a size like "8GiB"'),
+        (
+            {"engine": "llama.cpp", "ram": "1GiB"},
+            "ram: llama.cpp keeps to no budget; leave it out, or the engine",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        edgeinfer.load("tiny", **settings)
+    assert str(caught.value) == text
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UnknownModelError, match=r"tiny1: no such model; did you mean tiny\?"):
+        edgeinfer.load("tiny1")
+
+
+def test_damaged_files_are_format_errors_in_one_line(tmp_path: Path, zoo_file: ZooFile) -> None:
+    whole = zoo_file("llama").read_bytes()
+    damaged = {
+        "cut.gguf": whole[: len(whole) // 2],
+        "head.gguf": whole[:100],
+        "text.gguf": b"This is a text and no model at all.",
+        "empty.gguf": b"",
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FormatError) as caught:
+            edgeinfer.load(tmp_path / name)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_loaded_if_it_holds_one_model(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModelError, match=r"a folder without a \.gguf file"):
+        edgeinfer.load(tmp_path)
+    ZOO["llama"].write(tmp_path / "only.gguf")
+    with edgeinfer.load(tmp_path, threads=1) as model:
+        assert model.name == "only"
+
+
+def test_a_file_that_is_no_language_model_says_so(tmp_path: Path) -> None:
+    with GGUFWriter(tmp_path / "model.gguf", {"general.architecture": "llama"}):
+        pass
+    with pytest.raises(
+        UnsupportedModelError, match=r"token_embd\.weight is missing; this file holds no lang"
+    ):
+        edgeinfer.load(tmp_path / "model.gguf")
+
+
+def written(path: Path, **metadata: Any) -> Path:
+    """The llama of the zoo with other keys (dots written as two underscores), None: left out."""
+    changed = {key.replace("__", "."): value for key, value in metadata.items()}
+
+    class Changed(RandomModel):
+        def metadata(self) -> dict[str, Any]:
+            keys = {**super().metadata(), **changed}
+            return {key: value for key, value in keys.items() if value is not None}
+
+    return Changed("llama").write(path)
+
+
+def test_a_file_without_a_template_loads_and_takes_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.gguf", tokenizer__chat_template=None)
+    with edgeinfer.load(path, threads=1) as model:
+        assert model.chat_format is None
+    with edgeinfer.load(path, threads=1, chat_template="{{ messages[0].content }}") as model:
+        assert model.chat_format is not None
+        prompt_ids = model.chat().say("he on", max_tokens=0).prompt_ids
+        assert prompt_ids == model.tokenizer.encode("he on", bos=True)
+
+
+def test_a_template_that_does_not_compile_is_told_when_it_is_used(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.gguf", tokenizer__chat_template="{% if %}")
+    with edgeinfer.load(path, threads=1) as model:
+        assert model.generate("he on", max_tokens=1).ids
+        with pytest.raises(ChatTemplateError, match="chat template, line 1"):
+            model.chat().say("Hi")
+
+
+def test_a_context_beyond_training_is_remarked_on(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), context=300, threads=1) as model:
+        assert model.context == 300
+        assert model.notes == (
+            "the context of 300 is longer than the 256 that the model was trained for; "
+            "expect worse answers beyond",
+        )
+    with edgeinfer.load(zoo_file("llama"), threads=1) as model:
+        assert (model.context, model.notes) == (256, ())
+
+
+def test_remarks_of_the_tokenizer_are_passed_on(zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Tokenizer.from_metadata
+
+    def remarking(*arguments: Any) -> Any:
+        tokenizer = usual(*arguments)
+        tokenizer.notes = ("a remark",)
+        return tokenizer
+
+    monkeypatch.setattr(Tokenizer, "from_metadata", remarking)
+    with edgeinfer.load(zoo_file("llama"), threads=1) as model:
+        assert model.notes == ("a remark",)
+
+
+def test_the_context_is_4096_at_most_unless_asked_for(tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], context=100_000).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, threads=1) as model:
+        assert model.context == 4096
+    with edgeinfer.load(path, threads=1, context=5000) as model:
+        assert model.context == 5000
+
+
+def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
+    calls: list[tuple[int, int]] = []
+    built: list[tuple[int, int]] = []
+    edgeinfer.load(
+        zoo_file("llama"),
+        progress=lambda done, total: calls.append((done, total)),
+        build_progress=lambda done, total: built.append((done, total)),
+    ).close()
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert calls[-1][0] == calls[-1][1] == {total for _, total in calls}.pop()
+    # Another test may have built the kernels before this one.
+    assert all(done <= total for done, total in built)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "text"),
+    [
+        (UnsupportedProcessorError("no such processor"), KernelError, "no such processor"),
+        (KernelBuildError("building rows_Q4_0 failed"), KernelError, "building rows_Q4_0 failed"),
+        (MemoryError(), OutOfMemoryError, "llama: the system gave no more memory; "),
+    ],
+)
+def test_failures_of_the_floors_below_are_told_in_one_line(
+    zoo_file: ZooFile,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception,
+    expected: type[EdgeInferError],
+    text: str,
+) -> None:
+    def fail(*arguments: Any, **settings: Any) -> Callable[[], None]:
+        raise raised
+
+    monkeypatch.setattr(loading, "CpuBackend", fail)
+    with pytest.raises(expected) as caught:
+        edgeinfer.load(zoo_file("llama"))
+    assert str(caught.value).startswith(text)
+
+
+def test_an_instruction_set_may_be_named_and_an_unknown_one_is_refused(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), instruction_set=choose().name, threads=1) as model:
+        assert model.generate("the rain", max_tokens=1).ids
+    with pytest.raises(KernelError, match=r"instruction set avx1024: this processor \(.*\) runs"):
+        edgeinfer.load(zoo_file("llama"), instruction_set="avx1024")
+
+
+def test_an_unknown_tokenizer_names_the_way_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.gguf", tokenizer__ggml__model="rwkv")
+    with pytest.raises(UnsupportedModelError, match=r"'rwkv'; wanted one of .* --engine llama\.cpp"):
+        edgeinfer.load(path)
+
+
+def test_a_model_loads_twice_in_one_process_and_answers_alike(zoo_file: ZooFile) -> None:
+    answers = []
+    for _ in range(2):
+        with edgeinfer.load(zoo_file("gemma2"), threads=2) as model:
+            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+    assert answers[0] == answers[1]
+
+
+def test_any_number_of_threads_answers_alike(zoo_file: ZooFile) -> None:
+    answers = []
+    for threads in (1, 2, 7):
+        with edgeinfer.load(zoo_file("llama"), threads=threads) as model:
+            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+    assert answers[0] == answers[1] == answers[2]

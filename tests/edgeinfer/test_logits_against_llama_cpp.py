@@ -1,0 +1,118 @@
+"""llama.cpp's logits on a random file of every architecture: the formula is the same, the kernels are close.
+
+The goldens were made by `make_logit_goldens.py`; ggml's GELU is a float16 table and costs 1e-3.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.architectures import ARCHITECTURES
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.transformer import Transformer
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.reference import ReferenceBackend
+from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantised
+from tests.random_models import ZOO, RandomModel
+
+Logits = npt.NDArray[np.floating]
+FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantised")]
+OTHER_SEED = 11
+LIVE = [file for file in FILES if file[1] == "plain" or file[0] in ("llama", "gemma3", "phi3-longrope")]
+SLACK = 1e-5
+
+
+def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
+    model = replace(ZOO[name], seed=seed)
+    return quantised(model) if variant == "quantised" else model
+
+
+def logits_of(path: Path, backend_name: str) -> Logits:
+    """(len(KEPT), vocabulary) of `IDS`, on a float32 cache or, for "exact", all in float64."""
+    with GGUFFile.open(path) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        specification = config.specification(rope_factors(file, config, CONTEXT))
+        weights, cache = read_weights(file, config), KVCache(specification, CONTEXT, "f32")
+        backend: Backend
+        if backend_name == "exact":
+            backend = ReferenceBackend(specification, weights, cache.layers, np.float64)
+        else:
+            kernels = load_kernels(user_folder("cache"), choose(), kernel_formats(weights))
+            backend = CpuBackend(specification, weights, cache.layers, kernels, batch=16, threads=2)
+        batch = len(IDS) if backend_name == "exact" else 16
+        engine = Transformer(specification, backend, cache, batch)
+        try:
+            return engine.append_all(IDS)[KEPT]
+        finally:
+            engine.close()
+
+
+def distance(got: Logits, want: Logits) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def decided(logits: Logits, margin: float) -> Iterator[tuple[int, int]]:
+    """(row, best token) of the rows whose best is ahead by more than `margin`."""
+    for row, values in enumerate(logits):
+        second, best = np.argsort(values)[-2:]
+        if values[best] - values[second] > margin:
+            yield row, int(best)
+
+
+def uses_gelu(name: str) -> bool:
+    return ARCHITECTURES[ZOO[name].architecture].activation == "gelu"
+
+
+@pytest.fixture(scope="module")
+def goldens() -> dict[str, npt.NDArray[np.float32]]:
+    return dict(np.load(GOLDENS))
+
+
+def golden_name(name: str, variant: str) -> str:
+    return name + (" quantised" if variant == "quantised" else "")
+
+
+def test_every_file_of_the_zoo_has_a_golden(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
+    assert set(goldens) == {golden_name(*file) for file in FILES}
+    assert {ZOO[name].architecture for name in ZOO} == set(ARCHITECTURES)
+
+
+def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
+    """The formula is llama.cpp's, and our kernels stay about as near to it as theirs."""
+    exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
+    their_distance = distance(theirs, exact)
+    if variant == "plain":
+        assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
+    else:
+        # int8 activations on both sides.
+        assert their_distance < 0.05
+    assert distance(ours, exact) <= 2 * their_distance + SLACK
+    for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
+        assert ours[row].argmax() == best
+
+
+@pytest.mark.parametrize(("name", "variant"), FILES)
+def test_logits_are_llama_cpps(
+    tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str
+) -> None:
+    path = model_of(name, variant).write(tmp_path / "model.gguf")
+    check(path, name, variant, goldens[golden_name(name, variant)])
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(("name", "variant"), LIVE)
+def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
+    pytest.importorskip("llama_cpp")
+    path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
+    check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])

@@ -1,0 +1,106 @@
+"""The bytes that a plan counts are the bytes that loading takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.memory_items import cache_items, largest_context, weight_items, workspace_item
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import embedding_rows, read_weights
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.memory import HUGE_PAGE
+from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.conftest import ZooFile
+from tests.random_models import ZOO
+
+SPARE = 4096
+"""What `allocate` adds behind every array for kernels that read ahead."""
+MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "starcoder2", "mixed"])
+@pytest.mark.parametrize("kv", ["f16", "f32"])
+def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
+    path = (MIXED if name == "mixed" else ZOO[name]).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
+        assert model.plan is not None
+        engine = model.engine
+        assert isinstance(engine, Transformer)
+        assert isinstance(engine.backend, CpuBackend)
+        planned = {"keys and values": 0, "rest": 0}
+        for item in model.plan.items:
+            planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
+        arrays = [kept for kept in engine.backend._arena._kept if kept.dtype == np.uint8]
+        assert all(array.nbytes < HUGE_PAGE for array in arrays)
+        assert planned["keys and values"] == engine.cache.nbytes
+        assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
+
+
+def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
+    with GGUFFile.open(zoo_file("llama")) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        weights, specification = read_weights(file, config), config.specification()
+        names = [item.name for item in weight_items(weights)]
+        assert names[:2] == ["layer 0 attention", "layer 0 feed-forward"]
+        assert names[-1] == "head"
+        assert len(names) == 2 * 3 + 1
+        caches = cache_items(specification, 100, "f16")
+        # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 to spare.
+        assert [item.nbytes for item in caches] == [2 * 2 * (112 + 64) * 16 * 2] * 3
+        assert sum(item.nbytes for item in caches) == KVCache.nbytes_for(specification, 100, "f16")
+        assert workspace_item(specification, weights, 16, 2).bytes_per_token == 0
+
+
+def test_the_largest_context_is_bounded_by_memory_and_training(zoo_file: ZooFile) -> None:
+    with GGUFFile.open(zoo_file("llama")) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    specification = config.specification()
+    kinds: tuple[CacheType, ...] = ("f16", "f32")
+    for kind in kinds:
+        for free in (1, 100_000, 123_457, 200_000):
+            largest = largest_context(specification, kind, free, 256)
+            assert largest == 0 or KVCache.nbytes_for(specification, largest, kind) <= free
+            assert KVCache.nbytes_for(specification, largest + 1, kind) > free or largest == 256
+    assert largest_context(specification, "f16", 1 << 40, 256) == 256
+    assert largest_context(specification, "f16", -5, 256) == 0
+
+
+def needed(path: Path, context: int) -> int:
+    with edgeinfer.load(path, context=context, threads=1) as model:
+        assert model.plan is not None
+        return model.plan.nbytes
+
+
+def test_a_budget_is_kept_to_the_byte_and_the_context_that_fits_is_named(zoo_file: ZooFile) -> None:
+    path = zoo_file("llama")
+    bytes_for_100 = needed(path, 100)
+    edgeinfer.load(path, context=100, ram=bytes_for_100, threads=1).close()
+    with pytest.raises(OutOfMemoryError) as caught:
+        edgeinfer.load(path, context=113, ram=bytes_for_100, threads=1)
+    text = str(caught.value)
+    mebibytes = f"{bytes_for_100 / 2**20:.1f} MiB"
+    assert text.startswith("llama: the model needs ")
+    assert f"{mebibytes} may be used" in text
+    assert "the largest part is workspace with" in text
+    # Positions are allocated in tiles of 16.
+    assert text.endswith("with a context of 112 it fits (--context, context=)")
+    edgeinfer.load(path, context=112, ram=bytes_for_100, threads=1).close()
+
+
+def test_a_budget_too_small_for_any_context_asks_for_a_smaller_model(zoo_file: ZooFile) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        edgeinfer.load(zoo_file("llama"), ram="64 KiB")
+    assert "0.1 MiB may be used" in str(caught.value)
+    assert str(caught.value).endswith("take a smaller model or fewer bits a weight")
+
+
+def test_a_context_beyond_the_machine_is_refused_before_anything_is_allocated(zoo_file: ZooFile) -> None:
+    with pytest.raises(OutOfMemoryError, match="with a context of 256 it fits"):
+        edgeinfer.load(zoo_file("llama"), context=1 << 40)

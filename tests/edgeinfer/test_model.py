@@ -1,0 +1,204 @@
+"""A loaded model: text and ids in, tokens and logits out, from one thread or several, until it is closed."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import CacheType
+from tests.edgeinfer.conftest import ZooFile
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, saying
+
+PROMPTS = ["the rain", "a sheet on", "in the wind", "her"]
+
+
+def test_what_the_readme_shows_works(loaded: Model) -> None:
+    text = "".join(token.text for token in loaded.stream("the rain", max_tokens=8, seed=1))
+    assert text == loaded.generate("the rain", max_tokens=8, seed=1).text
+    assert loaded.chat(system="Be brief.").say("Hi!", max_tokens=4).finish_reason in ("stop", "length")
+    assert loaded.plan is not None
+    assert "layer 0 attention" in loaded.plan.explain()
+
+
+def test_a_text_and_its_ids_are_answered_alike(loaded: Model) -> None:
+    ids = loaded.tokenizer.encode("the rain", bos=True)
+    by_text, by_ids = (loaded.generate(p, max_tokens=12, temperature=0.0) for p in ("the rain", ids))
+    assert by_text.prompt_ids == by_ids.prompt_ids == ids
+    assert by_text.ids == by_ids.ids
+    assert by_text.text == by_ids.text
+
+
+def test_logits_are_those_that_generating_follows(loaded: Model) -> None:
+    answer = loaded.generate("the rain", max_tokens=10, temperature=0.0)
+    logits = loaded.logits([*answer.prompt_ids, *answer.ids])
+    assert logits.shape == (len(answer.prompt_ids) + len(answer.ids), 288)
+    assert logits.dtype == np.float32
+    first = len(answer.prompt_ids) - 1
+    assert logits[first:-1].argmax(axis=1).tolist() == answer.ids
+
+
+def test_logits_do_not_depend_on_what_was_read_before(loaded: Model) -> None:
+    ids = [1, 50, 60, 70]
+    once = loaded.logits(ids)
+    loaded.generate("the rain", max_tokens=3)
+    assert np.array_equal(loaded.logits(ids), once)
+
+
+def test_logits_of_bad_ids_are_refused(loaded: Model) -> None:
+    with pytest.raises(SettingError, match="prompt: saw token id 288, wanted 0 to 287"):
+        loaded.logits([288])
+    with pytest.raises(SettingError, match="ids: saw none, wanted at least one token id"):
+        loaded.logits([])
+    with pytest.raises(ContextOverflowError, match="has 257 tokens, the context holds 256"):
+        loaded.logits([5] * 257)
+
+
+def test_streams_by_turns_say_what_each_says_alone(loaded: Model) -> None:
+    alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
+    streams = [loaded.stream(prompt, max_tokens=12, temperature=0.0) for prompt in PROMPTS]
+    open_streams = list(streams)
+    while open_streams:
+        open_streams = [stream for stream in open_streams if next(stream, None) is not None]
+    assert [stream.result.ids for stream in streams] == alone
+
+
+def test_several_threads_may_ask_at_once(loaded: Model) -> None:
+    alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
+    answers: dict[str, list[int]] = {}
+
+    def ask(prompt: str) -> None:
+        answers[prompt] = loaded.generate(prompt, max_tokens=12, temperature=0.0).ids
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [answers[prompt] for prompt in PROMPTS] == alone
+
+
+def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None:
+    calls: list[tuple[int, int]] = []
+    ids = np.random.default_rng(3).integers(3, 288, 600).tolist()
+    with edgeinfer.load(zoo_file("llama"), context=620, threads=2) as model:
+        answer = model.generate(ids, max_tokens=50, seed=1, progress=lambda *seen: calls.append(seen))
+        assert calls == [(256, 600), (512, 600), (600, 600)]
+        assert answer.finish_reason in ("context", "stop")
+        assert len(answer.ids) <= 20
+        again = model.generate(ids, max_tokens=1, progress=lambda *seen: calls.append(seen))
+        assert again.speed.cached_tokens == 599
+
+
+def test_a_prompt_over_the_context_names_the_largest_that_would_fit(loaded: Model) -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        loaded.generate([5] * 300)
+    assert str(caught.value) == (
+        "the prompt has 300 tokens, the context holds 256; the largest that this model can have on this "
+        "machine is 256 (--context, context=)"
+    )
+
+
+def test_a_smaller_context_names_the_larger_one_that_there_could_be(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), context=20, threads=1) as model:
+        assert model.context == 20
+        with pytest.raises(ContextOverflowError, match=r"holds 20; the largest .* is 256"):
+            model.generate([5] * 30)
+
+
+def test_a_closed_model_says_so_and_may_be_closed_again(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), threads=1) as model:
+        stream = model.stream("the rain", max_tokens=20)
+        next(stream)
+    model.close()
+    for ask in (
+        lambda: model.generate("the rain"),
+        lambda: model.logits([1]),
+        lambda: model.chat().say("Hi"),
+    ):
+        with pytest.raises(EdgeInferError, match="llama has been closed; load it again"):
+            ask()
+    with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
+        next(stream)
+    assert stream.result.finish_reason == "cancelled"
+    assert model.tokenizer.decode(model.tokenizer.encode("the rain")) == "the rain"
+
+
+def test_a_model_closes_when_its_block_is_left_by_an_error() -> None:
+    engine = FakeEngine(drawn)
+    with pytest.raises(ZeroDivisionError), model_on(engine):
+        _ = 1 / 0
+    assert engine.closed
+
+
+def test_closing_waits_for_the_token_that_another_thread_computes() -> None:
+    engine = FakeEngine(saying("Hello", 3))
+    reached, go_on, order = threading.Event(), threading.Event(), []
+    usual = engine.answer
+
+    def slow(ids: list[int]) -> np.ndarray:
+        reached.set()
+        assert go_on.wait(10)
+        order.append("computed")
+        return usual(ids)
+
+    engine.answer = slow
+    model = model_on(engine)
+    reader = threading.Thread(target=lambda: model.generate([1, 5, 6], max_tokens=1))
+    reader.start()
+    assert reached.wait(10)
+
+    def close() -> None:
+        model.close()
+        order.append("closed")
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    go_on.set()
+    reader.join(10)
+    closer.join(10)
+    assert order == ["computed", "closed"]
+
+
+def test_two_models_of_one_file_live_side_by_side(loaded: Model, zoo_file: ZooFile) -> None:
+    want = loaded.generate("the rain", max_tokens=8, temperature=0.0).ids
+    with edgeinfer.load(zoo_file("llama"), threads=1) as other:
+        assert other.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+        with edgeinfer.load(zoo_file("qwen2"), threads=1) as third:
+            assert third.generate("the rain", max_tokens=8, temperature=0.0).ids != want
+    assert loaded.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+
+
+def test_an_engine_refuses_what_does_not_fit_its_cache(loaded: Model) -> None:
+    engine = loaded.engine
+    assert isinstance(engine, Transformer)
+    engine.rewind(0)
+    with pytest.raises(ContextOverflowError, match="257 tokens don't fit the context of 256"):
+        engine.append([5] * 257)
+    with pytest.raises(ValueError, match="token id 288: wanted 0 to 287"):
+        engine.append([288])
+    with pytest.raises(ValueError, match="no tokens to read"):
+        engine.append([])
+
+
+def test_rewinding_forgets_what_came_after(loaded: Model) -> None:
+    engine = loaded.engine
+    engine.rewind(0)
+    want = engine.append([1, 50, 60])
+    engine.append([70, 80])
+    engine.rewind(2)
+    assert engine.ids == [1, 50]
+    assert np.array_equal(engine.append([60]), want)
+
+
+def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) -> None:
+    answers = []
+    kinds: tuple[CacheType, ...] = ("f16", "f32")
+    for kv in kinds:
+        with edgeinfer.load(zoo_file("llama"), kv=kv, threads=2) as model:
+            answers.append(model.logits([1, 50, 60, 70])[-1])
+    assert np.linalg.norm(answers[0] - answers[1]) < 2e-3 * np.linalg.norm(answers[1])
+    assert not np.array_equal(*answers)

@@ -1,0 +1,174 @@
+"""What metadata makes of an architecture's facts, and the error for every key that can't be run."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeinfer.architectures import ARCHITECTURES
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config import ModelConfig
+from tests.random_models import VOCABULARY, ZOO, RandomModel
+
+
+def config_of(architecture: str, **extra: Any) -> ModelConfig:
+    """The config of a small model; a key's dots are written as two underscores."""
+    keys = {key.replace("__", "."): value for key, value in extra.items()}
+    return ModelConfig.from_metadata(RandomModel(architecture, extra=keys).metadata(), VOCABULARY)
+
+
+def refusal(architecture: str = "llama", **extra: Any) -> str:
+    with pytest.raises(UnsupportedModelError) as caught:
+        config_of(architecture, **extra)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "", "llama\nllama", "x" * 5000])
+def test_an_unknown_architecture_is_named_with_those_known_and_the_way_out(architecture: str) -> None:
+    metadata = {"general.architecture": architecture}
+    with pytest.raises(UnsupportedModelError) as caught:
+        ModelConfig.from_metadata(metadata, VOCABULARY)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 600
+    assert architecture[:5].split("\n")[0] in text
+    assert ", ".join(ARCHITECTURES) in text
+    assert "--engine llama.cpp" in text
+
+
+def test_a_file_without_an_architecture_says_so() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"architecture \(none\) isn't one"):
+        ModelConfig.from_metadata({}, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("block_count", 0, "0, wanted a whole number from 1 to 4096"),
+        ("block_count", 1 << 40, "1099511627776, wanted a whole number from 1 to 4096"),
+        ("block_count", None, "missing, wanted a whole number from 1 to 4096"),
+        ("embedding_length", True, "True, wanted a whole number from 1 to 1048576"),
+        ("embedding_length", 64.0, "64.0, wanted a whole number"),
+        ("context_length", -5, "-5, wanted a whole number from 1 to"),
+        ("attention.head_count", 0, "0, wanted a positive number, or one for each of 3 layers"),
+        ("attention.head_count", np.array([4, 4], np.int32), "array([4, 4], dtype=int32), wanted a positive"),
+        ("feed_forward_length", "96", "'96', wanted a positive number"),
+        ("feed_forward_length", np.array([96, 0, 96]), "wanted a positive number, or one for each of 3"),
+        ("attention.key_length", 0, "0, wanted a whole number from 1 to 4096"),
+        ("attention.value_length", 8, "8, wanted the key length 16"),
+        ("rope.dimension_count", 18, "18, wanted a whole number from 2 to 16"),
+        ("rope.dimension_count", 1, "1, wanted a whole number from 2 to 16"),
+        ("rope.freq_base", math.nan, "nan, wanted a finite number above 1"),
+        ("rope.freq_base", 0.0, "0.0, wanted a finite number above 1"),
+        ("rope.scaling.type", "su", "'su', wanted one of none, linear, yarn, longrope"),
+        ("rope.scaling.factor", -2.0, "-2.0, wanted a finite number above 0"),
+        ("rope.scaling.factor", math.inf, "inf, wanted a finite number above 0"),
+        ("rope.scaling.attn_factor", 0.0, "0.0, wanted a finite number above 0"),
+        ("rope.scaling.yarn_beta_fast", 0.0, "0.0, wanted a finite number above 0"),
+        ("rope.scaling.original_context_length", 0, "0, wanted a whole number from 1"),
+        ("attention.layer_norm_rms_epsilon", "small", "'small', wanted a finite number above 0"),
+        ("attention.scale", -1.0, "-1.0, wanted a finite number above 0"),
+        ("logit_scale", "x" * 10_000, "wanted a finite number above 0"),
+    ],
+)
+def test_a_bad_key_is_named_with_what_was_seen_and_wanted(key: str, value: Any, wanted: str) -> None:
+    text = refusal(**{key: value})
+    assert text.startswith(f"llama.{key}: ")
+    assert wanted in text
+    assert len(text) < 400
+
+
+def test_heads_that_cannot_share_their_keys_are_refused() -> None:
+    text = refusal(attention__head_count=4, attention__head_count_kv=3)
+    assert text == "llama.attention.head_count: 4 heads can't share 3 key heads"
+
+
+def test_experts_are_refused_with_the_way_out() -> None:
+    text = refusal(expert_count=8)
+    assert text.startswith("llama.expert_count: 8 experts")
+    assert "--engine llama.cpp" in text
+    assert config_of("llama", expert_count=0).architecture == "llama"
+
+
+def test_heads_and_widths_may_differ_from_layer_to_layer() -> None:
+    config = config_of(
+        "llama",
+        attention__head_count=np.array([4, 2, 4], np.int32),
+        attention__head_count_kv=np.array([2, 1, 4], np.int32),
+        feed_forward_length=np.array([96, 32, 64], np.int32),
+    )
+    layers = config.specification().layers
+    assert [(layer.attention.heads, layer.attention.kv_heads) for layer in layers] == [(4, 2), (2, 1), (4, 4)]
+    assert [shape.feed_forward for shape in config.shapes] == [96, 32, 64]
+
+
+def test_one_head_count_serves_queries_and_keys_where_the_file_names_one() -> None:
+    metadata = RandomModel("llama").metadata()
+    del metadata["llama.attention.head_count_kv"]
+    config = ModelConfig.from_metadata(metadata, VOCABULARY)
+    assert {(shape.heads, shape.kv_heads) for shape in config.shapes} == {(4, 4)}
+
+
+def windows_of(architecture: str, layers: int, **extra: Any) -> list[int]:
+    model = RandomModel(architecture, layers=layers, extra={"attention.sliding_window": 6, **extra})
+    specification = ModelConfig.from_metadata(model.metadata(), VOCABULARY).specification()
+    return [layer.attention.window for layer in specification.layers]
+
+
+def test_windows_follow_the_architectures_pattern() -> None:
+    assert windows_of("gemma2", 4) == [6, 0, 6, 0]
+    assert windows_of("gemma3", 7) == [6, 6, 6, 6, 6, 0, 6]
+    assert windows_of("llama", 2) == [0, 0]
+
+
+def test_the_file_may_say_which_layers_see_a_window() -> None:
+    key = "attention.sliding_window_pattern"
+    assert windows_of("gemma3", 4, **{key: 2}) == [6, 0, 6, 0]
+    assert windows_of("gemma3", 4, **{key: 0}) == [6, 6, 6, 6]
+    assert windows_of("gemma3", 3, **{key: np.array([True, False, False])}) == [6, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seen"),
+    [
+        (np.array([True, False]), "2 values of bool, wanted true or false for each of 3 layers"),
+        (np.array([0.5, 1, 1]), "3 values of float64, wanted true or false for each of 3 layers"),
+        (-1, "-1, wanted a whole number from 0"),
+        ("all", "'all', wanted a whole number from 0"),
+    ],
+)
+def test_a_window_pattern_that_fits_no_layers_is_refused(pattern: Any, seen: str) -> None:
+    text = refusal("gemma3", attention__sliding_window=6, attention__sliding_window_pattern=pattern)
+    assert text == f"gemma3.attention.sliding_window_pattern: {seen}" + (
+        " to 2147483648" if "whole number" in seen else ""
+    )
+
+
+def test_the_last_of_every_four_layers_of_smollm3_has_no_positions() -> None:
+    layers = config_of("smollm3").specification().layers
+    assert [layer.attention.rope is None for layer in layers] == [False] * 3
+    layers = ModelConfig.from_metadata(ZOO["smollm3"].metadata(), VOCABULARY).specification().layers
+    assert [layer.attention.rope is None for layer in layers] == [False, False, False, True, False]
+
+
+def test_scales_and_caps_reach_the_specification() -> None:
+    config = config_of(
+        "granite", logit_scale=4.0, residual_scale=0.5, embedding_scale=3.0, attention__scale=0.1
+    )
+    specification = config.specification()
+    assert (specification.logit_scale, specification.embedding_scale) == (0.25, 3.0)
+    assert specification.layers[0].attention.scale == 0.1
+    assert specification.layers[0].attention.residual_scale == 0.5
+    assert specification.layers[0].feed_forward.residual_scale == 0.5
+    gemma = config_of("gemma2", attn_logit_softcapping=20.0, final_logit_softcapping=10.0).specification()
+    assert (gemma.layers[0].attention.soft_cap, gemma.logit_soft_cap) == (20.0, 10.0)
+    assert gemma.embedding_scale == 8.0
+
+
+def test_gemma2_of_46_layers_scales_queries_by_width_over_heads() -> None:
+    small = ModelConfig.from_metadata(RandomModel("gemma2", layers=2).metadata(), VOCABULARY)
+    large = ModelConfig.from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)
+    assert small.query_scale == 1 / math.sqrt(16)
+    assert large.query_scale == 1 / math.sqrt(64 // 4)

@@ -1,0 +1,319 @@
+"""A conversation keeps its turns, its cache and its system message, and says what it had to leave out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer import Chat, Model
+from edgeinfer.errors import ChatTemplateError, ContextOverflowError, EdgeInferError, SettingError
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on
+from tests.random_models import VOCABULARY
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}A{% endif %}"
+)
+"""A letter for the role, the text, the end: a token a character, and one."""
+
+
+class Speaker:
+    """Answers by a function of the prompt's text; the template's last token is a lone `A`."""
+
+    def __init__(self, answer: Callable[[str], str], context: int = 64, template: str = TEMPLATE) -> None:
+        self.prompts: list[str] = []
+        self._answer = answer
+        self.engine = FakeEngine(self._logits, context)
+        self.model: Model = model_on(
+            self.engine,
+            template,
+            {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.scores": SCORES},
+        )
+
+    def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        text = self.model.tokenizer.decode(ids, special=True).removeprefix("<s>")
+        before, said = text.rsplit("</s>A", 1)
+        if not said:
+            self.prompts.append(before + "</s>A")
+        script = [*byte_ids(self._answer(before)), END]
+        logits = np.zeros(VOCABULARY, np.float32)
+        logits[script[len(said.encode())]] = 30
+        return logits
+
+    def chat(self, system: str | None = None, **settings: Any) -> Chat:
+        return self.model.chat(system, temperature=0.0, **settings)
+
+
+SCORES = np.zeros(VOCABULARY, np.float32)
+
+
+def echo(before: str) -> str:
+    """The last thing that the user said, in capitals."""
+    return before.rsplit("U", 1)[1].upper()
+
+
+@pytest.fixture
+def speaker() -> Speaker:
+    return Speaker(echo)
+
+
+def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
+    chat = speaker.chat("be.")
+    assert chat.say("hi").text == "HI"
+    assert chat.say("yo").text == "YO"
+    assert chat.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "HI"},
+        {"role": "user", "content": "yo"},
+        {"role": "assistant", "content": "YO"},
+    ]
+    assert speaker.prompts == ["Sbe.</s>Uhi</s>A", "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"]
+
+
+def test_the_cache_is_kept_between_turns(speaker: Speaker) -> None:
+    chat = speaker.chat("be.")
+    chat.say("hi")
+    second = chat.say("yo")
+    # All but the end that was sampled and never read.
+    assert second.speed.cached_tokens == 1 + len("Sbe.") + 1 + len("Uhi") + 1 + len("AHI")
+
+
+def test_context_used_is_what_the_conversation_takes(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    assert chat.context_used == 0
+    answer = chat.say("hi")
+    assert chat.context_used == len(answer.prompt_ids) + len(answer.ids) == len("sUhi/A") + len("HI")
+    speaker.model.generate([1, *byte_ids("U</s>A")], max_tokens=0)
+    assert chat.context_used == len("sUhi/AHI")
+    chat.clear()
+    assert chat.context_used == 0
+    assert chat.messages == []
+
+
+def test_clear_keeps_the_system_message(speaker: Speaker) -> None:
+    chat = speaker.chat("be.")
+    chat.say("hi")
+    chat.clear()
+    chat.say("yo")
+    assert speaker.prompts[-1] == "Sbe.</s>Uyo</s>A"
+
+
+def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    chat.say("hi")
+    chat.system = "go."
+    chat.say("yo")
+    assert speaker.prompts[-1] == "Sgo.</s>Uhi</s>AHI</s>Uyo</s>A"
+
+
+def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_many(speaker: Speaker) -> None:
+    chat = speaker.chat("be.")
+    dropped = [chat.say(f"{turn}abcd").dropped_turns for turn in range(8)]
+    assert dropped[:3] == [0, 0, 0]
+    assert dropped == sorted(dropped)
+    assert dropped[-1] > 0
+    assert all(prompt.startswith("Sbe.</s>U") for prompt in speaker.prompts)
+    last = speaker.prompts[-1]
+    assert last.startswith(f"Sbe.</s>U{dropped[-1]}abcd")
+    assert last.endswith("U7abcd</s>A")
+    assert len(chat.messages) == 16
+    assert chat.messages[0]["content"] == "0abcd"
+
+
+def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker: Speaker) -> None:
+    chat = speaker.chat("be.")
+    answers = [chat.say(f"{turn}abcd") for turn in range(12)]
+    anew = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_turns != b.dropped_turns]
+    kept = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_turns == b.dropped_turns]
+    assert len(anew) <= len(kept)
+    assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
+
+
+def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_nothing(
+    speaker: Speaker,
+) -> None:
+    chat = speaker.chat("be.")
+    chat.say("hi")
+    with pytest.raises(ContextOverflowError) as caught:
+        chat.say("x" * 60)
+    assert str(caught.value) == (
+        "the last message, its template and the system message have 69 tokens, the context holds 64; "
+        "shorten it, or take a larger context (--context, context=)"
+    )
+    answer = chat.say("yo")
+    assert answer.dropped_turns == 0
+    assert speaker.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
+
+
+def test_regenerate_answers_the_last_turn_again() -> None:
+    answers = ["one", "two"]
+    speaker = Speaker(lambda before: answers[0])
+    chat = speaker.chat()
+    chat.say("hi")
+    answers.pop(0)
+    assert "".join(token.text for token in chat.regenerate()) == "two"
+    assert [message["content"] for message in chat.messages] == ["hi", "two"]
+    assert speaker.prompts[0] == speaker.prompts[1]
+
+
+def test_edit_forgets_that_turn_and_all_after_it(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    for text in ("a", "b", "c"):
+        chat.say(text)
+    list(chat.edit(1, "d"))
+    assert [message["content"] for message in chat.messages] == ["a", "A", "d", "D"]
+
+
+def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    chat.say("a")
+    chat.say("b")
+    before = list(chat.messages)
+    chat.edit(0, "c").cancel()
+    chat.regenerate().cancel()
+    with pytest.raises(ContextOverflowError):
+        chat.edit(0, "x" * 100)
+    assert chat.messages == before
+
+
+def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    for turn in range(8):
+        chat.say(f"{turn}abcd")
+    stream = chat.edit(1, "hi")
+    list(stream)
+    assert stream.result.dropped_turns == 0
+    assert speaker.prompts[-1] == "U0abcd</s>A0ABCD</s>Uhi</s>A"
+
+
+@pytest.mark.parametrize("index", [-1, 1, 7])
+def test_a_turn_that_is_not_there_cannot_be_edited(speaker: Speaker, index: int) -> None:
+    chat = speaker.chat()
+    chat.say("a")
+    with pytest.raises(ValueError, match=rf"turn {index}: this chat has 1 turns, counted from 0"):
+        chat.edit(index, "b")
+
+
+def test_nothing_can_be_answered_again_before_the_first_turn(speaker: Speaker) -> None:
+    with pytest.raises(ValueError, match="nothing has been said yet"):
+        speaker.chat().regenerate()
+
+
+def test_a_turn_cancelled_before_its_first_word_is_not_kept(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    chat.say("a")
+    chat.stream("b").cancel()
+    assert len(chat.messages) == 2
+    assert chat.say("c").text == "C"
+
+
+def test_a_turn_interrupted_while_its_text_was_held_back_is_not_kept(speaker: Speaker) -> None:
+    chat = speaker.chat(stop="ENDS")
+    stream = chat.stream("endless")
+    speaker.engine.interrupt_at = len("Uendless/A") + 3
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert (stream.result.text, stream.result.ids) == ("", [])
+    assert chat.messages == []
+
+
+def test_a_turn_cancelled_later_keeps_what_was_said(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    stream = chat.stream("hello")
+    for _ in range(3):
+        next(stream)
+    stream.cancel()
+    assert [message["content"] for message in chat.messages] == ["hello", "HEL"]
+    chat.say("yo")
+    assert speaker.prompts[-1] == "Uhello</s>AHEL</s>Uyo</s>A"
+
+
+def test_ctrl_c_in_an_answer_keeps_the_turn(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    stream = chat.stream("hello")
+    next(stream)
+    speaker.engine.interrupt_at = len(speaker.engine.ids)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert [message["content"] for message in chat.messages] == ["hello", "H"]
+    assert chat.say("yo").text == "YO"
+
+
+def test_settings_of_the_chat_are_defaults_for_its_answers(speaker: Speaker) -> None:
+    chat = speaker.chat(max_tokens=2)
+    assert chat.say("abc").text == "AB"
+    assert chat.say("abc", max_tokens=1).text == "A"
+    with pytest.raises(SettingError, match="max_tokens: saw 'many'"):
+        chat.say("abc", max_tokens="many")
+
+
+def test_max_tokens_makes_room_for_a_longer_history() -> None:
+    speaker = Speaker(echo, context=64)
+    chat = speaker.chat()
+    chat.say("x" * 20)
+    long = chat.say("y" * 10, max_tokens=1)
+    assert long.dropped_turns == 0
+    assert len(long.prompt_ids) > 56
+
+
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_bos_stands_once_whether_the_template_writes_it_or_not(written: str) -> None:
+    speaker = Speaker(echo, template=written + TEMPLATE)
+    answer = speaker.chat().say("hi")
+    assert answer.prompt_ids[0] == 1
+    assert answer.prompt_ids.count(1) == 1
+
+
+def test_a_file_that_wants_no_bos_gets_none() -> None:
+    engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
+    model = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
+    assert 1 not in model.chat().say("hi").prompt_ids
+
+
+def test_a_text_to_continue_is_not_ended_before_it_begins() -> None:
+    engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
+    model = model_on(engine, metadata={"tokenizer.ggml.add_eos_token": True})
+    prompt_ids = model.generate("he").prompt_ids
+    assert prompt_ids[0] == 1
+    assert END not in prompt_ids
+
+
+def test_an_empty_text_is_begun_with_bos() -> None:
+    engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
+    assert model_on(engine).generate("").prompt_ids == [1]
+    without = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
+    assert without.generate("").prompt_ids == [1]
+
+
+def test_a_model_without_a_template_says_how_to_give_one() -> None:
+    model = model_on(FakeEngine(lambda ids: np.zeros(VOCABULARY, np.float32)), template=None)
+    wanted = "no chat template; give one with --chat-template FILE"
+    with pytest.raises(SettingError, match=wanted):
+        model.chat().say("hi")
+    with pytest.raises(SettingError, match=wanted):
+        model.generate("hi", raw=False)
+
+
+def test_a_template_that_fails_loses_no_turn(speaker: Speaker) -> None:
+    failing = Speaker(
+        echo, template="{% if messages|length > 2 %}{{ raise_exception('no more') }}{% endif %}" + TEMPLATE
+    )
+    chat = failing.chat()
+    chat.say("a")
+    with pytest.raises(ChatTemplateError, match="no more"):
+        chat.say("b")
+    assert len(chat.messages) == 2
+
+
+def test_a_prompt_may_be_put_into_the_template(speaker: Speaker) -> None:
+    assert speaker.model.generate("hi", raw=False, temperature=0.0).text == "HI"
+    assert speaker.prompts == ["Uhi</s>A"]
+
+
+def test_a_chat_with_a_closed_model_says_so(speaker: Speaker) -> None:
+    chat = speaker.chat()
+    speaker.model.close()
+    with pytest.raises(EdgeInferError, match="fake has been closed; load it again"):
+        chat.say("hi")

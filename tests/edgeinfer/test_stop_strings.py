@@ -1,0 +1,72 @@
+"""An answer ends before a stop string, and no part of one is ever shown."""
+
+import random
+
+import pytest
+
+from edgeinfer.stop_strings import StopStrings
+
+
+def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
+    """What each piece lets through, then what the end does; and the stop that was found."""
+    filter_ = StopStrings(stops)
+    out = []
+    for piece in pieces:
+        out.append(filter_.push(piece))
+        if filter_.found is not None:
+            return out, filter_.found
+    return [*out, filter_.finish()], None
+
+
+def test_text_that_cannot_begin_a_stop_is_shown_at_once() -> None:
+    assert shown(["END"], ["a", "b N", "D"]) == (["a", "b N", "D", ""], None)
+
+
+def test_a_stop_over_several_pieces_is_found_and_nothing_of_it_shown() -> None:
+    assert shown(["END"], ["one E", "N", "D two"]) == (["one ", "", ""], "END")
+
+
+def test_a_beginning_that_leads_nowhere_is_shown_late() -> None:
+    assert shown(["END"], ["E", "N", "T"]) == (["", "", "ENT", ""], None)
+    assert shown(["END"], ["x", "EN"]) == (["x", "", "EN"], None)
+
+
+def test_a_stop_at_the_very_start_shows_nothing() -> None:
+    assert shown(["\n\n"], ["\n\nHello"]) == ([""], "\n\n")
+
+
+def test_overlapping_beginnings_are_not_lost() -> None:
+    assert shown(["aab"], ["a", "a", "a", "b"]) == (["", "", "a", ""], "aab")
+    assert shown(["abab!"], ["ab", "ab", "ab!"]) == (["", "", "ab"], "abab!")
+
+
+def test_the_earliest_of_several_stops_wins() -> None:
+    assert shown(["two", "one"], ["x one two"]) == (["x "], "one")
+    assert shown(["ab", "abc"], ["xabc"]) == (["x"], "ab")
+
+
+def test_empty_stops_stop_nothing() -> None:
+    assert shown(["", ""], ["abc"]) == (["abc", ""], None)
+    assert not StopStrings([""]).holds
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_cut_into_pieces_shows_the_same(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(100):
+        text = "".join(draw.choice("ab") for _ in range(12))
+        stops = ["".join(draw.choice("ab") for _ in range(draw.randrange(1, 5))) for _ in range(2)]
+        places = [text.index(stop) for stop in stops if stop in text]
+        pieces, rest = [], text
+        while rest:
+            size = draw.randrange(1, 4)
+            pieces.append(rest[:size])
+            rest = rest[size:]
+        out, found = shown(stops, pieces)
+        if found is None:
+            assert not places
+            assert "".join(out) == text
+        else:
+            # A longer stop may complete later than one that lies behind its beginning.
+            assert "".join(out) == text[: text.index(found)]
+            assert not any(stop in "".join(out) for stop in stops)

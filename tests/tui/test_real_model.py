@@ -1,0 +1,249 @@
+"""The program with the built-in model: real pipes, a real terminal, real files that are no models."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from edgeinfer import load
+from edgeinfer.user_folders import user_folder
+from tests.edgeinfer.test_builtin_model import GREEDY_TEXT, PROMPT
+from tests.random_models import ZOO
+from tests.tui.conftest import CommandLine
+
+if sys.platform == "win32":
+    pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+from tests.tui.terminal import PATIENCE_SECONDS, ROOT, Terminal, environment
+
+COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
+CACHE = {"XDG_CACHE_HOME": str(user_folder("cache").parent)}
+"""Kernels that were built before are used, whatever the home folder."""
+BUILD_SECONDS = 400.0
+GREEDY = ("-t", "0", "--threads", "2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_kernels() -> None:
+    """The kernels are there before a program with less patience wants them."""
+    load("tiny").close()
+
+
+@pytest.fixture(autouse=True)
+def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs in this process finds nothing on standard input."""
+    monkeypatch.setattr(sys, "stdin", None)
+
+
+def run(home: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**environment(home), **CACHE},
+        cwd=ROOT,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**environment(home), **CACHE},
+        cwd=ROOT,
+    )
+
+
+def test_run_prints_the_answer_and_a_newline_and_nothing_else(home: Path) -> None:
+    done = run(home, "run", "tiny", PROMPT, *GREEDY, "-n", "20")
+    assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
+
+
+def test_piped_text_is_the_prompt(home: Path) -> None:
+    done = run(home, "run", "tiny", *GREEDY, "-n", "3", "--speed", stdin=PROMPT + "\n")
+    assert done.stdout == ", there was\n"
+    assert done.stderr.startswith("ttft ")
+    assert "prompt " in done.stderr
+    assert "(5 tokens)" in done.stderr
+    assert "context 8/1024 · stopped at --max-tokens" in done.stderr
+
+
+def test_llama_cpp_answers_alike_and_as_quietly(home: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    done = run(home, "run", "tiny", PROMPT, *GREEDY, "-n", "8", "--engine", "llama.cpp")
+    assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
+
+
+def test_ctrl_c_in_an_answer_keeps_what_was_said(home: Path) -> None:
+    process = started(home, "run", "tiny", PROMPT, *GREEDY)
+    assert process.stdout is not None
+    said = process.stdout.read(30)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    text = (said + out).decode()
+    assert text.startswith(", there was a little girl name")
+    assert text.endswith("\n")
+    assert err == b""
+
+
+def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
+    process = started(home, "run", "tiny", PROMPT, *GREEDY)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(10) == b", there wa"
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(PATIENCE_SECONDS) == 141
+
+
+def test_a_chat_on_a_terminal_answers_and_leaves(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run", *GREEDY, "-n", "12", command=COMMAND, variables=CACHE)
+    opened.append(terminal)
+    terminal.wait_for("tiny, context 1024 tokens.")
+    terminal.wait_for(">>> ")
+    terminal.type("Hello!\r")
+    terminal.wait_for("Hello!")
+    terminal.wait_for(">>> ")
+    terminal.type("/stats\r")
+    terminal.wait_for("1 message from you, context ")
+    terminal.wait_for(">>> ")
+    terminal.type("/clear\r")
+    terminal.wait_for("forgotten")
+    terminal.type("/stats\r")
+    terminal.wait_for("0 messages from you, context 0/1024 tokens")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.seen
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+
+
+@pytest.mark.parametrize("arguments", [("show", "tiny"), ("list",), ("doctor",)])
+def test_reports_can_be_read_by_programs(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
+    done = edgeinfer(*arguments, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)
+
+
+def broken(path: Path, kind: str) -> Path:
+    """A path that leads to no model."""
+    if kind == "cut":
+        whole = ZOO["llama"].write(path).read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("To whom it may concern: this is a letter.\n")
+    elif kind == "architecture":
+        path.write_bytes(
+            ZOO["llama"]
+            .write(path)
+            .read_bytes()
+            .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
+        )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("cut", "wanted an end at most"),
+        ("folder", "a folder without a .gguf file; name a model file"),
+        ("text", "magic b'To w', wanted b'GGUF': not a GGUF file"),
+        ("nothing", "no such file"),
+        ("architecture", "add --engine llama.cpp"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "show"])
+def test_what_is_no_model_is_one_line(
+    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, told: str
+) -> None:
+    path = broken(tmp_path / "model.gguf", kind)
+    done = edgeinfer(command, str(path), *(["Hi"] if command == "run" else []))
+    if (command, kind) == ("show", "architecture"):
+        assert done.code == 0
+        return
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("edgeinfer: ")
+    assert done.err.count("\n") == 1
+    assert told in done.err
+
+
+def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> None:
+    done = run(home, "run", str(broken(home / "model.gguf", "cut")), "Hi")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("tony", "Hi"), "tony: no such model; did you mean tiny?"),
+        (("tiny", "Hi", "--device", "cuda"), "device: saw 'cuda', wanted one of 'auto', 'cpu'"),
+        (("tiny", "Hi", "--draft", "lookup"), "draft: saw 'lookup', wanted one of 'auto', None"),
+        (("tiny", "Hi", "--ram", "1MiB"), "tiny: the model needs "),
+        (("tiny", "one two three four five six", "-c", "5"), "tokens, the context holds 5; the largest "),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    edgeinfer: CommandLine, arguments: tuple[str, ...], told: str
+) -> None:
+    done = edgeinfer("run", *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert told in done.err
+
+
+def test_help_names_only_what_there_is(edgeinfer: CommandLine) -> None:
+    text = edgeinfer("run", "--help").out
+    for absent in ("cuda", "q8_0", "lookup", "--vram", "--draft"):
+        assert absent not in text
+    assert "--threads" in text
+
+
+def test_a_folder_for_kernels_that_cannot_be_written_is_one_line(home: Path) -> None:
+    (home / "file").write_text("")
+    done = subprocess.run(
+        [*COMMAND, "run", "tiny", "Hi", "-n", "1"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**environment(home), "XDG_CACHE_HOME": str(home / "file")},
+        cwd=ROOT,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert f"{home / 'file'}" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_first_start_ever_shows_how_far_the_compiling_has_come(
+    home: Path, opened: list[Terminal]
+) -> None:
+    terminal = Terminal(
+        home,
+        *("run", "tiny", PROMPT, *GREEDY, "-n", "8"),
+        command=COMMAND,
+        variables={"XDG_CACHE_HOME": str(home / "empty")},
+    )
+    opened.append(terminal)
+    terminal.wait_for("compiling kernels for this machine, once", end=BUILD_SECONDS)
+    terminal.wait_for(PROMPT, end=BUILD_SECONDS)
+    assert "\n" not in terminal.seen.split(PROMPT)[0]
+    terminal.wait_for("there was a little girl named Lily")
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.seen
+    assert os.listdir(home / "empty" / "edgeinfer")
