@@ -30,7 +30,7 @@ def test_a_shape_has_the_parameters_that_its_model_is_published_with(name: str, 
 def test_an_unknown_shape_or_type_is_told_which_there_are() -> None:
     with pytest.raises(SettingError, match="shape: saw 'llama', wanted one of smollm2-135m, "):
         find_shape("llama")
-    with pytest.raises(FormatError, match="type 'Q9' is unknown; wanted one of F32, F16"):
+    with pytest.raises(FormatError, match="type Q9 is unknown; wanted one of F32, F16"):
         matrix_formats(SHAPES["llama-3-8b"], "Q9")
     with pytest.raises(SettingError, match="type TQ2_0: no random blocks of TQ2_0; there are F16"):
         matrix_formats(SHAPES["llama-3-8b"], "TQ2_0")
