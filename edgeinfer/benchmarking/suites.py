@@ -81,9 +81,15 @@ class Suite:
         return versus_table(self.versus(workloads))
 
     def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
-        """Every model interleaved with llama.cpp."""
+        """Every model interleaved with llama.cpp; each result is told on stderr when it is there."""
         settings = self.settings(workloads)
-        return [(model, row) for model in self.benched_models() for row in measure_versus(model, settings)]
+        found = []
+        for model in self.benched_models():
+            for row in measure_versus(model, settings):
+                ratios = f"{row.best_ratio:.2f}x (best decile), {row.median_ratio:.2f}x (median)"
+                print(f"  {row.workload.name}, {row.threads} threads: {ratios}", file=sys.stderr, flush=True)
+                found.append((model, row))
+        return found
 
     def speed_rows(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, SpeedRow]]:
         """Every model alone."""
