@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     suite = suites.suite("Decoding on the CPU", options)
     tokens = 4 if suite.smoke else 128
-    depths = [int(word) for word in options.depths.split(",")]
+    depths = suites.whole_numbers("--depths", options.depths, 0)
     sections = [("tg, tokens/s", suite.speeds([Workload("generate", tokens, depth) for depth in depths]))]
     if options.widths or suite.smoke:
         widths = WIDTHS[:2] if suite.smoke else WIDTHS

@@ -14,10 +14,9 @@ def main() -> None:
     parser.add_argument("--depths", default="0", help="tokens in the cache, with commas (%(default)s)")
     options = parser.parse_args()
     suite = suites.suite("Reading prompts on the CPU", options)
-    prompts = [16] if suite.smoke else [int(word) for word in options.prompts.split(",")]
-    workloads = [
-        Workload("prompt", tokens, int(depth)) for depth in options.depths.split(",") for tokens in prompts
-    ]
+    prompts = (16,) if suite.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
+    depths = suites.whole_numbers("--depths", options.depths, 0)
+    workloads = [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
     suite.publish([("pp, tokens/s", suite.speeds(workloads))])
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer.llama_cpp_library import llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp_library import CACHE_TYPES, llama_cpp_library, log_catcher
 
 BATCH = 512
-_CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 
 
 class LlamaCppContext:
@@ -45,7 +44,7 @@ class LlamaCppContext:
         wishes.n_ctx = context
         wishes.n_batch = wishes.n_ubatch = BATCH
         wishes.n_threads = wishes.n_threads_batch = threads
-        wishes.type_k = wishes.type_v = _CACHE_TYPES[kv]
+        wishes.type_k = wishes.type_v = CACHE_TYPES[kv]
         wishes.offload_kqv = wishes.op_offload = False
         return wishes
 

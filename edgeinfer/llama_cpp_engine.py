@@ -12,7 +12,7 @@ from edgeinfer.catalogue import ModelFile
 from edgeinfer.chat_format import ChatFormat
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.llama_cpp_library import llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp_library import CACHE_TYPES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_kernels.backend import CacheType
@@ -21,10 +21,6 @@ from edgeinfer_quant_formats.errors import FormatError
 
 BATCH = 256
 DEFAULT_CONTEXT = 4096
-CACHE_TYPES: dict[CacheType, int] = {"f32": 0, "f16": 1}
-"""Numbers of ggml's `enum ggml_type`."""
-ERROR_LEVEL = 4
-"""The number in ggml's `enum ggml_log_level`."""
 
 
 class LlamaCppTokenizer:
@@ -207,9 +203,8 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"{found.path.name}: llama.cpp can't load it ({log.first_error})"
-        ) from error
+        why = log.first_error or error
+        raise UnsupportedModelError(f"{found.path.name}: llama.cpp can't load it ({why})") from error
 
 
 def _trained_context(found: ModelFile) -> int:

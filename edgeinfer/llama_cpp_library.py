@@ -7,6 +7,9 @@ from typing import Any
 from edgeinfer.errors import EdgeInferError
 
 _ERROR, _CONTINUED = 4, 5
+"""Numbers of ggml's `enum ggml_log_level`."""
+CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+"""Numbers of ggml's `enum ggml_type`."""
 
 
 def llama_cpp_library(asked_by: str) -> Any:
@@ -44,10 +47,10 @@ class LogCatcher:
         self._errors.clear()
 
     @property
-    def first_error(self) -> str:
+    def first_error(self) -> str | None:
         """The first error since `clear`, on one line; llama.cpp names the cause first."""
         lines = "".join(self._errors).strip().splitlines()
-        return lines[0].strip() if lines else "no message"
+        return " ".join(lines[0].split()) if lines else None
 
 
 @cache

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
+from edgeinfer.benchmarking.random_blocks import FORMATS, Bytes, RandomBlocks
 from edgeinfer.benchmarking.shapes import Shape, find_shape
-from edgeinfer.benchmarking.type_mixes import TypeMix, find_mix, matrix_formats
-from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.user_folders import user_folder
-from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, block_format
+from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
+from edgeinfer_quant_formats.mix_rules import ModelFacts
+from edgeinfer_quant_formats.mixes import find_mix
+from edgeinfer_quant_formats.type_choice import TypeWishes, choose_types
 
 REVISION = 1
 """Goes into the files' names; to be raised when what is written changes."""
@@ -37,20 +39,22 @@ def random_files_folder() -> Path:
 def random_file(shape: str, kind: str, progress: Progress | None = None, folder: Path | None = None) -> Path:
     """The path of a random file of a shape and type; written now unless it is there already.
 
-    Raises `SettingError` for an unknown shape or type, `OutOfMemoryError` where the disk has no room.
+    Raises `SettingError` or `FormatError` for an unknown shape or type, `OutOfMemoryError` where the disk has
+    no room.
     """
-    form, mix = find_shape(shape), find_mix(kind)
+    form = find_shape(shape)
+    matrix_formats(form, kind)
     folder = folder or random_files_folder()
     path = folder / f"{form.name}-{kind.upper()}-random-{REVISION}.gguf"
     if not _is_whole(path):
         folder.mkdir(parents=True, exist_ok=True)
-        write_random_file(path, form, mix, progress)
+        write_random_file(path, form, kind, progress)
     return path
 
 
-def write_random_file(path: Path, shape: Shape, mix: TypeMix, progress: Progress | None = None) -> None:
+def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | None = None) -> None:
     """Write a file of that shape, streamed and in one stroke; equal for equal arguments."""
-    formats = matrix_formats(shape, mix)
+    formats = matrix_formats(shape, kind)
     matrices = shape.matrices()
     total = sum(block_format(formats[name]).nbytes(size) for name, size in matrices.items())
     free = shutil.disk_usage(path.parent).free
@@ -69,6 +73,29 @@ def write_random_file(path: Path, shape: Shape, mix: TypeMix, progress: Progress
             blocks = RandomBlocks(formats[name], columns**-0.5, random)
             source = partial(count.passed, blocks, rows * columns)
             writer.add_tensor(name, source, formats[name], (rows, columns))
+
+
+def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
+    """Name -> format of every matrix, as the quantizer would choose.
+
+    A mix that is for experts only has its base format everywhere but in the head: these shapes have none.
+    Raises `FormatError` for an unknown mix, `SettingError` for one whose blocks can't be had at random.
+    """
+    mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
+    facts = ModelFacts(
+        shape.architecture, shape.layers, shape.heads // shape.kv_heads, tied_output=shape.tied
+    )
+    tensors = [TensorInfo(name, size, float32, 0, 0, 0) for name, size in shape.matrices().items()]
+    wishes = None
+    if mix.experts_only:
+        wishes = TypeWishes(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
+    formats = {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
+    missing = sorted(set(formats.values()) - set(FORMATS))
+    if missing:
+        raise SettingError(
+            f"type {kind}: no random blocks of {', '.join(missing)}; there are {', '.join(FORMATS)}"
+        )
+    return formats
 
 
 class _ByteCount:

@@ -20,7 +20,7 @@ from edgeinfer.benchmarking.speed_runs import (
 )
 from edgeinfer.benchmarking.tables import speed_table, versus_table
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.errors import EdgeInferError
+from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_quant_formats import FormatError
 
@@ -81,9 +81,15 @@ class Suite:
         return versus_table(self.versus(workloads))
 
     def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
-        """Every model interleaved with llama.cpp."""
+        """Every model interleaved with llama.cpp; each result is told on stderr when it is there."""
         settings = self.settings(workloads)
-        return [(model, row) for model in self.benched_models() for row in measure_versus(model, settings)]
+        found = []
+        for model in self.benched_models():
+            for row in measure_versus(model, settings):
+                ratios = f"{row.best_ratio:.2f}x (best decile), {row.median_ratio:.2f}x (median)"
+                print(f"  {row.workload.name}, {row.threads} threads: {ratios}", file=sys.stderr, flush=True)
+                found.append((model, row))
+        return found
 
     def speed_rows(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, SpeedRow]]:
         """Every model alone."""
@@ -124,7 +130,7 @@ def suite(title: str, options: argparse.Namespace) -> Suite:
         return Suite(
             title, ("tiny",), (), (), (usable_cpus(),), SMOKE_ROUNDS, True, alone, options.out, machine
         )
-    counts = tuple(map(int, _words(options.threads))) or tuple(sorted({1, usable_cpus()}))
+    counts = whole_numbers("--threads", options.threads, 1) or tuple(sorted({1, usable_cpus()}))
     return Suite(
         title,
         _words(options.models),
@@ -145,6 +151,15 @@ def main(body: Callable[[], None]) -> None:
         body()
     except (EdgeInferError, FormatError, OSError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+def whole_numbers(option: str, text: str | None, least: int) -> tuple[int, ...]:
+    """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `least`."""
+    words = _words(text)
+    wrong = [word for word in words if not (word.isascii() and word.isdigit() and int(word) >= least)]
+    if wrong:
+        raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {least}, as 1,2")
+    return tuple(map(int, words))
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from edgeinfer.benchmarking.contestants import LlamaCppContestant
 from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
 from edgeinfer.benchmarking.shapes import SHAPES, Shape
-from edgeinfer.benchmarking.type_mixes import find_mix
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.llama_cpp_context import LlamaCppContext
 from edgeinfer_quant_formats import GGUFFile, decode
@@ -42,7 +41,7 @@ def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
 def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str) -> None:
     path = tmp_path / "random.gguf"
-    write_random_file(path, shape, find_mix(kind))
+    write_random_file(path, shape, kind)
     with edgeinfer.load(path, context=64, draft=None) as model:
         logits = model.logits([1, 300, 5, 599])
         assert model.tokenizer.decode(model.tokenizer.encode("Abc d!")) == "Abc d!"
@@ -56,7 +55,7 @@ def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str)
 def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"
-    write_random_file(path, shape, find_mix("Q8_0"))
+    write_random_file(path, shape, "Q8_0")
     ids = [1, 300, 5, 599]
     peer = LlamaCppContext(path, 64, 1, "this test")
     theirs = peer.read_all(ids).copy()
@@ -70,7 +69,7 @@ def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> No
 def test_the_contestant_llama_cpp_reads_and_rewinds(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"
-    write_random_file(path, SMALL, find_mix("Q8_0"))
+    write_random_file(path, SMALL, "Q8_0")
     peer = LlamaCppContestant(path, 64, 1)
     for _ in range(3):
         peer.read(list(range(40)))
@@ -100,7 +99,7 @@ def test_a_file_is_written_once_and_anew_if_it_is_damaged(
 def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_files, "SPARE_BYTES", 1 << 60)
     with pytest.raises(OutOfMemoryError, match=r"GiB free, the file of small takes 0\.0 GiB"):
-        write_random_file(tmp_path / "random.gguf", SMALL, find_mix("Q4_0"))
+        write_random_file(tmp_path / "random.gguf", SMALL, "Q4_0")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +112,7 @@ def test_a_vocabulary_has_distinct_tokens(size: int) -> None:
 
 def test_the_file_names_its_shape(tmp_path: Path) -> None:
     path = tmp_path / "random.gguf"
-    write_random_file(path, SMALL, find_mix("F16"))
+    write_random_file(path, SMALL, "F16")
     with GGUFFile.open(path) as file:
         assert file.metadata["general.name"] == "random weights in the shape of small"
         assert file.tensors["blk.1.ffn_down.weight"].shape == (256, 512)

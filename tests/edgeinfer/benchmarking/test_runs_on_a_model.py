@@ -14,7 +14,7 @@ from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings, measu
 from edgeinfer.benchmarking.startup import StartupPhases, commands, reading
 from edgeinfer.benchmarking.token_time import token_time
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.errors import EdgeInferError
+from edgeinfer.errors import EdgeInferError, SettingError
 
 WORKLOADS = [Workload("prompt", 12, 4), Workload("generate", 2), Workload("verify", 3)]
 
@@ -107,6 +107,13 @@ def test_a_suite_takes_lists_from_its_options() -> None:
     found = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
     assert (found.shapes, found.types, found.threads, found.smoke) == (("a", "b"), ("Q4_0",), (1, 3), False)
     assert found.settings(WORKLOADS).repetitions == suites.REPETITIONS
+
+
+def test_a_number_of_threads_is_a_number() -> None:
+    with pytest.raises(
+        SettingError, match="--threads: saw 'two', wanted whole numbers of at least 1, as 1,2"
+    ):
+        suites.suite("Title", options("--threads", "1,two"))
 
 
 def test_a_smoke_run_takes_the_built_in_model_and_writes_its_tables(

@@ -2,10 +2,11 @@
 
 import pytest
 
+from edgeinfer.benchmarking.random_files import matrix_formats
 from edgeinfer.benchmarking.shapes import SHAPES, find_shape
-from edgeinfer.benchmarking.type_mixes import MIXES, find_mix, matrix_formats
 from edgeinfer.errors import SettingError
-from edgeinfer_quant_formats import block_format
+from edgeinfer_quant_formats import FormatError, block_format
+from edgeinfer_quant_formats.mixes import MIXES
 
 
 @pytest.mark.parametrize(
@@ -29,12 +30,14 @@ def test_a_shape_has_the_parameters_that_its_model_is_published_with(name: str, 
 def test_an_unknown_shape_or_type_is_told_which_there_are() -> None:
     with pytest.raises(SettingError, match="shape: saw 'llama', wanted one of smollm2-135m, "):
         find_shape("llama")
-    with pytest.raises(SettingError, match="type: saw 'Q9', wanted one of F32, F16"):
-        find_mix("Q9")
+    with pytest.raises(FormatError, match="type Q9 is unknown; wanted one of F32, F16"):
+        matrix_formats(SHAPES["llama-3-8b"], "Q9")
+    with pytest.raises(SettingError, match="type TQ2_0: no random blocks of TQ2_0; there are F16"):
+        matrix_formats(SHAPES["llama-3-8b"], "TQ2_0")
 
 
 def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:
-    formats = matrix_formats(find_shape("tinyllama-1.1b"), find_mix("q4_k_m"))
+    formats = matrix_formats(find_shape("tinyllama-1.1b"), "q4_k_m")
     assert formats["output.weight"] == "Q6_K"
     assert formats["token_embd.weight"] == formats["blk.5.attn_q.weight"] == "Q4_K"
     wide = [layer for layer in range(22) if formats[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
@@ -44,15 +47,22 @@ def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:
 
 
 def test_a_tied_embedding_takes_the_format_of_the_head() -> None:
-    formats = matrix_formats(find_shape("llama-3.2-1b"), find_mix("Q4_0"))
+    formats = matrix_formats(find_shape("llama-3.2-1b"), "Q4_0")
     assert "output.weight" not in formats
     assert formats["token_embd.weight"] == "Q6_K"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", MIXES)
+@pytest.mark.parametrize("kind", [name for name in MIXES if not name.startswith("TQ")])
 def test_every_row_fills_whole_blocks(shape: str, kind: str) -> None:
     form = find_shape(shape)
-    formats = matrix_formats(form, find_mix(kind))
+    formats = matrix_formats(form, kind)
     for name, size in form.matrices().items():
         assert block_format(formats[name]).nbytes(size) > 0
+
+
+def test_mxfp4_without_experts_is_mxfp4_but_for_the_head() -> None:
+    formats = matrix_formats(SHAPES["llama-3-8b"], "MXFP4")
+    assert formats.pop("output.weight") == "Q8_0"
+    assert set(formats.values()) == {"MXFP4"}
+    assert matrix_formats(SHAPES["llama-3.2-1b"], "MXFP4")["token_embd.weight"] == "Q8_0"
