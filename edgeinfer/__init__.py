@@ -8,7 +8,18 @@ with edgeinfer.load("tiny") as model:
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading import load
 from edgeinfer.model import Model
+from edgeinfer.quantizing import Quantization, quantize
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.session import Chat
 
-__all__ = ["Chat", "EdgeInferError", "Generation", "Model", "Speed", "Token", "load"]
+__all__ = [
+    "Chat",
+    "EdgeInferError",
+    "Generation",
+    "Model",
+    "Quantization",
+    "Speed",
+    "Token",
+    "load",
+    "quantize",
+]

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +12,7 @@ from edgeinfer.catalogue import ModelFile
 from edgeinfer.chat_format import ChatFormat
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
+from edgeinfer.llama_cpp_library import llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_kernels.backend import CacheType
@@ -23,8 +23,6 @@ BATCH = 256
 DEFAULT_CONTEXT = 4096
 CACHE_TYPES: dict[CacheType, int] = {"f32": 0, "f16": 1}
 """Numbers of ggml's `enum ggml_type`."""
-ERROR_LEVEL = 4
-"""The number in ggml's `enum ggml_log_level`."""
 
 
 class LlamaCppTokenizer:
@@ -160,25 +158,6 @@ class LlamaCppEngine:
         self._llama.close()
 
 
-class _Complaints:
-    """Hears what llama.cpp would print on the user's terminal, and keeps the errors."""
-
-    def __init__(self, library: Any) -> None:
-        self.said: list[str] = []
-        self._callback = library.llama_log_callback(self._hear)
-        library.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def _hear(self, level: int, text: bytes, _: Any) -> None:
-        if level == ERROR_LEVEL:
-            self.said.append(" ".join(text.decode("utf-8", "replace").split()))
-
-
-@cache
-def _complaints(library: Any) -> _Complaints:
-    """One for the process: llama.cpp calls it for as long as that lives."""
-    return _Complaints(library)
-
-
 def load_llama_cpp(
     found: ModelFile,
     context: int | None,
@@ -192,12 +171,7 @@ def load_llama_cpp(
         EdgeInferError: llama-cpp-python isn't installed.
         UnsupportedModelError: llama.cpp refuses the file; the text says why.
     """
-    try:
-        import llama_cpp
-    except ImportError as error:
-        raise EdgeInferError(
-            "--engine llama.cpp needs llama-cpp-python: pip install 'edgeinfer[llama-cpp]'"
-        ) from error
+    llama_cpp = llama_cpp_library("--engine llama.cpp")
     context = context or min(_trained_context(found), DEFAULT_CONTEXT)
     llama = _opened(llama_cpp, found, context, threads, CACHE_TYPES[kv])
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
@@ -217,8 +191,8 @@ def load_llama_cpp(
 
 
 def _opened(library: Any, found: ModelFile, context: int, threads: int | None, cache_type: int) -> Any:
-    complaints = _complaints(library)
-    complaints.said.clear()
+    log = log_catcher()
+    log.clear()
     try:
         return library.Llama(
             str(found.path),
@@ -231,8 +205,9 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:
-        why = complaints.said[0] if complaints.said else error
-        raise UnsupportedModelError(f"{found.path.name}: llama.cpp can't load it ({why})") from error
+        raise UnsupportedModelError(
+            f"{found.path.name}: llama.cpp can't load it ({log.first_error})"
+        ) from error
 
 
 def _trained_context(found: ModelFile) -> int:

@@ -18,6 +18,14 @@ CHAT_TEMPLATE = (
 )
 
 
+SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
+    "Q8_0": ((0, 1 / 50),),
+    "Q4_K": ((0, 1 / 150), (2, 1 / 20)),
+    "Q6_K": ((208, 1 / 1200),),
+}
+"""Where a block's float16 scales lie, and values that make a row of weights about as long as a normal one."""
+
+
 @dataclass(frozen=True)
 class RandomModel:
     """One file's architecture, sizes and formats. `extra` metadata keys lack the architecture's prefix."""
@@ -47,7 +55,10 @@ class RandomModel:
             for name, shape in self.tensors().items():
                 values = _values(random, name, shape)
                 wanted = formats.next_for(shape)
-                writer.add_tensor(name, values, wanted)
+                if wanted in SCALE_BYTES:
+                    writer.add_tensor(name, _raw_blocks(random, wanted, shape), wanted, shape)
+                else:
+                    writer.add_tensor(name, values, wanted)
             for name, factors in self.rope_tensors.items():
                 writer.add_tensor(name, factors, "F32")
         return path
@@ -141,6 +152,15 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
     elif name != "token_embd.weight":
         values = values * 1.5 / np.sqrt(shape[1])
     return values.astype(np.float32)
+
+
+def _raw_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Random bits with fixed scales: files whose goldens are kept mustn't change with our encoder."""
+    form = block_format(name)
+    blocks = random.integers(0, 256, (shape[0] * shape[1] // form.block_elements, form.block_bytes), np.uint8)
+    for at, scale in SCALE_BYTES[name]:
+        blocks[:, at : at + 2] = np.array([scale / np.sqrt(shape[1])], np.float16).view(np.uint8)
+    return blocks
 
 
 class _Cycle:

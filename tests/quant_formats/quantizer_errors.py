@@ -14,7 +14,8 @@ from edgeinfer_quant_formats import block_format, decode
 
 GOLDENS = Path(__file__).parent / "goldens"
 FIGURES = GOLDENS / "llama_cpp_errors.json"
-FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+SEARCHED_BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
+FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *SEARCHED_BY_IMPORTANCE)
 ARRAYS = ("gaussian", "heavy tails", "real weights")
 
 Floats = NDArray[np.float32]

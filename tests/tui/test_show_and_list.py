@@ -71,7 +71,7 @@ def test_version(edgeinfer: CommandLine) -> None:
     assert edgeinfer("--version").out.startswith("edgeinfer ")
 
 
-@pytest.mark.parametrize("command", ["run", "show", "list", "doctor"])
+@pytest.mark.parametrize("command", ["run", "bench", "eval", "show", "list", "quantize", "doctor"])
 def test_every_command_explains_itself(edgeinfer: CommandLine, command: str) -> None:
     outcome = edgeinfer(command, "--help")
     assert outcome.code == 0

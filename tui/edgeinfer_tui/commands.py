@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from edgeinfer_tui import doctor_command, list_command, run_command, show_command
+from edgeinfer_tui import (
+    bench_command,
+    doctor_command,
+    eval_command,
+    list_command,
+    quantize_command,
+    run_command,
+    show_command,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -44,4 +52,7 @@ def edgeinfer(
 app.command()(run_command.run)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
+app.command()(quantize_command.quantize)
+app.command()(bench_command.bench)
+app.command("eval")(eval_command.eval_)
 app.command()(doctor_command.doctor)

@@ -92,16 +92,20 @@ def _versions() -> dict[str, Any]:
 
 
 def _caches() -> dict[str, Any]:
-    """Where compiled kernels and models lie, and how much they take."""
+    """Where compiled kernels, models and the random files of benchmarks lie, and how much they take."""
+    from edgeinfer.benchmarking.random_files import random_files_folder
     from edgeinfer.catalogue import default_models_folder
     from edgeinfer.user_folders import user_folder
 
-    kernels, models = user_folder("cache"), default_models_folder()
+    kernels, models, random_files = user_folder("cache"), default_models_folder(), random_files_folder()
+    random_bytes = _size(random_files)
     return {
         "kernels": str(kernels),
-        "kernels_bytes": _size(kernels),
+        "kernels_bytes": _size(kernels) - random_bytes,
         "models": str(models),
         "models_bytes": _size(models),
+        "random_files": str(random_files),
+        "random_files_bytes": random_bytes,
     }
 
 

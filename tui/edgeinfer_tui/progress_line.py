@@ -18,9 +18,11 @@ class ProgressLine:
         stream: TextIO,
         clock: Callable[[], float] = time.monotonic,
         shown: Callable[[int], str] = str,
+        time_left: bool = False,
     ) -> None:
         self._label = label
         self._shown = shown
+        self._time_left = time_left
         self._stream = stream
         self._clock = clock
         self._start = clock()
@@ -34,8 +36,14 @@ class ProgressLine:
             return
         self._drawn_at = now
         share = f" ({done / total:.0%})" if total else ""
-        self._stream.write(f"{ERASE}{self._label} {self._shown(done)}/{self._shown(total)}{share}")
+        left = (
+            f", {shown_time((now - self._start) / done * (total - done))} left" if self._tells(done) else ""
+        )
+        self._stream.write(f"{ERASE}{self._label} {self._shown(done)}/{self._shown(total)}{share}{left}")
         self._stream.flush()
+
+    def _tells(self, done: int) -> bool:
+        return self._time_left and done > 0
 
     def erase(self) -> None:
         """Leave the line as it was found."""
@@ -43,3 +51,10 @@ class ProgressLine:
             self._stream.write(ERASE)
             self._stream.flush()
             self._drawn_at = -1.0
+
+
+def shown_time(seconds: float) -> str:
+    """A time to wait: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -35,7 +35,7 @@ INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 # Work in pieces that stay in the cache and keep the temporary arrays small.
 DECODE_WEIGHTS = 1 << 16
-ENCODE_WEIGHTS = 1 << 16
+ENCODE_WEIGHTS = 1 << 17
 
 # Beyond every block format's float16 scale, and below where the sums of the searches overflow.
 LARGEST_WEIGHT = np.float32(1e10)
@@ -72,7 +72,7 @@ def encode(
     """Weights as blocks of `format`, (bytes,).
 
     `importance` holds a weight for the squared error of each column, (columns,), such as the mean
-    square of the activations that it meets; formats with a search (K-quants, IQ4) heed it.
+    square of the activations that it meets; all heed it but Q8_0, MXFP4, TQ1_0, TQ2_0 and plain numbers.
 
     Raises:
         FormatError: weights that don't fill whole blocks, that are not finite or too large for the

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+# A single quant of 32 that differs by one of 31 steps makes about 3e-5, rounding at most 1e-6.
+LEAST_SPREAD = np.float32(4e-6)
+
 
 class Grid(Protocol):
     """The levels that a quant may take."""
@@ -97,18 +100,20 @@ def search_scale_and_minimum(
     inverse_span = reciprocal(values.max(axis=0) - lowest)
     weight_sum, value_sum = weights.sum(axis=0), inner(weights, values)
     grid, quants, weighted = IntegerGrid(0, highest), np.empty_like(values), np.empty_like(values)
+    above = values - lowest
     best_scale, best_offset = np.zeros_like(lowest), lowest.copy()
     best_gain = best_offset * (2 * value_sum - best_offset * weight_sum)
 
-    def try_pair(inverse: Floats, offset: Floats) -> None:
-        np.subtract(values, offset, out=quants)
-        grid.nearest(quants, inverse, out=quants)
+    def solve() -> None:
         np.multiply(quants, weights, out=weighted)
         total, square, along = weighted.sum(axis=0), inner(weighted, quants), inner(weighted, values)
-        determinant = reciprocal(weight_sum * square - total * total)
+        product = weight_sum * square
+        spread = product - total * total
+        # All quants alike, but for rounding: nothing tells scale from minimum.
+        spread[spread < product * LEAST_SPREAD] = 0
+        determinant = reciprocal(spread)
         offset = (square * value_sum - total * along) * determinant
-        through_zero = (offset > 0) | (determinant == 0)
-        offset[through_zero] = 0
+        offset[(offset > 0) | (determinant == 0)] = 0
         scale = (along - offset * total) * reciprocal(square)
         gain = scale * (2 * along - scale * square - 2 * offset * total)
         gain += offset * (2 * value_sum - offset * weight_sum)
@@ -118,7 +123,14 @@ def search_scale_and_minimum(
         np.copyto(best_offset, offset, where=better)
 
     for step in steps:
-        try_pair(inverse_span * np.float32(highest + step), lowest)
+        # No value lies below the lowest one, and with fewer levels than there are none above the highest.
+        np.multiply(above, inverse_span * np.float32(highest + step), out=quants)
+        np.rint(quants, out=quants)
+        if step >= 0.5:
+            np.minimum(quants, grid.highest, out=quants)
+        solve()
     for _ in range(2):
-        try_pair(reciprocal(best_scale), best_offset.copy())
+        np.subtract(values, best_offset, out=quants)
+        grid.nearest(quants, reciprocal(best_scale), out=quants)
+        solve()
     return ScaleAndMinimum(best_scale, -best_offset)

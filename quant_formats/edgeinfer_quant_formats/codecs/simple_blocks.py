@@ -4,10 +4,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields, read_half, unpack_fields
-from edgeinfer_quant_formats.codecs.scale_search import reciprocal
+from edgeinfer_quant_formats.codecs.scale_search import (
+    IntegerGrid,
+    reciprocal,
+    search_scale,
+    search_scale_and_minimum,
+)
+from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weights, to_half
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+
+# Where a search puts the weight of largest magnitude: about the lowest quant, or about the highest, which
+# is one nearer to zero; with a minimum, the number of levels between the lowest and the highest weight.
+TARGET_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
+FAR_END_STEPS = (-0.3, 0.0, 0.3)
+LEVEL_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
@@ -79,27 +91,51 @@ def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
     )
 
 
+def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tuple[Bytes, Bytes]:
+    """Scale and quants by search, for the least error weighted by importance."""
+    grid, values = IntegerGrid(-half_range, half_range - 1), as_columns(blocks, 32)
+    weights = as_columns(error_weights(blocks, importance), 32)
+    targets = [step - half_range for step in TARGET_STEPS] + [half_range - 1 + step for step in FAR_END_STEPS]
+    d = to_half(search_scale(values, weights, grid, targets))
+    levels = grid.nearest(values, reciprocal(d), out=np.empty_like(values))
+    return half_bytes(d[:, None]), (levels.T + np.float32(half_range)).astype(np.uint8)
+
+
+def _fit_from_minimum(blocks: Floats, importance: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Scale, minimum and quants by search, for the least error weighted by importance."""
+    grid, values = IntegerGrid(0, highest), as_columns(blocks, 32)
+    weights = as_columns(error_weights(blocks, importance), 32)
+    found = search_scale_and_minimum(values, weights, highest, LEVEL_STEPS)
+    d, minimum = to_half(found.scale), to_half(-found.minimum)
+    levels = grid.nearest(values - minimum, reciprocal(d), out=np.empty_like(values))
+    return half_bytes(d[:, None]), half_bytes(minimum[:, None]), levels.T.astype(np.uint8)
+
+
 def encode_q4_0(blocks: Floats, importance: Floats | None) -> Bytes:
-    """float32 (n, 32) to Q4_0 (n, 18); importance is not used."""
-    d, quants = _around_zero(blocks, 8)
+    """float32 (n, 32) to Q4_0 (n, 18)."""
+    d, quants = _around_zero(blocks, 8) if importance is None else _fit_around_zero(blocks, importance, 8)
     return np.hstack((d, pack_fields(quants, 4, 16)))
 
 
 def encode_q4_1(blocks: Floats, importance: Floats | None) -> Bytes:
-    """float32 (n, 32) to Q4_1 (n, 20); importance is not used."""
-    d, minimum, quants = _from_minimum(blocks, 15)
+    """float32 (n, 32) to Q4_1 (n, 20)."""
+    d, minimum, quants = (
+        _from_minimum(blocks, 15) if importance is None else _fit_from_minimum(blocks, importance, 15)
+    )
     return np.hstack((d, minimum, pack_fields(quants, 4, 16)))
 
 
 def encode_q5_0(blocks: Floats, importance: Floats | None) -> Bytes:
-    """float32 (n, 32) to Q5_0 (n, 22); importance is not used."""
-    d, quants = _around_zero(blocks, 16)
+    """float32 (n, 32) to Q5_0 (n, 22)."""
+    d, quants = _around_zero(blocks, 16) if importance is None else _fit_around_zero(blocks, importance, 16)
     return np.hstack((d, *_pack_five_bits(quants)))
 
 
 def encode_q5_1(blocks: Floats, importance: Floats | None) -> Bytes:
-    """float32 (n, 32) to Q5_1 (n, 24); importance is not used."""
-    d, minimum, quants = _from_minimum(blocks, 31)
+    """float32 (n, 32) to Q5_1 (n, 24)."""
+    d, minimum, quants = (
+        _from_minimum(blocks, 31) if importance is None else _fit_from_minimum(blocks, importance, 31)
+    )
     return np.hstack((d, minimum, *_pack_five_bits(quants)))
 
 

@@ -105,13 +105,14 @@ def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
 def error_weights(blocks: Floats, importance: Floats | None) -> Floats:
     """How much the error of each weight matters, of the shape of `blocks`.
 
-    Large weights count a little more: root mean square + |value|, or with an importance
-    importance·√(2·mean square + value²).
+    Large weights count a little more: 2·root mean square + |value|, or with an importance
+    importance·√(2·mean square + value²). The 2 was found best of 1 to 3 by the divergence of the
+    built-in model and its draft from their F16, the mean of six mixes.
     """
     square = blocks * blocks
     mean = square.mean(axis=1, keepdims=True)
     if importance is None:
-        weights: Floats = np.sqrt(mean) + np.abs(blocks)
+        weights: Floats = 2 * np.sqrt(mean) + np.abs(blocks)
     else:
         weights = importance * np.sqrt(2 * mean + square)
     return weights

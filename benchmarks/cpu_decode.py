@@ -1,0 +1,78 @@
+"""Decoding on the CPU against llama.cpp, interleaved; the cost of verifying n tokens; where time goes.
+
+python benchmarks/cpu_decode.py --shapes tinyllama-1.1b --types Q4_0,Q4_K_M --threads 1,2 --widths
+"""
+
+from collections.abc import Sequence
+
+from edgeinfer.benchmarking import suites
+from edgeinfer.benchmarking.speed_runs import BenchedModel
+from edgeinfer.benchmarking.suites import Suite
+from edgeinfer.benchmarking.tables import markdown, shown_milliseconds
+from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
+from edgeinfer.benchmarking.token_time import token_time
+from edgeinfer.benchmarking.workloads import Workload
+from edgeinfer.loading import load
+
+WIDTHS = (1, 2, 4, 8, 16)
+"""Tokens that one pass verifies."""
+
+
+def widths_table(suite: Suite, widths: Sequence[int], depth: int) -> str:
+    """t(n)/t(1): what a pass over n tokens costs against a pass over one."""
+    workloads = [Workload("verify", width, depth) for width in widths]
+    sides: dict[tuple[str, int, str], list[Timings]] = {}
+    if suite.alone:
+        for model, row in suite.speed_rows(workloads):
+            sides.setdefault((model.name, row.threads, "edgeinfer"), []).append(row.timings)
+    else:
+        for model, pair in suite.versus(workloads):
+            sides.setdefault((model.name, pair.threads, "edgeinfer"), []).append(pair.ours)
+            sides.setdefault((model.name, pair.threads, "llama.cpp"), []).append(pair.theirs)
+    rows = []
+    for (name, threads, engine), timings in sides.items():
+        for share, label in ((BEST_DECILE, "best decile"), (MEDIAN, "median")):
+            seconds = [each.seconds_at(share) for each in timings]
+            cells = [f"{value / seconds[0]:.2f}" for value in seconds]
+            rows.append([name, str(threads), engine, label, shown_milliseconds(seconds[0]), *cells])
+    head = ["model", "threads", "engine", "of its pieces", "t(1)", *(f"t({n})/t(1)" for n in widths)]
+    return markdown(head, rows, left=(0, 2, 3))
+
+
+def token_time_table(suite: Suite) -> str:
+    """Medians of what one token takes inside the kernels and outside."""
+    rows = []
+    for model in suite.benched_models():
+        for threads in suite.threads:
+            rows.append([model.name, str(threads), *_token_time_cells(model, threads, suite.smoke)])
+    head = ["model", "threads", "a token", "in kernels", "all else", "share of all else", "calls"]
+    return markdown(head, rows)
+
+
+def _token_time_cells(model: BenchedModel, threads: int, smoke: bool) -> list[str]:
+    tokens = 4 if smoke else 64
+    with load(model.path, context=tokens + 1, threads=threads, draft=None) as loaded:
+        found = token_time(loaded.engine, tokens)
+    times = [shown_milliseconds(seconds) for seconds in (found.total, found.kernels, found.rest)]
+    return [*times, f"{found.rest / found.total:.1%}", f"{found.calls:.0f}"]
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = suites.parser(__doc__ or "")
+    parser.add_argument("--depths", default="0", help="tokens in the cache, with commas (%(default)s)")
+    parser.add_argument("--widths", action="store_true", help="t(n)/t(1) as well")
+    options = parser.parse_args()
+    suite = suites.suite("Decoding on the CPU", options)
+    tokens = 4 if suite.smoke else 128
+    depths = [int(word) for word in options.depths.split(",")]
+    sections = [("tg, tokens/s", suite.speeds([Workload("generate", tokens, depth) for depth in depths]))]
+    if options.widths or suite.smoke:
+        widths = WIDTHS[:2] if suite.smoke else WIDTHS
+        sections.append(("Cost of verifying n tokens", widths_table(suite, widths, depths[0])))
+    sections.append(("Where the time of a token goes (medians)", token_time_table(suite)))
+    suite.publish(sections)
+
+
+if __name__ == "__main__":
+    suites.main(main)

@@ -1,0 +1,75 @@
+"""From nothing to the first token: phases, beside what Python needs to import numba and numpy; and memory.
+
+python benchmarks/startup.py --models tiny
+"""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeinfer.benchmarking import suites
+from edgeinfer.benchmarking.speed_runs import BenchedModel
+from edgeinfer.benchmarking.startup import PHASES, StartupPhases, commands, reading
+from edgeinfer.benchmarking.tables import markdown
+
+IMPORTS, RUN = 'python -c "import numba, numpy"', "edgeinfer run MODEL Once -n 1"
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = suites.parser(__doc__ or "")
+    parser.set_defaults(models="tiny")
+    options = parser.parse_args()
+    suite = suites.suite("From nothing to the first token", options)
+    sections = []
+    for model in suite.benched_models():
+        sections += _sections(model, 1 if suite.smoke else suite.rounds)
+    suite.publish(sections)
+
+
+def _sections(model: BenchedModel, rounds: int) -> list[tuple[str, str]]:
+    """All of one model, its programs taking turns; a first round that isn't counted fills the caches."""
+    wholes: dict[str, list[float]] = {name: [] for name in commands(str(model.path))}
+    phases: list[StartupPhases] = []
+    reads: list[float] = []
+    StartupPhases.measure(str(model.path))
+    for done in range(rounds):
+        print(f"{model.name}: round {done + 1} of {rounds}", file=sys.stderr, flush=True)
+        for name, run in commands(str(model.path)).items():
+            wholes[name].append(run())
+        phases.append(StartupPhases.measure(str(model.path)))
+        reads.append(reading(model.path))
+    return [
+        (f"{model.name}: whole programs, seconds", _programs(wholes, reads)),
+        (f"{model.name}: phases of a start, seconds", _phases(phases)),
+        (f"{model.name}: memory", _memory(phases)),
+    ]
+
+
+def _cells(name: str, seconds: Sequence[float]) -> list[str]:
+    return [name, f"{min(seconds):.3f}", f"{np.median(seconds):.3f}"]
+
+
+def _programs(wholes: dict[str, list[float]], reads: Sequence[float]) -> str:
+    floor = np.add(wholes[IMPORTS], reads)
+    rows = [_cells(name, seconds) for name, seconds in [*wholes.items(), ("reading the file", reads)]]
+    run = wholes[RUN]
+    ratios = (min(run) / min(floor), float(np.median(run)) / float(np.median(floor)))
+    rows.append(["edgeinfer run / (imports + reading)", *(f"{ratio:.2f}x" for ratio in ratios)])
+    return markdown(["program", "best", "median"], rows)
+
+
+def _phases(phases: Sequence[StartupPhases]) -> str:
+    rows = [_cells(name.replace("_", " "), [getattr(each, name) for each in phases]) for name in PHASES]
+    return markdown(["phase", "best", "median"], rows)
+
+
+def _memory(phases: Sequence[StartupPhases]) -> str:
+    planned, peak = phases[0].planned_bytes, max(each.peak_resident_bytes for each in phases)
+    cells = [f"{nbytes / 2**20:.0f} MiB" for nbytes in (planned, peak, peak - planned)]
+    return markdown(["planned", "peak resident", "beyond the plan"], [cells], left=())
+
+
+if __name__ == "__main__":
+    suites.main(main)

@@ -1,0 +1,1 @@
+"""Measuring speed: files of real shapes, repeated and interleaved runs, tables."""

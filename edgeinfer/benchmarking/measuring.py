@@ -1,0 +1,120 @@
+"""Timing a workload: repeated as llama-bench does, or interleaved between contestants."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from edgeinfer.benchmarking.contestants import Contestant, rest
+from edgeinfer.benchmarking.timings import Timings
+from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
+
+PIECE_TOKENS = 8
+SEED = 1
+
+Report = Callable[[int, int], None]
+"""Called with (pieces done, pieces in all)."""
+
+
+def repeat(
+    contestant: Contestant,
+    workload: Workload,
+    repetitions: int = 5,
+    warm_up: bool = True,
+    seed: int = SEED,
+    report: Report | None = None,
+) -> Timings:
+    """The whole workload again and again, each time from its depth."""
+    ids = random_ids(workload.context, contestant.vocabulary_size, seed)
+    fresh = ids[workload.depth :][: workload.tokens]
+    _fill(contestant, ids, workload.depth)
+    if warm_up:
+        _perform(contestant, workload, fresh if workload.kind != "generate" else fresh[:1])
+    seconds = []
+    for done in range(repetitions):
+        contestant.rewind(workload.depth)
+        begin = time.perf_counter()
+        _perform(contestant, workload, fresh)
+        seconds.append(time.perf_counter() - begin)
+        if report:
+            report(done + 1, repetitions)
+    contestant.rewind(0)
+    return Timings(tuple(seconds), workload.tokens)
+
+
+def interleave(
+    contestants: Sequence[Contestant],
+    workloads: Sequence[Workload],
+    rounds: int = 10,
+    piece: int = PIECE_TOKENS,
+    seed: int = SEED,
+    report: Report | None = None,
+) -> list[list[Timings]]:
+    """A B A B …: in each round, for each workload, each contestant does a short piece, alone and from the
+    same state. Timings (workloads, contestants).
+
+    All workloads have one depth. A piece of a generation is `piece` tokens, each timed by itself, a piece of
+    a verification as many passes as make half of that; one before them isn't counted, as it wakes the
+    threads and fills the caches that the other has emptied. A piece of a prompt is all of it, once. Between
+    pieces nothing runs until the threads of the last have gone to rest. The first round warms up and isn't
+    counted.
+    """
+    (depth,) = {workload.depth for workload in workloads}
+    ids = random_ids(needed_context(workloads), contestants[0].vocabulary_size, seed)
+    for contestant in contestants:
+        _fill(contestant, ids, depth)
+    seconds: list[list[list[float]]] = [[[] for _ in contestants] for _ in workloads]
+    for done in range(rounds + 1):
+        for workload, of_workload in zip(workloads, seconds, strict=True):
+            for contestant, kept in zip(contestants, of_workload, strict=True):
+                rest()
+                timed = _piece(contestant, workload, ids[depth:], piece)
+                if done:
+                    kept += timed
+        if report:
+            report(done, rounds)
+    for contestant in contestants:
+        contestant.rewind(0)
+    return [
+        [Timings(tuple(kept), 1 if workload.kind == "generate" else workload.tokens) for kept in of_workload]
+        for workload, of_workload in zip(workloads, seconds, strict=True)
+    ]
+
+
+def _fill(contestant: Contestant, ids: Sequence[int], depth: int) -> None:
+    contestant.rewind(0)
+    if depth:
+        contestant.read(ids[:depth])
+
+
+def _perform(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> None:
+    if workload.kind == "prompt":
+        contestant.read(ids)
+    elif workload.kind == "verify":
+        contestant.read_all(ids)
+    else:
+        for token in ids:
+            contestant.read([token])
+
+
+def _piece(contestant: Contestant, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
+    """The seconds of what is counted, from the workload's depth on."""
+    contestant.rewind(workload.depth)
+    if workload.kind == "prompt":
+        return [_seconds(contestant, workload, ids[: workload.tokens])]
+    if workload.kind == "verify":
+        return _verify_piece(contestant, workload, ids[: workload.tokens], max(1, piece // 2))
+    contestant.read(ids[:1])
+    return [_seconds(contestant, workload, [token]) for token in ids[1 : 1 + min(piece, workload.tokens)]]
+
+
+def _verify_piece(contestant: Contestant, workload: Workload, ids: Sequence[int], passes: int) -> list[float]:
+    seconds = []
+    for _ in range(passes + 1):
+        contestant.rewind(workload.depth)
+        seconds.append(_seconds(contestant, workload, ids))
+    return seconds[1:]
+
+
+def _seconds(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> float:
+    begin = time.perf_counter()
+    _perform(contestant, workload, ids)
+    return time.perf_counter() - begin

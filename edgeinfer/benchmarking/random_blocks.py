@@ -1,0 +1,91 @@
+"""Random bytes that are sound blocks: quants at random, scales such that weights have a given spread."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_quant_formats import BlockFormat, block_format, decode
+
+Bytes = npt.NDArray[np.uint8]
+
+PIECE_BYTES = 8 << 20
+SAMPLE_BLOCKS = 2048
+
+
+# The float16 scales of a block: byte offset -> value relative to the first. Formats with a minimum get
+# the one that brings the mean weight to zero.
+_SCALES = {
+    "Q4_0": {0: 1.0},
+    "Q4_1": {0: 1.0, 2: -7.5},
+    "Q5_0": {0: 1.0},
+    "Q5_1": {0: 1.0, 2: -15.5},
+    "Q8_0": {0: 1.0},
+    "Q2_K": {80: 1.0, 82: 1.5},
+    "Q3_K": {108: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
+    "IQ4_NL": {0: 1.0},
+    "IQ4_XS": {0: 1.0},
+}
+# Signs and fractions at random under one exponent: dtype, bits kept, fraction bits, exponent bias.
+_FLOATS = {
+    "F16": ("<u2", 0x83FF, 10, 15),
+    "BF16": ("<u2", 0x807F, 7, 127),
+    "F32": ("<u4", 0x807FFFFF, 23, 127),
+}
+FORMATS = (*_FLOATS, *_SCALES, "MXFP4")
+
+
+class RandomBlocks:
+    """Blocks of one format whose weights have about the standard deviation `spread`.
+
+    Raises `KeyError` for a format without a recipe.
+    """
+
+    def __init__(self, name: str, spread: float, random: np.random.Generator) -> None:
+        self.format: BlockFormat = block_format(name)
+        self._random = random
+        self._patch: list[tuple[int, bytes]] = []
+        if name in _FLOATS:
+            self._exponent = round(np.log2(spread / 1.53))
+        elif name == "MXFP4":
+            exponent = round(128 + np.log2(spread / self._measured([(0, b"\x80")])))
+            self._patch = [(0, bytes([min(max(exponent, 0), 254)]))]
+        else:
+            self._patch = self._scaled(1.0)
+            self._patch = self._scaled(spread / self._measured(self._patch))
+
+    def _scaled(self, step: float) -> list[tuple[int, bytes]]:
+        scales = _SCALES[self.format.name]
+        return [(at, np.float16(step * value).tobytes()) for at, value in scales.items()]
+
+    def _measured(self, patch: list[tuple[int, bytes]]) -> float:
+        """The spread of weights with these scales, on a sample."""
+        return float(decode(self._patched(SAMPLE_BLOCKS, patch).reshape(-1), self.format.name).std())
+
+    def _patched(self, blocks: int, patch: list[tuple[int, bytes]]) -> Bytes:
+        size = self.format.block_bytes
+        raw = np.frombuffer(self._random.bytes(blocks * size), np.uint8).reshape(blocks, size).copy()
+        for offset, value in patch:
+            raw[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
+        return raw
+
+    def take(self, blocks: int) -> Bytes:
+        """So many blocks, (blocks, bytes of a block) uint8."""
+        if self.format.name not in _FLOATS:
+            return self._patched(blocks, self._patch)
+        dtype, kept, fraction_bits, bias = _FLOATS[self.format.name]
+        bits = np.frombuffer(self._random.bytes(blocks * self.format.block_bytes), dtype) & kept
+        bits |= (self._exponent + bias) << fraction_bits
+        return bits.astype(dtype, copy=False).view(np.uint8).reshape(blocks, -1)
+
+    def stream(self, elements: int) -> Iterator[Bytes]:
+        """The blocks of so many weights, in pieces of some megabytes."""
+        left = elements // self.format.block_elements
+        most = max(1, PIECE_BYTES // self.format.block_bytes)
+        while left:
+            count = min(left, most)
+            yield self.take(count)
+            left -= count

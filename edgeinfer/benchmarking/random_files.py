@@ -1,0 +1,151 @@
+"""Random model files of a real shape, kept in the user's cache: as fast as the real model."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
+from edgeinfer.benchmarking.shapes import Shape, find_shape
+from edgeinfer.benchmarking.type_mixes import TypeMix, find_mix, matrix_formats
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.user_folders import user_folder
+from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, block_format
+
+REVISION = 1
+"""Goes into the files' names; to be raised when what is written changes."""
+SPARE_BYTES = 256 << 20
+SPECIAL = ("<unk>", "<s>", "</s>")
+_UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes written, bytes in all)."""
+
+
+def random_files_folder() -> Path:
+    """Where these files lie; all of them may be deleted at any time."""
+    return user_folder("cache") / "random-models"
+
+
+def random_file(shape: str, kind: str, progress: Progress | None = None, folder: Path | None = None) -> Path:
+    """The path of a random file of a shape and type; written now unless it is there already.
+
+    Raises `SettingError` for an unknown shape or type, `OutOfMemoryError` where the disk has no room.
+    """
+    form, mix = find_shape(shape), find_mix(kind)
+    folder = folder or random_files_folder()
+    path = folder / f"{form.name}-{kind.upper()}-random-{REVISION}.gguf"
+    if not _is_whole(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_random_file(path, form, mix, progress)
+    return path
+
+
+def write_random_file(path: Path, shape: Shape, mix: TypeMix, progress: Progress | None = None) -> None:
+    """Write a file of that shape, streamed and in one stroke; equal for equal arguments."""
+    formats = matrix_formats(shape, mix)
+    matrices = shape.matrices()
+    total = sum(block_format(formats[name]).nbytes(size) for name, size in matrices.items())
+    free = shutil.disk_usage(path.parent).free
+    if free < total + SPARE_BYTES:
+        raise OutOfMemoryError(
+            f"{path.parent}: {free / 2**30:.1f} GiB free, the file of {shape.name} takes "
+            f"{total / 2**30:.1f} GiB; free some, or take a smaller shape or type"
+        )
+    count = _ByteCount(total, progress)
+    seed = int.from_bytes(hashlib.sha256(shape.name.encode()).digest()[:8])
+    random = np.random.Generator(np.random.SFC64(seed))
+    with GGUFWriter(path, metadata(shape)) as writer:
+        for name, length in shape.vectors().items():
+            writer.add_tensor(name, _vector(name, length, random), "F32")
+        for name, (rows, columns) in matrices.items():
+            blocks = RandomBlocks(formats[name], columns**-0.5, random)
+            source = partial(count.passed, blocks, rows * columns)
+            writer.add_tensor(name, source, formats[name], (rows, columns))
+
+
+class _ByteCount:
+    """Tells of the bytes that pass."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._done = 0
+        self._progress = progress
+
+    def passed(self, blocks: RandomBlocks, elements: int) -> Iterator[Bytes]:
+        """The blocks of so many weights, counted."""
+        for piece in blocks.stream(elements):
+            yield piece
+            self._done += piece.nbytes
+            if self._progress:
+                self._progress(self._done, self._total)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there and sound; one that isn't gives way to a new one."""
+    try:
+        GGUFFile.open(path).close()
+    except (OSError, FormatError):
+        return False
+    return True
+
+
+def _vector(name: str, length: int, random: np.random.Generator) -> npt.NDArray[np.float32]:
+    values = 0.1 * random.standard_normal(length)
+    return (values if name.endswith("bias") else 1 + values).astype(np.float32)
+
+
+def metadata(shape: Shape) -> dict[str, Any]:
+    """The keys of the file; the context is the shape's own."""
+    own = {
+        "context_length": shape.context,
+        "embedding_length": shape.width,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.feed_forward,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_size,
+        "attention.value_length": shape.head_size,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head_size,
+        "rope.freq_base": shape.rope_base,
+    }
+    return {
+        "general.architecture": shape.architecture,
+        "general.name": f"random weights in the shape of {shape.name}",
+        **{f"{shape.architecture}.{key}": value for key, value in own.items()},
+        **vocabulary_metadata(shape.vocabulary),
+    }
+
+
+def vocabulary_metadata(size: int) -> dict[str, Any]:
+    """A SentencePiece vocabulary of `size` >= 259 tokens: specials, bytes, then words of rising length."""
+    pieces = islice(_pieces(), size - len(SPECIAL) - 256)
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    normal = size - len(SPECIAL) - 256
+    types = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256 + [_NORMAL] * normal
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": -np.arange(size, dtype=np.float32),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def _pieces() -> Iterator[str]:
+    """Distinct pieces without end, short ones first, each with and without a space before it."""
+    yield "▁"
+    lengths = (product(ascii_lowercase, repeat=length) for length in range(1, 6))
+    for letters in chain.from_iterable(lengths):
+        yield "".join(letters)
+        yield "▁" + "".join(letters)

@@ -1,0 +1,118 @@
+"""The shapes of well-known models: what decides their speed, without their weights."""
+
+from dataclasses import dataclass
+
+from edgeinfer.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder with gated feed-forward and rotary positions; head_dim 0: width / heads."""
+
+    name: str
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+    head_dim: int = 0
+    architecture: str = "llama"
+    tied: bool = False
+    """The embedding serves as head too."""
+    rope_base: float = 10000.0
+    biases: bool = False
+    """Query, key and value have biases."""
+    qk_norm: bool = False
+    """Every head's queries and keys are normed."""
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.head_dim or self.width // self.heads
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Name -> (rows, columns) of every matrix, in the order of the file."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        layer = {
+            "attn_q": (q, self.width),
+            "attn_k": (kv, self.width),
+            "attn_v": (kv, self.width),
+            "attn_output": (self.width, q),
+            "ffn_gate": (self.feed_forward, self.width),
+            "ffn_up": (self.feed_forward, self.width),
+            "ffn_down": (self.width, self.feed_forward),
+        }
+        head = (self.vocabulary, self.width)
+        names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
+        found = dict.fromkeys(names, head)
+        for index in range(self.layers):
+            found |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
+        return found
+
+    def vectors(self) -> dict[str, int]:
+        """Name -> length of every vector."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        layer = {"attn_norm.weight": self.width, "ffn_norm.weight": self.width}
+        if self.biases:
+            layer |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
+        if self.qk_norm:
+            layer |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
+        found = {"output_norm.weight": self.width}
+        for index in range(self.layers):
+            found |= {f"blk.{index}.{name}": size for name, size in layer.items()}
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all."""
+        matrices = sum(rows * columns for rows, columns in self.matrices().values())
+        return matrices + sum(self.vectors().values())
+
+
+def _llama3(name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool) -> Shape:
+    context = 131072 if tied else 8192
+    return Shape(name, layers, width, feed_forward, heads, 8, 128256, context, tied=tied, rope_base=500000.0)
+
+
+def _qwen2(
+    name: str, layers: int, width: int, feed_forward: int, heads: int, kv_heads: int, tied: bool
+) -> Shape:
+    return Shape(
+        name, layers, width, feed_forward, heads, kv_heads, 151936 if tied else 152064, 32768,
+        architecture="qwen2", tied=tied, rope_base=1000000.0, biases=True,
+    )  # fmt: skip
+
+
+def _qwen3(name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool) -> Shape:
+    return Shape(
+        name, layers, width, feed_forward, heads, 8, 151936, 40960,
+        head_dim=128, architecture="qwen3", tied=tied, rope_base=1000000.0, qk_norm=True,
+    )  # fmt: skip
+
+
+_ALL = (
+    Shape("smollm2-135m", 30, 576, 1536, 9, 3, 49152, 8192, tied=True, rope_base=100000.0),
+    _qwen2("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
+    _qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
+    Shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32000, 2048),
+    _llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
+    _qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
+    _qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
+    _llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
+    _qwen3("qwen3-4b", 36, 2560, 9728, 32, tied=True),
+    _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
+    Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
+    _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
+)
+
+SHAPES = {shape.name: shape for shape in _ALL}
+
+
+def find_shape(name: str) -> Shape:
+    """The shape of that name. Raises `SettingError` if there is none."""
+    found = SHAPES.get(name.lower())
+    if found is None:
+        raise SettingError(f"shape: saw {name!r}, wanted one of {', '.join(SHAPES)}")
+    return found

@@ -1,0 +1,224 @@
+"""A benchmark of one model: load it with each number of threads, time each workload, say what it means."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.benchmarking.contestants import Contestant, LlamaCppContestant, OwnContestant, bytes_per_token
+from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, repeat
+from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
+from edgeinfer.benchmarking.workloads import Workload, needed_context
+from edgeinfer.catalogue import find_model
+from edgeinfer.loading import load
+from edgeinfer.model import Model
+from edgeinfer.user_folders import user_folder
+from edgeinfer_offload.measure import read_bandwidth
+from edgeinfer_offload.peak_memory import peak_resident_bytes, reset_peak
+from edgeinfer_quant_formats import GGUFFile
+
+Report = Callable[[str, int, int], None]
+"""Called with (what is measured, pieces done, pieces in all)."""
+
+
+@dataclass(frozen=True)
+class BenchedModel:
+    """The file that is measured."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    parameters: int
+
+    @classmethod
+    def find(cls, model: str | Path | None) -> "BenchedModel":
+        """By name or path. Raises `UnknownModelError`, `FormatError`."""
+        found = find_model(model)
+        with GGUFFile.open(found.path) as file:
+            parameters = sum(prod(info.shape) for info in file.tensors.values())
+        return cls(found.name, found.path, found.size_bytes, parameters)
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """How a model is measured."""
+
+    workloads: Sequence[Workload]
+    threads: Sequence[int]
+    repetitions: int = 5
+    rounds: int = 10
+    piece: int = PIECE_TOKENS
+    warm_up: bool = True
+    seed: int = SEED
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """Further keywords of `edgeinfer.load`."""
+    report: Report | None = None
+    load_progress: tuple[Callable[[int, int], None] | None, Callable[[int, int], None] | None] = (None, None)
+    """Hear of bytes loaded and of kernels compiled."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that the cache must hold."""
+        return needed_context(self.workloads)
+
+    def told(self, workloads: Sequence[Workload], threads: int) -> Callable[[int, int], None] | None:
+        """Progress of some workloads, with their names."""
+        report = self.report
+        if report is None:
+            return None
+        label = f"{', '.join(workload.name for workload in workloads)}, {threads} threads:"
+        return lambda done, total: report(label, done, total)
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One workload of one model with one number of threads."""
+
+    workload: Workload
+    threads: int
+    timings: Timings
+    bytes_per_token: float
+    """What a decoded token reads: weights, keys and values."""
+    read_bandwidth: float
+    """Bytes a second that as many threads read from memory, measured around the run."""
+    peak_resident_bytes: int
+
+    @property
+    def gigabytes_per_second(self) -> float | None:
+        """Read while generating; None for a workload that isn't bound by reading."""
+        if self.workload.kind != "generate":
+            return None
+        return self.timings.mean_rate * self.bytes_per_token / 1e9
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Of the measured read bandwidth."""
+        rate = self.gigabytes_per_second
+        return rate * 1e9 / self.read_bandwidth if rate is not None else None
+
+    @property
+    def seconds_to_first_token(self) -> float | None:
+        """From the prompt's ids to the logits of the first answer token."""
+        return self.timings.mean_seconds if self.workload.kind == "prompt" else None
+
+
+@dataclass(frozen=True)
+class VersusRow:
+    """One workload with one number of threads, ours and theirs interleaved."""
+
+    workload: Workload
+    threads: int
+    ours: Timings
+    theirs: Timings
+    bytes_per_token: float
+    read_bandwidth: float
+
+    def ratio(self, share: float) -> float:
+        """How many times as fast we are, at this share of the pieces."""
+        return speed_ratio(self.ours, self.theirs, share)
+
+    @property
+    def best_ratio(self) -> float:
+        return self.ratio(BEST_DECILE)
+
+    @property
+    def median_ratio(self) -> float:
+        return self.ratio(MEDIAN)
+
+    @property
+    def gigabytes_per_second(self) -> float | None:
+        """Read by us while generating, in the best decile."""
+        if self.workload.kind != "generate":
+            return None
+        return self.ours.rate_at(BEST_DECILE) * self.bytes_per_token / 1e9
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Of the measured read bandwidth."""
+        rate = self.gigabytes_per_second
+        return rate * 1e9 / self.read_bandwidth if rate is not None else None
+
+
+@contextmanager
+def _loaded(model: BenchedModel, settings: BenchSettings, threads: int) -> Iterator[Model]:
+    progress, build_progress = settings.load_progress
+    with load(
+        model.path,
+        context=settings.context,
+        threads=threads,
+        draft=None,
+        progress=progress,
+        build_progress=build_progress,
+        **settings.loading,
+    ) as loaded:
+        yield loaded
+
+
+def _mean_bytes(loaded: Model, workload: Workload) -> float:
+    return bytes_per_token(loaded.engine, workload.depth + workload.tokens / 2)
+
+
+def _by_depth(workloads: Sequence[Workload]) -> list[list[Workload]]:
+    groups: dict[int, list[Workload]] = {}
+    for workload in workloads:
+        groups.setdefault(workload.depth, []).append(workload)
+    return list(groups.values())
+
+
+def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[SpeedRow]:
+    """Each workload, repeated; rows come once a number of threads is through.
+
+    Raises what `edgeinfer.load` raises.
+    """
+    for threads in settings.threads:
+        bandwidth = read_bandwidth(user_folder("cache"), threads)
+        reset_peak()
+        found: list[tuple[Workload, Timings, float, int]] = []
+        with _loaded(model, settings, threads) as loaded:
+            for workload in settings.workloads:
+                timings = repeat(
+                    OwnContestant(loaded.engine),
+                    workload,
+                    settings.repetitions,
+                    settings.warm_up,
+                    settings.seed,
+                    settings.told([workload], threads),
+                )
+                found.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
+        bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
+        for workload, timings, nbytes, peak in found:
+            yield SpeedRow(workload, threads, timings, nbytes, bandwidth, peak)
+
+
+def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[VersusRow]:
+    """Workloads of one depth interleaved with each other and with llama.cpp on the same file.
+
+    Raises what `edgeinfer.load` raises, and `EdgeInferError` where llama-cpp-python isn't installed.
+    """
+    for threads in settings.threads:
+        bandwidth = read_bandwidth(user_folder("cache"), threads)
+        peer = LlamaCppContestant(
+            model.path, settings.context, threads, kv=str(settings.loading.get("kv", "f16"))
+        )
+        found: list[tuple[Workload, list[Timings], float]] = []
+        try:
+            with _loaded(model, settings, threads) as loaded:
+                contestants: list[Contestant] = [OwnContestant(loaded.engine), peer]
+                for group in _by_depth(settings.workloads):
+                    timings = interleave(
+                        contestants,
+                        group,
+                        settings.rounds,
+                        settings.piece,
+                        settings.seed,
+                        settings.told(group, threads),
+                    )
+                    for workload, both in zip(group, timings, strict=True):
+                        found.append((workload, both, _mean_bytes(loaded, workload)))
+        finally:
+            peer.close()
+        bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
+        for workload, (ours, theirs), nbytes in found:
+            yield VersusRow(workload, threads, ours, theirs, nbytes, bandwidth)

@@ -1,0 +1,77 @@
+"""How long it takes from nothing to the first token, split into phases, beside what Python itself takes."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.errors import EdgeInferError
+
+CHILD = Path(__file__).with_name("startup_child.py")
+RUN = "from edgeinfer_tui.command_line import main; main()"
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StartupPhases:
+    """Seconds of one start, and its memory."""
+
+    interpreter: float
+    imports: float
+    kernels: float
+    """Compiled kernels out of the cache into memory."""
+    weights: float
+    """The rest of loading: file, tokenizer, plan, weights into the kernels' layout, thread team."""
+    first_token: float
+    total: float
+    peak_resident_bytes: int
+    planned_bytes: int
+
+    @classmethod
+    def measure(cls, model: str) -> "StartupPhases":
+        """Start a program of its own that loads the model and reads one token."""
+        answer = _output([sys.executable, "-P", str(CHILD), model, repr(time.time())])
+        return cls(**json.loads(answer))
+
+
+PHASES = ("interpreter", "imports", "kernels", "weights", "first_token", "total")
+
+
+def commands(model: str) -> dict[str, Callable[[], float]]:
+    """What is compared, name -> seconds of one go."""
+
+    def program(arguments: Sequence[str]) -> Callable[[], float]:
+        return lambda: _seconds(arguments)
+
+    path = sys.executable
+    return {
+        "python -c pass": program([path, "-c", "pass"]),
+        'python -c "import numba, numpy"': program([path, "-c", "import numba, numpy"]),
+        "edgeinfer run MODEL Once -n 1": program([path, "-c", RUN, "run", model, "Once", "-n", "1"]),
+    }
+
+
+def reading(path: Path) -> float:
+    """Seconds that reading the file takes, which is in the page cache by then."""
+    begin = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.read(READ_BYTES):
+            pass
+    return time.perf_counter() - begin
+
+
+def _seconds(arguments: Sequence[str]) -> float:
+    begin = time.perf_counter()
+    _output(arguments)
+    return time.perf_counter() - begin
+
+
+def _output(arguments: Sequence[str]) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise EdgeInferError(f"{arguments[-1]}: the program that was to be timed failed: {last[0]}")
+    return done.stdout

@@ -1,0 +1,167 @@
+"""What the programs in benchmarks/ share: their options, the models that they go through, what they print."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgeinfer.benchmarking.machine import Machine, command_line, this_machine
+from edgeinfer.benchmarking.measuring import PIECE_TOKENS
+from edgeinfer.benchmarking.random_files import random_file
+from edgeinfer.benchmarking.speed_runs import (
+    BenchedModel,
+    BenchSettings,
+    SpeedRow,
+    VersusRow,
+    measure_speed,
+    measure_versus,
+)
+from edgeinfer.benchmarking.tables import speed_table, versus_table
+from edgeinfer.benchmarking.workloads import Workload
+from edgeinfer.errors import EdgeInferError
+from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_quant_formats import FormatError
+
+ROUNDS = 12
+REPETITIONS = 5
+SMOKE_ROUNDS = 2
+SMOKE_PIECE = 2
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One run of a program in benchmarks/."""
+
+    title: str
+    models: tuple[str, ...]
+    """Names or paths; empty: every shape in every type."""
+    shapes: tuple[str, ...]
+    types: tuple[str, ...]
+    threads: tuple[int, ...]
+    rounds: int
+    smoke: bool
+    alone: bool
+    out: Path | None
+    machine: Machine
+
+    def benched_models(self) -> Iterator[BenchedModel]:
+        """The files, one by one; random ones are written when their turn comes."""
+        for name in self.models or self._random_files():
+            found = BenchedModel.find(name)
+            print(found.name, file=sys.stderr, flush=True)
+            yield found
+
+    def _random_files(self) -> Iterator[Path]:
+        for shape in self.shapes:
+            for kind in self.types:
+                yield random_file(shape, kind, _Label().step(f"writing {shape} {kind}"))
+
+    def settings(self, workloads: Sequence[Workload]) -> BenchSettings:
+        """How each model is measured."""
+        label = _Label()
+        return BenchSettings(
+            workloads,
+            self.threads,
+            repetitions=1 if self.smoke else REPETITIONS,
+            rounds=self.rounds,
+            piece=SMOKE_PIECE if self.smoke else PIECE_TOKENS,
+            report=label.told,
+        )
+
+    def speeds(self, workloads: Sequence[Workload]) -> str:
+        """Every model through the workloads, against llama.cpp unless alone, as a table."""
+        settings = self.settings(workloads)
+        if self.alone:
+            tables = [
+                speed_table(model, list(measure_speed(model, settings))) for model in self.benched_models()
+            ]
+            return "\n\n".join(tables)
+        return versus_table(self.versus(workloads))
+
+    def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
+        """Every model interleaved with llama.cpp."""
+        settings = self.settings(workloads)
+        return [(model, row) for model in self.benched_models() for row in measure_versus(model, settings)]
+
+    def speed_rows(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, SpeedRow]]:
+        """Every model alone."""
+        settings = self.settings(workloads)
+        return [(model, row) for model in self.benched_models() for row in measure_speed(model, settings)]
+
+    def publish(self, sections: Sequence[tuple[str, str]]) -> None:
+        """Print headed tables with machine and command; into `out` as well."""
+        facts = "\n".join(f"- {line}" for line in self.machine.lines())
+        text = "\n\n".join([f"# {self.title}", facts, *(f"## {head}\n\n{body}" for head, body in sections)])
+        print(text)
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(f"{text}\n", encoding="utf-8")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every program has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--models", help="names or paths with commas, in place of shapes and types")
+    made.add_argument("--shapes", default="tinyllama-1.1b", help="shapes with commas (%(default)s)")
+    made.add_argument("--types", default="Q4_0,Q8_0,Q4_K_M,Q5_K_M", help="types with commas (%(default)s)")
+    made.add_argument("--threads", help="numbers of threads with commas (1 and all)")
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each (%(default)s)")
+    made.add_argument("--alone", action="store_true", help="without llama.cpp")
+    made.add_argument(
+        "--smoke", action="store_true", help="the built-in model in seconds: does it run at all?"
+    )
+    made.add_argument("--out", type=Path, help="write the tables to this file too")
+    return made
+
+
+def suite(title: str, options: argparse.Namespace) -> Suite:
+    """The suite that the options ask for."""
+    machine = this_machine(command_line())
+    if options.smoke:
+        alone = options.alone or find_spec("llama_cpp") is None
+        return Suite(
+            title, ("tiny",), (), (), (usable_cpus(),), SMOKE_ROUNDS, True, alone, options.out, machine
+        )
+    counts = tuple(map(int, _words(options.threads))) or tuple(sorted({1, usable_cpus()}))
+    return Suite(
+        title,
+        _words(options.models),
+        _words(options.shapes),
+        _words(options.types),
+        counts,
+        options.rounds,
+        False,
+        options.alone,
+        options.out,
+        machine,
+    )
+
+
+def main(body: Callable[[], None]) -> None:
+    """Run a program; a mistake ends it in one line."""
+    try:
+        body()
+    except (EdgeInferError, FormatError, OSError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+class _Label:
+    """Says on stderr what is measured, once each."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def told(self, label: str, done: int, total: int) -> None:
+        if label != self._said:
+            self._said = label
+            print(f"  {label.rstrip(':')}", file=sys.stderr, flush=True)
+
+    def step(self, label: str) -> Callable[[int, int], None]:
+        """The callback of one step."""
+        return lambda done, total: self.told(label, done, total)

@@ -1,0 +1,170 @@
+"""Tables of results: Markdown that reads well as plain text, CSV, and what goes into JSON."""
+
+import csv
+import io
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from edgeinfer.benchmarking.machine import Machine
+from edgeinfer.benchmarking.speed_runs import BenchedModel, SpeedRow, VersusRow
+from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
+
+NOTHING = "-"
+SPEED_HEAD = (
+    "model", "size", "params", "threads", "test", "t/s", "GB/s", "of bandwidth", "first token", "peak memory"
+)  # fmt: skip
+VERSUS_HEAD = (
+    "model", "threads", "test", "best decile t/s", "llama.cpp", "ratio", "median t/s", "llama.cpp", "ratio",
+    "GB/s", "of bandwidth",
+)  # fmt: skip
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """A Markdown table with padded cells; the columns numbered in `left` are flush left, the others right."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        ("-" * (width + 2)) if column in left else ("-" * (width + 1) + ":")
+        for column, width in enumerate(widths)
+    ]
+    return "\n".join([line(head), f"|{'|'.join(rule)}|", *map(line, rows)])
+
+
+def shown_rate(rate: float) -> str:
+    """Tokens a second with three digits or more."""
+    return f"{rate:.0f}" if rate >= 1000 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def _maybe(value: float | None, shown: str) -> str:
+    return NOTHING if value is None else shown.format(value)
+
+
+def shown_milliseconds(seconds: float) -> str:
+    """A time in milliseconds with three digits or more."""
+    milliseconds = seconds * 1e3
+    digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2 if milliseconds >= 1 else 3
+    return f"{milliseconds:.{digits}f} ms"
+
+
+def speed_cells(model: BenchedModel, row: SpeedRow) -> list[str]:
+    """One row under SPEED_HEAD."""
+    timings = row.timings
+    return [
+        model.name,
+        f"{model.size_bytes / 2**20:.1f} MiB",
+        f"{model.parameters / 1e6:.1f} M",
+        str(row.threads),
+        row.workload.name,
+        f"{shown_rate(timings.mean_rate)} ± {shown_rate(timings.deviation)}",
+        _maybe(row.gigabytes_per_second, "{:.2f}"),
+        _maybe(row.bandwidth_share, "{:.0%}"),
+        NOTHING if row.seconds_to_first_token is None else shown_milliseconds(row.seconds_to_first_token),
+        f"{row.peak_resident_bytes / 2**20:.0f} MiB",
+    ]
+
+
+def versus_cells(model: BenchedModel, row: VersusRow) -> list[str]:
+    """One row under VERSUS_HEAD."""
+    cells = [model.name, str(row.threads), row.workload.name]
+    for share in (BEST_DECILE, MEDIAN):
+        cells += [shown_rate(row.ours.rate_at(share)), shown_rate(row.theirs.rate_at(share))]
+        cells.append(f"{row.ratio(share):.2f}x")
+    return [*cells, _maybe(row.gigabytes_per_second, "{:.2f}"), _maybe(row.bandwidth_share, "{:.0%}")]
+
+
+def speed_table(model: BenchedModel, rows: Sequence[SpeedRow]) -> str:
+    """Repeated runs in Markdown."""
+    return markdown(SPEED_HEAD, [speed_cells(model, row) for row in rows], left=(0, 4))
+
+
+def versus_table(results: Sequence[tuple[BenchedModel, VersusRow]]) -> str:
+    """Interleaved runs in Markdown."""
+    return markdown(VERSUS_HEAD, [versus_cells(model, row) for model, row in results], left=(0, 2))
+
+
+def speed_record(row: SpeedRow) -> dict[str, Any]:
+    """One row with every number in plain units."""
+    return {
+        **_workload_record(row),
+        "tokens_per_second": row.timings.mean_rate,
+        "tokens_per_second_deviation": row.timings.deviation,
+        "seconds": list(row.timings.seconds),
+        "gigabytes_per_second": row.gigabytes_per_second,
+        "bandwidth_share": row.bandwidth_share,
+        "read_bandwidth_gigabytes_per_second": row.read_bandwidth / 1e9,
+        "seconds_to_first_token": row.seconds_to_first_token,
+        "peak_resident_bytes": row.peak_resident_bytes,
+    }
+
+
+def versus_record(row: VersusRow) -> dict[str, Any]:
+    """One row with every number in plain units; rates are tokens a second."""
+    return {
+        **_workload_record(row),
+        "edgeinfer": _side(row.ours),
+        "llama.cpp": _side(row.theirs),
+        "best_decile_ratio": row.best_ratio,
+        "median_ratio": row.median_ratio,
+        "gigabytes_per_second": row.gigabytes_per_second,
+        "bandwidth_share": row.bandwidth_share,
+        "read_bandwidth_gigabytes_per_second": row.read_bandwidth / 1e9,
+    }
+
+
+def _workload_record(row: SpeedRow | VersusRow) -> dict[str, Any]:
+    workload = row.workload
+    return {
+        "test": workload.name,
+        "kind": workload.kind,
+        "tokens": workload.tokens,
+        "depth": workload.depth,
+        "threads": row.threads,
+    }
+
+
+def _side(timings: Timings) -> dict[str, Any]:
+    return {
+        "best_decile": timings.rate_at(BEST_DECILE),
+        "median": timings.rate_at(MEDIAN),
+        "seconds": list(timings.seconds),
+        "tokens_a_piece": timings.tokens,
+    }
+
+
+def report_record(model: BenchedModel, machine: Machine, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A whole run for JSON."""
+    return {
+        "model": model.name,
+        "path": str(model.path),
+        "size_bytes": model.size_bytes,
+        "parameters": model.parameters,
+        "machine": dict(vars(machine)),
+        "results": list(rows),
+    }
+
+
+def csv_table(model: BenchedModel, rows: Sequence[dict[str, Any]]) -> str:
+    """Records as CSV: one line each, nested names joined by a dot, lists of seconds left out."""
+    flat = [{"model": model.name, **_flat(row)} for row in rows]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(flat[0]) if flat else ["model"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue().rstrip("\n")
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            cells |= _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):
+            cells[f"{prefix}{name}"] = value
+    return cells

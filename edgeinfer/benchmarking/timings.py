@@ -1,0 +1,52 @@
+"""What repeated measurements say: rates with their spread, best decile, median, ratios."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BEST_DECILE, MEDIAN = 0.1, 0.5
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of equal pieces of work, each of `tokens` tokens, in the order in which they were done."""
+
+    seconds: tuple[float, ...]
+    tokens: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.seconds or min(self.seconds) <= 0 or self.tokens < 1:
+            raise ValueError(f"timings of {self.tokens} tokens: {self.seconds}, wanted positive seconds")
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each piece."""
+        return [self.tokens / seconds for seconds in self.seconds]
+
+    @property
+    def mean_rate(self) -> float:
+        """Mean of the rates, as llama-bench has it."""
+        return float(np.mean(self.rates))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the rates in a sample; 0 for a single one."""
+        return float(np.std(self.rates, ddof=1)) if len(self.seconds) > 1 else 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean time of a piece."""
+        return float(np.mean(self.seconds))
+
+    def seconds_at(self, share: float) -> float:
+        """The time that this share of the pieces stays within; interpolated between neighbours."""
+        return float(np.quantile(self.seconds, share))
+
+    def rate_at(self, share: float) -> float:
+        """Tokens a second of the piece at this share, the fastest first."""
+        return self.tokens / self.seconds_at(share)
+
+
+def speed_ratio(ours: Timings, theirs: Timings, share: float) -> float:
+    """How many times as fast we are, both at the same share of their own pieces."""
+    return ours.rate_at(share) / theirs.rate_at(share)

@@ -1,0 +1,80 @@
+"""Where the time of a decoded token goes: kernels, as seen from outside, and everything around them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.benchmarking.measuring import SEED
+from edgeinfer.benchmarking.workloads import random_ids
+from edgeinfer.language_model import Engine
+
+TOKENS = 64
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """Medians over some tokens, in seconds; `calls`: of the thread team, a token."""
+
+    total: float
+    kernels: float
+    """Inside the team's calls: arithmetic and barriers, and the few microseconds that a call takes."""
+    rest: float
+    """Embedding, Python between the calls, logits copied out."""
+    calls: float
+
+
+class TimedTeam:
+    """Stands before a thread team and counts the time inside its calls."""
+
+    def __init__(self, team: Any) -> None:
+        self._team = team
+        self.seconds = 0.0
+        self.calls = 0
+
+    def run(self, *arguments: Any) -> None:
+        """As the team's, timed."""
+        begin = time.perf_counter()
+        self._team.run(*arguments)
+        self.seconds += time.perf_counter() - begin
+        self.calls += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._team, name)
+
+
+def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenTime:
+    """Decode some tokens with an engine of ours whose backend has a thread team."""
+    ids = random_ids(tokens + 1, engine.vocabulary_size, seed)
+    engine.rewind(0)
+    engine.append(ids[:1])
+    totals, inside, calls = [], [], 0
+    with _timed(engine) as team:
+        for token in ids[1:]:
+            before = team.seconds
+            begin = time.perf_counter()
+            engine.append([token])
+            totals.append(time.perf_counter() - begin)
+            inside.append(team.seconds - before)
+        calls = team.calls
+    engine.rewind(0)
+    rest = np.subtract(totals, inside)
+    return TokenTime(
+        float(np.median(totals)), float(np.median(inside)), float(np.median(rest)), calls / tokens
+    )
+
+
+@contextmanager
+def _timed(engine: Engine) -> Iterator[TimedTeam]:
+    backend: Any = getattr(engine, "backend", None)
+    if not hasattr(backend, "team"):
+        raise TypeError(f"{type(engine).__name__}: no backend with a thread team to be timed")
+    team = TimedTeam(backend.team)
+    backend.team = team
+    try:
+        yield team
+    finally:
+        backend.team = team._team

@@ -1,0 +1,49 @@
+"""What is timed: a prompt read, tokens generated, a draft verified, each behind a given depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Kind = Literal["prompt", "generate", "verify"]
+_PREFIX: dict[Kind, str] = {"prompt": "pp", "generate": "tg", "verify": "vf"}
+WARM_UP_TOKENS = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`tokens` at once (prompt, verify) or one by one (generate), behind `depth` tokens in the cache."""
+
+    kind: Kind
+    tokens: int
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """As llama-bench names it: pp512, tg128, pp512 @ d4096."""
+        return f"{_PREFIX[self.kind]}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def context(self) -> int:
+        """Tokens that the cache must hold."""
+        return self.depth + self.tokens + WARM_UP_TOKENS
+
+
+def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[Workload]:
+    """Every prompt and every generation at every depth; lengths of 0 are left out."""
+    found = []
+    for depth in depths:
+        found += [Workload("prompt", tokens, depth) for tokens in prompts if tokens]
+        found += [Workload("generate", tokens, depth) for tokens in generates if tokens]
+    return found
+
+
+def needed_context(wanted: Sequence[Workload]) -> int:
+    """Tokens that the largest workload takes."""
+    return max(workload.context for workload in wanted)
+
+
+def random_ids(count: int, vocabulary_size: int, seed: int) -> list[int]:
+    """Token ids drawn evenly; equal for equal seeds, and a longer draw begins with a shorter one."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary_size, count)]

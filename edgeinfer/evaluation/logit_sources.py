@@ -1,0 +1,72 @@
+"""Where logits come from, a slice at a time: an engine of ours, or llama.cpp."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from edgeinfer.evaluation.log_probabilities import Logits
+from edgeinfer.evaluation.windows import Window
+from edgeinfer.language_model import Engine
+from edgeinfer.llama_cpp_context import BATCH, LlamaCppContext
+
+SLICE_ELEMENTS = 1 << 23
+"""Logits that a source gives at a time: 32 MiB."""
+
+
+class LogitSource(Protocol):
+    """A model that reads from an empty cache on."""
+
+    vocabulary_size: int
+
+    def begin(self) -> None:
+        """Forget all that was read."""
+        ...
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """Read `ids`; nobody wants their logits."""
+        ...
+
+    def rows(self, ids: Sequence[int]) -> Logits:
+        """Read `ids`; logits (len(ids), vocabulary) behind each, valid until the next call."""
+        ...
+
+
+class EngineSource:
+    """An engine of ours."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.vocabulary_size = engine.vocabulary_size
+
+    def begin(self) -> None:
+        self._engine.rewind(0)
+
+    def skip(self, ids: Sequence[int]) -> None:
+        self._engine.append(ids)
+
+    def rows(self, ids: Sequence[int]) -> Logits:
+        return self._engine.append_all(ids)
+
+
+class LlamaCppSource:
+    """llama.cpp through its C API."""
+
+    def __init__(self, context: LlamaCppContext) -> None:
+        self._context = context
+        self.vocabulary_size = context.vocabulary_size
+
+    def begin(self) -> None:
+        self._context.rewind(0)
+
+    def skip(self, ids: Sequence[int]) -> None:
+        self._context.read(ids)
+
+    def rows(self, ids: Sequence[int]) -> Logits:
+        return self._context.read_all(ids)
+
+
+def window_slices(window: Window, vocabulary_size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of the runs of tokens whose logits are wanted, bounded in memory."""
+    step = min(BATCH, max(1, SLICE_ELEMENTS // vocabulary_size))
+    last = len(window.ids) - 1
+    for begin in range(window.first, last, step):
+        yield begin, min(begin + step, last)

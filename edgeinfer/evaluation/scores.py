@@ -1,0 +1,69 @@
+"""What is kept of every scored token: a few numbers, never a distribution."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.evaluation.log_probabilities import Logits, log_softmax, row_blocks
+
+Column = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scored tokens, a column each; without a base the last three columns are empty."""
+
+    loss: Column
+    """-log p of the token, in nats."""
+    base_loss: Column
+    divergence: Column
+    """Σ p_base (log p_base - log p) over the vocabulary, in nats."""
+    same_top: npt.NDArray[np.bool_]
+    """Whether both hold the same token for the most probable."""
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @staticmethod
+    def joined(parts: Sequence["Scores"]) -> "Scores":
+        """All of the parts, in order."""
+        return Scores(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("loss", "base_loss", "divergence", "same_top")
+            )
+        )
+
+
+def score(logits: Logits, targets: Sequence[int], base: Logits | None = None) -> Scores:
+    """Score each row's target; `logits` and `base` are (len(targets), vocabulary).
+
+    Raises `EdgeInferError` for logits that aren't finite.
+    """
+    parts = [
+        _score_block(logits[block], targets[block], None if base is None else base[block])
+        for block in row_blocks(*logits.shape)
+    ]
+    return Scores.joined(parts)
+
+
+def _score_block(logits: Logits, targets: Sequence[int], base: Logits | None) -> Scores:
+    for source in (logits, base):
+        if source is not None and not np.isfinite(source).all():
+            raise EdgeInferError("a model gave logits that aren't finite; there is nothing to compare")
+    rows, wanted = np.arange(len(targets)), np.asarray(targets)
+    ours = log_softmax(logits)
+    loss = -ours[rows, wanted]
+    if base is None:
+        none = np.empty(0)
+        return Scores(loss, none, none, np.empty(0, np.bool_))
+    theirs = log_softmax(base)
+    base_loss = -theirs[rows, wanted]
+    same_top = logits.argmax(axis=1) == base.argmax(axis=1)
+    np.subtract(theirs, ours, out=ours)
+    np.exp(theirs, out=theirs)
+    divergence = np.einsum("ij,ij->i", theirs, ours)
+    return Scores(loss, base_loss, divergence, same_top)

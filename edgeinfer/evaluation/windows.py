@@ -1,0 +1,63 @@
+"""Which tokens are scored behind which: llama.cpp's convention."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgeinfer.errors import SettingError
+
+LEAST_CONTEXT = 8
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens read from an empty cache; those from index `first` + 1 on are scored.
+
+    The logits behind the tokens first … last but one are those that are wanted.
+    """
+
+    ids: tuple[int, ...]
+    first: int
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The tokens that are scored."""
+        return self.ids[self.first + 1 :]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a text.
+
+    They lie end to end, each `context` tokens long, what is left over is dropped. The first token of each
+    gives way to BOS where the model wants one (`bos_id`). The first half of a window is there to be read,
+    the second half is scored, so that every scored token has half a context or more behind it. Source:
+    `perplexity` of llama.cpp's tools, without a stride.
+    """
+
+    ids: Sequence[int]
+    context: int
+    bos_id: int | None = None
+    most: int | None = None
+    """Windows at most; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.context < LEAST_CONTEXT:
+            raise SettingError(f"context: saw {self.context}, wanted at least {LEAST_CONTEXT}")
+        if self.most is not None and self.most < 1:
+            raise SettingError(f"chunks: saw {self.most}, wanted a whole number of at least 1, or None")
+        if not len(self):
+            raise SettingError(
+                f"the text has {len(self.ids)} tokens, wanted at least {self.context} for one window; "
+                "give a longer text or a smaller context (--context)"
+            )
+
+    def __len__(self) -> int:
+        count = len(self.ids) // self.context
+        return count if self.most is None else min(count, self.most)
+
+    def __iter__(self) -> Iterator[Window]:
+        for index in range(len(self)):
+            ids = list(self.ids[index * self.context : (index + 1) * self.context])
+            if self.bos_id is not None:
+                ids[0] = self.bos_id
+            yield Window(tuple(ids), self.context // 2)

@@ -1,0 +1,92 @@
+"""A model in llama.cpp through its C API, as llama-bench drives it."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import EdgeInferError, UnsupportedModelError
+from edgeinfer.llama_cpp_library import llama_cpp_library, log_catcher
+
+BATCH = 512
+_CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+
+
+class LlamaCppContext:
+    """Reads ids into its cache on the processor; everything that isn't asked for has llama.cpp's default.
+
+    Raises `EdgeInferError` where llama-cpp-python isn't installed, `UnsupportedModelError` where llama.cpp
+    refuses the file.
+    """
+
+    def __init__(self, path: Path, context: int, threads: int, asked_by: str, kv: str = "f16") -> None:
+        self._library = library = llama_cpp_library(asked_by)
+        library.llama_backend_init()
+        log = log_catcher()
+        log.clear()
+        wishes = library.llama_model_default_params()
+        wishes.n_gpu_layers = 0
+        self._model = library.llama_model_load_from_file(str(path).encode(), wishes)
+        if not self._model:
+            raise UnsupportedModelError(f"{path.name}: llama.cpp can't load it ({log.first_error})")
+        self._context = library.llama_init_from_model(self._model, self._wishes(context, threads, kv))
+        if not self._context:
+            library.llama_model_free(self._model)
+            raise UnsupportedModelError(f"{path.name}: llama.cpp has no context for it ({log.first_error})")
+        self._memory = library.llama_get_memory(self._context)
+        self.vocabulary_size = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
+        self._tokens = (ctypes.c_int32 * BATCH)()
+        self._outputs = (ctypes.c_int8 * BATCH)(*[1] * BATCH)
+
+    def _wishes(self, context: int, threads: int, kv: str) -> object:
+        wishes = self._library.llama_context_default_params()
+        wishes.n_ctx = context
+        wishes.n_batch = wishes.n_ubatch = BATCH
+        wishes.n_threads = wishes.n_threads_batch = threads
+        wishes.type_k = wishes.type_v = _CACHE_TYPES[kv]
+        wishes.offload_kqv = wishes.op_offload = False
+        return wishes
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Read `ids`; logits are computed behind the last of each batch only."""
+        self._decode(ids, every_output=False)
+
+    def read_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read at most 512 `ids`; return the logits (len(ids), vocabulary) behind each, valid until the
+        next call.
+        """
+        if len(ids) > BATCH:
+            raise ValueError(f"{len(ids)} tokens, wanted at most {BATCH}")
+        self._decode(ids, every_output=True)
+        found = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(found, (len(ids), self.vocabulary_size))
+
+    def _decode(self, ids: Sequence[int], every_output: bool) -> None:
+        library = self._library
+        for first in range(0, len(ids), BATCH):
+            part = ids[first : first + BATCH]
+            self._tokens[: len(part)] = list(part)
+            batch = library.llama_batch_get_one(self._tokens, len(part))
+            if every_output:
+                batch.logits = self._outputs
+            code = library.llama_decode(self._context, batch)
+            if code:
+                raise EdgeInferError(f"llama.cpp failed to read {len(part)} tokens (code {code})")
+        library.llama_synchronize(self._context)
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+
+    def describe(self) -> str:
+        """The processor features that this build of llama.cpp uses."""
+        return " ".join(self._library.llama_print_system_info().decode().split())
+
+    def close(self) -> None:
+        """Free the model. May be called twice."""
+        if self._context:
+            self._library.llama_free(self._context)
+            self._library.llama_model_free(self._model)
+            self._context = self._model = None

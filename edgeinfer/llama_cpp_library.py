@@ -1,0 +1,56 @@
+"""llama-cpp-python, brought in where it is asked for and nowhere else."""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from edgeinfer.errors import EdgeInferError
+
+_ERROR, _CONTINUED = 4, 5
+
+
+def llama_cpp_library(asked_by: str) -> Any:
+    """The module `llama_cpp`; `asked_by` is the option that needs it.
+
+    Raises `EdgeInferError` where it isn't installed.
+    """
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise EdgeInferError(
+            f"{asked_by} needs llama-cpp-python: pip install 'edgeinfer[llama-cpp]'"
+        ) from error
+    return llama_cpp
+
+
+class LogCatcher:
+    """Takes llama.cpp's log away from the terminal and keeps the errors, which tell why a call failed."""
+
+    def __init__(self, library: Any) -> None:
+        self._errors: list[str] = []
+        self._level = 0
+        # ctypes frees a callback that nobody holds.
+        self._callback = library.llama_log_callback(self._take)
+        library.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _take(self, level: int, text: bytes, user_data: object) -> None:
+        if level != _CONTINUED:
+            self._level = level
+        if self._level == _ERROR:
+            self._errors.append(text.decode("utf-8", "replace"))
+
+    def clear(self) -> None:
+        """Forget the errors so far."""
+        self._errors.clear()
+
+    @property
+    def first_error(self) -> str:
+        """The first error since `clear`, on one line; llama.cpp names the cause first."""
+        lines = "".join(self._errors).strip().splitlines()
+        return lines[0].strip() if lines else "no message"
+
+
+@cache
+def log_catcher() -> LogCatcher:
+    """The one catcher of this process: llama.cpp has one log."""
+    return LogCatcher(llama_cpp_library("llama.cpp"))

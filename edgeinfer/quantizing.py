@@ -1,0 +1,196 @@
+"""Make a model file smaller: `edgeinfer.quantize` stores its weights in a mix of formats with fewer bits."""
+
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeinfer.catalogue import find_model
+from edgeinfer.errors import SettingError
+from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_quant_formats import BlockFormat, FormatError, GGUFFile
+from edgeinfer_quant_formats.importance_file import Importance, read_importance
+from edgeinfer_quant_formats.mixes import find_mix
+from edgeinfer_quant_formats.quantizing import (
+    IMPORTANCE_KEYS,
+    QuantizationPlan,
+    plan_quantization,
+    write_quantized,
+)
+from edgeinfer_quant_formats.type_choice import Override, TypeWishes, unmatched, weight_format
+
+DEFAULT_TYPE = "Q4_K_M"
+WANTS_IMPORTANCE = ("Q2_K_S",)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What was done, or would be: the plan, remarks on it a line each, and the seconds that writing took."""
+
+    source: Path
+    source_bytes: int
+    target: Path | None
+    plan: QuantizationPlan
+    notes: tuple[str, ...]
+    seconds: float = 0.0
+
+
+def quantize(
+    model: str | Path,
+    target: str | Path | None,
+    type: str = DEFAULT_TYPE,
+    *,
+    importance: str | Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    pure: bool = False,
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    threads: int | None = None,
+    allow_requantize: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Quantization:
+    """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
+
+    `importance`: an importance matrix. `overrides`: regular expression -> format for tensors whose names it
+    matches, the first one counts. `pure`: one format for all. `threads` None: all usable processors.
+    `dry_run`: only say what would be done; `target` may be None then. `progress` hears of bytes read.
+
+    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for what
+    a user can mend, `OSError` where the disk is full.
+    """
+    mix = find_mix(type)
+    wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})
+    if threads is not None and threads < 1:
+        raise SettingError(f"threads: saw {threads}, wanted a whole number of at least 1, or None")
+    given = None if importance is None else read_importance(importance)
+    with GGUFFile.open(find_model(model).path) as file:
+        plan = plan_quantization(file, mix, wishes, given)
+        _check_patterns(file, plan, wishes)
+        place = None if target is None else Path(target)
+        done = Quantization(file.path, file.nbytes, place, plan, tuple(_notes(plan, given)))
+        _check_requantising(plan, allow_requantize)
+        if dry_run:
+            return done
+        place = _checked_target(place, file, plan, overwrite)
+        start = time.perf_counter()
+        _write(file, plan, place, _importance_metadata(importance, given), threads, progress)
+        return replace(done, seconds=time.perf_counter() - start)
+
+
+def _type_wishes(
+    pure: bool, output: str | None, embedding: str | None, overrides: Mapping[str, str]
+) -> TypeWishes:
+    return TypeWishes(
+        pure=pure,
+        output=_weight_format("output_type", output) if output else None,
+        embedding=_weight_format("embedding_type", embedding) if embedding else None,
+        overrides=tuple(_override(pattern, name) for pattern, name in overrides.items()),
+    )
+
+
+def _override(pattern: str, name: str) -> Override:
+    try:
+        compiled = re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise SettingError(f"pattern {pattern!r}: {error}, wanted a regular expression") from None
+    return Override(compiled, _weight_format(f"pattern {pattern!r}", name))
+
+
+def _weight_format(setting: str, name: str) -> BlockFormat:
+    try:
+        return weight_format(name)
+    except FormatError as error:
+        raise SettingError(f"{setting}: {error}") from None
+
+
+def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeWishes) -> None:
+    idle = unmatched(wishes.overrides, file.tensors, plan.facts.architecture)
+    if idle:
+        raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantised")
+
+
+def _check_requantising(plan: QuantizationPlan, allowed: bool) -> None:
+    again = [tensor.info for tensor in plan.tensors if tensor.is_requantised]
+    if again and not allowed:
+        raise SettingError(
+            f"{len(again)} of {len(plan.tensors)} tensors are quantised already "
+            f"({again[0].name} is {again[0].format.name}) and would lose more than from F16 or F32; "
+            "take such a file, or allow it (--allow-requantize, allow_requantize=True)"
+        )
+
+
+def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan, overwrite: bool) -> Path:
+    if target is None:
+        raise SettingError("target: saw None, wanted the path of the file to write")
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        trouble = "is a folder" if target.is_dir() else "there is no such folder"
+        raise SettingError(f"{target}: {trouble}, wanted the path of a file to write")
+    if target.exists():
+        if any(target.samefile(part) for part in file.parts):
+            raise SettingError(f"{target}: is the model to read, wanted another file to write")
+        if not overwrite:
+            raise SettingError(f"{target}: is there already; replace it with --force (overwrite=True)")
+    free = shutil.disk_usage(target.absolute().parent).free
+    if free < plan.nbytes:
+        raise SettingError(
+            f"{target}: takes {plan.nbytes} bytes, wanted at most {free}, which are free there"
+        )
+    return target
+
+
+def _importance_metadata(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
+    """What llama.cpp's quantizer notes of an importance matrix."""
+    if importance is None:
+        return {}
+    values: dict[str, str | int] = {
+        "file": str(path),
+        "dataset": importance.dataset,
+        "entries": len(importance.tensors),
+        "chunks": importance.chunks,
+    }
+    return {IMPORTANCE_KEYS[name]: value for name, value in values.items() if value}
+
+
+def _notes(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
+    notes = []
+    stand_ins = Counter(
+        (tensor.wanted.name, tensor.target.name) for tensor in plan.tensors if tensor.target != tensor.wanted
+    )
+    for (wanted, found), count in stand_ins.items():
+        notes.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
+    if plan.without_importance:
+        count, first = len(plan.without_importance), plan.without_importance[0]
+        notes.append(f"the importance matrix doesn't name {_tensors(count)} ({first}): quantised without it")
+    if importance is None and plan.mix.name in WANTS_IMPORTANCE:
+        notes.append(f"{plan.mix.name} is made for an importance matrix (--imatrix); expect a poor model")
+    again = sum(tensor.is_requantised for tensor in plan.tensors)
+    if again:
+        notes.append(f"{_tensors(again)} quantised already: the new error comes on top of the old one")
+    return notes
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
+
+
+def _write(
+    file: GGUFFile,
+    plan: QuantizationPlan,
+    target: Path,
+    metadata: Mapping[str, str | int],
+    threads: int | None,
+    progress: Progress | None,
+) -> None:
+    try:
+        write_quantized(file, plan, target, metadata, threads or usable_cpus(), progress)
+    except OSError as error:
+        if error.strerror and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise

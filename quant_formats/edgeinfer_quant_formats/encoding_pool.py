@@ -1,0 +1,164 @@
+"""Encode tensors on all processors: pieces of a tensor go to worker processes and come back in order.
+
+Processes rather than threads: numpy holds the interpreter lock for a third of the time on pieces that fit
+a processor's cache, and larger pieces wait for memory instead. The workers are plain interpreters fed
+through pipes, so that a script that quantises needs no `if __name__ == "__main__"`.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.codecs import decode, encode
+from edgeinfer_quant_formats.errors import FormatError
+
+# Twice as many pieces as workers are under way, so that none waits while the file is written.
+AHEAD = 2
+_START = "import sys; sys.path[:] = {path!r}; from edgeinfer_quant_formats import encoding_pool; "
+_START += "encoding_pool.serve(sys.stdin.buffer, sys.stdout.buffer)"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole rows of one tensor: the blocks that they are, and what they shall become."""
+
+    name: str
+    raw: bytes
+    source: str
+    target: str
+    importance: NDArray[np.float32] | None
+
+
+class WorkerError(OSError):
+    """A worker process has gone."""
+
+
+def recode(piece: Piece) -> bytes:
+    """The piece in its target format.
+
+    Raises:
+        FormatError: weights that the format can't hold.
+    """
+    weights = decode(piece.raw, piece.source)
+    try:
+        out = encode(weights, piece.target, piece.importance)
+        if piece.target == "F16" and np.isinf(out.view("<f2")).any() and np.isfinite(weights).all():
+            raise FormatError(f"weights up to {np.abs(weights).max():g}, wanted at most 65504 for F16")
+    except FormatError as error:
+        raise FormatError(f"tensor {piece.name}: {error}") from None
+    return out.tobytes()
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """What a worker does: recode pieces until the pipe closes."""
+    while True:
+        try:
+            piece = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer: bytes | FormatError = recode(piece)
+        except FormatError as error:
+            answer = error
+        pickle.dump(answer, answers, protocol=5)
+        answers.flush()
+
+
+class EncodingPool:
+    """Recodes pieces on `processes` workers, or in this process where that is 1.
+
+    As a context manager it ends its workers, whatever happened.
+    """
+
+    def __init__(self, processes: int) -> None:
+        # A program that embeds Python may not know an interpreter to start.
+        self._count = processes if processes > 1 and sys.executable else 0
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(max_workers=max(self._count, 1))
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self._count):
+                self._workers.append(_start_worker())
+                self._free.put(self._workers[-1])
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; pieces under way are lost."""
+        for worker in self._workers:
+            worker.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            for pipe in (worker.stdin, worker.stdout):
+                with contextlib.suppress(OSError):
+                    cast(Any, pipe).close()
+            worker.wait()
+        self._workers.clear()
+
+    def recoded(self, pieces: Iterable[Callable[[], Piece]]) -> Iterator[bytes]:
+        """The pieces in their target formats, in order. Each is made only when its turn is near.
+
+        Raises:
+            FormatError: weights that a format can't hold.
+            WorkerError: a worker has gone.
+        """
+        if not self._count:
+            for make in pieces:
+                yield recode(make())
+            return
+        under_way: deque[Future[bytes]] = deque()
+        for make in pieces:
+            under_way.append(self._threads.submit(self._send, make))
+            if len(under_way) >= AHEAD * self._count:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+    def _send(self, make: Callable[[], Piece]) -> bytes:
+        piece = make()
+        worker = self._free.get()
+        try:
+            stdin, stdout = cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)
+            pickle.dump(piece, stdin, protocol=5)
+            stdin.flush()
+            answer = pickle.load(stdout)
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise WorkerError(
+                f"tensor {piece.name}: a worker process ended with code {worker.poll()}, wanted its answer; "
+                "try again with fewer threads"
+            ) from error
+        finally:
+            self._free.put(worker)
+        if isinstance(answer, FormatError):
+            raise answer
+        return cast(bytes, answer)
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    # Of a session of its own, so that Ctrl-C reaches the parent alone, which then ends the workers.
+    single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", _START.format(path=[entry or os.getcwd() for entry in sys.path])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | single,
+        start_new_session=True,
+    )

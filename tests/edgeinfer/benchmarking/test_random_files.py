@@ -1,0 +1,119 @@
+"""Random files of a shape: sound, finite, written once, readable by llama.cpp too."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.benchmarking import random_files
+from edgeinfer.benchmarking.contestants import LlamaCppContestant
+from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
+from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
+from edgeinfer.benchmarking.shapes import SHAPES, Shape
+from edgeinfer.benchmarking.type_mixes import find_mix
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.llama_cpp_context import LlamaCppContext
+from edgeinfer_quant_formats import GGUFFile, decode
+
+SMALL = Shape("small", 2, 256, 512, 4, 2, 600, 128)
+QWEN3 = replace(SMALL, name="small3", architecture="qwen3", tied=True, qk_norm=True, head_dim=32)
+QWEN2 = replace(SMALL, name="small2", architecture="qwen2", tied=True, biases=True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_random_blocks_have_the_spread_that_was_asked_for(name: str) -> None:
+    blocks = RandomBlocks(name, 0.02, np.random.default_rng(0))
+    weights = decode(blocks.take(4000).reshape(-1), name)
+    assert np.isfinite(weights).all()
+    assert 0.013 < weights.std() < 0.03
+    assert abs(weights.mean()) < 0.005
+
+
+def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeinfer.benchmarking.random_blocks.PIECE_BYTES", 1000)
+    pieces = list(RandomBlocks("Q4_0", 0.02, np.random.default_rng(0)).stream(32 * 100))
+    assert sum(piece.nbytes for piece in pieces) == 1800
+    assert max(piece.nbytes for piece in pieces) <= 1000
+
+
+@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3], ids=lambda shape: shape.architecture)
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
+def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str) -> None:
+    path = tmp_path / "random.gguf"
+    write_random_file(path, shape, find_mix(kind))
+    with edgeinfer.load(path, context=64, draft=None) as model:
+        logits = model.logits([1, 300, 5, 599])
+        assert model.tokenizer.decode(model.tokenizer.encode("Abc d!")) == "Abc d!"
+    assert logits.shape == (4, 600)
+    assert np.isfinite(logits).all()
+    assert 0.1 < logits.std() < 10
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3], ids=lambda shape: shape.architecture)
+def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> None:
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "random.gguf"
+    write_random_file(path, shape, find_mix("Q8_0"))
+    ids = [1, 300, 5, 599]
+    peer = LlamaCppContext(path, 64, 1, "this test")
+    theirs = peer.read_all(ids).copy()
+    peer.close()
+    with edgeinfer.load(path, context=64, draft=None) as model:
+        ours = model.logits(ids)
+    assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
+
+
+@pytest.mark.llama_cpp
+def test_the_contestant_llama_cpp_reads_and_rewinds(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "random.gguf"
+    write_random_file(path, SMALL, find_mix("Q8_0"))
+    peer = LlamaCppContestant(path, 64, 1)
+    for _ in range(3):
+        peer.read(list(range(40)))
+        peer.read_all([1, 2])
+        peer.rewind(4)
+    assert peer.vocabulary_size == 600
+    assert "CPU" in peer.describe()
+    peer.close()
+
+
+def test_a_file_is_written_once_and_anew_if_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "small", SMALL)
+    heard: list[tuple[int, int]] = []
+    path = random_file("small", "q4_0", lambda done, total: heard.append((done, total)), tmp_path / "cache")
+    assert path.name == "small-Q4_0-random-1.gguf"
+    assert heard[-1][0] == heard[-1][1]
+    first = path.read_bytes()
+    heard.clear()
+    assert random_file("small", "Q4_0", lambda done, total: heard.append((done, total)), path.parent) == path
+    assert heard == []
+    path.write_bytes(first[:1000])
+    assert random_file("small", "Q4_0", None, path.parent).read_bytes() == first
+
+
+def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_files, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(OutOfMemoryError, match=r"GiB free, the file of small takes 0\.0 GiB"):
+        write_random_file(tmp_path / "random.gguf", SMALL, find_mix("Q4_0"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [259, 600, 151_936])
+def test_a_vocabulary_has_distinct_tokens(size: int) -> None:
+    found = vocabulary_metadata(size)
+    assert len(set(found["tokenizer.ggml.tokens"])) == size
+    assert len(found["tokenizer.ggml.scores"]) == len(found["tokenizer.ggml.token_type"]) == size
+
+
+def test_the_file_names_its_shape(tmp_path: Path) -> None:
+    path = tmp_path / "random.gguf"
+    write_random_file(path, SMALL, find_mix("F16"))
+    with GGUFFile.open(path) as file:
+        assert file.metadata["general.name"] == "random weights in the shape of small"
+        assert file.tensors["blk.1.ffn_down.weight"].shape == (256, 512)

@@ -1,0 +1,58 @@
+"""Shapes are those of the models whose names they bear."""
+
+import pytest
+
+from edgeinfer.benchmarking.shapes import SHAPES, find_shape
+from edgeinfer.benchmarking.type_mixes import MIXES, find_mix, matrix_formats
+from edgeinfer.errors import SettingError
+from edgeinfer_quant_formats import block_format
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("smollm2-135m", 134_515_008),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen3-0.6b", 596_049_920),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("mistral-7b", 7_248_023_552),
+        ("llama-3-8b", 8_030_261_248),
+    ],
+)
+def test_a_shape_has_the_parameters_that_its_model_is_published_with(name: str, parameters: int) -> None:
+    assert find_shape(name).parameters == parameters
+
+
+def test_an_unknown_shape_or_type_is_told_which_there_are() -> None:
+    with pytest.raises(SettingError, match="shape: saw 'llama', wanted one of smollm2-135m, "):
+        find_shape("llama")
+    with pytest.raises(SettingError, match="type: saw 'Q9', wanted one of F32, F16"):
+        find_mix("Q9")
+
+
+def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:
+    formats = matrix_formats(find_shape("tinyllama-1.1b"), find_mix("q4_k_m"))
+    assert formats["output.weight"] == "Q6_K"
+    assert formats["token_embd.weight"] == formats["blk.5.attn_q.weight"] == "Q4_K"
+    wide = [layer for layer in range(22) if formats[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
+    # The layers of TinyLlama's published Q4_K_M file.
+    assert wide == [0, 1, 4, 7, 10, 13, 16, 19, 20, 21]
+    assert wide == [layer for layer in range(22) if formats[f"blk.{layer}.attn_v.weight"] == "Q6_K"]
+
+
+def test_a_tied_embedding_takes_the_format_of_the_head() -> None:
+    formats = matrix_formats(find_shape("llama-3.2-1b"), find_mix("Q4_0"))
+    assert "output.weight" not in formats
+    assert formats["token_embd.weight"] == "Q6_K"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", MIXES)
+def test_every_row_fills_whole_blocks(shape: str, kind: str) -> None:
+    form = find_shape(shape)
+    formats = matrix_formats(form, find_mix(kind))
+    for name, size in form.matrices().items():
+        assert block_format(formats[name]).nbytes(size) > 0

@@ -1,0 +1,103 @@
+"""Models on a text: the streamed evaluation against the plain one."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.evaluation import logit_sources
+from edgeinfer.evaluation.evaluating import evaluate
+from tests.random_models import RandomModel
+
+TEXT = Path(__file__).parents[3].joinpath("LICENSE").read_text(encoding="utf-8")
+
+
+def direct_perplexity(context: int, chunks: int) -> float:
+    """As the definition says, with all logits of a window at once."""
+    with edgeinfer.load("tiny", context=context, draft=None) as model:
+        ids = model.tokenizer.encode(TEXT, bos=True)
+        losses = []
+        for first in range(0, chunks * context, context):
+            window = ids[first : first + context]
+            if model.tokenizer.add_bos:
+                window[0] = model.tokenizer.bos_id or 0
+            rows = model.logits(window).astype(np.float64)
+            for place in range(context // 2, context - 1):
+                total = math.log(math.fsum(np.exp(rows[place])))
+                losses.append(total - rows[place][window[place + 1]])
+    return math.exp(math.fsum(losses) / len(losses))
+
+
+def test_perplexity_equals_the_direct_computation() -> None:
+    found = evaluate("tiny", TEXT, context=64, chunks=3)
+    assert found.perplexity.value == pytest.approx(direct_perplexity(64, 3), rel=1e-4)
+    assert (found.tokens, found.windows, found.context) == (3 * 31, 3, 64)
+    assert found.divergence is None
+
+
+def test_slices_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate("tiny", TEXT, context=64, chunks=1)
+    monkeypatch.setattr(logit_sources, "SLICE_ELEMENTS", 5 * 8192)
+    assert evaluate("tiny", TEXT, context=64, chunks=1).perplexity.value == pytest.approx(
+        whole.perplexity.value, rel=1e-4
+    )
+
+
+def test_a_model_does_not_diverge_from_itself() -> None:
+    found = evaluate("tiny", TEXT, base="tiny", context=32, chunks=2).divergence
+    assert found is not None
+    assert found.mean.value == found.maximum == found.rms_probability_change.value == 0
+    assert found.same_top.value == found.perplexity_ratio.value == 1
+
+
+def test_models_of_other_weights_diverge(tmp_path: Path) -> None:
+    paths = [RandomModel("llama", seed=seed).write(tmp_path / f"{seed}.gguf") for seed in (1, 2)]
+    heard: list[tuple[int, int]] = []
+    found = evaluate(
+        paths[0],
+        TEXT,
+        base=paths[1],
+        context=32,
+        chunks=2,
+        report=lambda done, total: heard.append((done, total)),
+    )
+    assert heard == [(1, 2), (2, 2)]
+    divergence = found.divergence
+    assert divergence is not None
+    assert 0 < divergence.median <= divergence.percentile_99 <= divergence.maximum
+    other = evaluate(paths[1], TEXT, context=32, chunks=2)
+    assert divergence.base_perplexity.value == pytest.approx(other.perplexity.value, rel=1e-6)
+    ratio = found.perplexity.value / other.perplexity.value
+    assert divergence.perplexity_ratio.value == pytest.approx(ratio, rel=1e-6)
+
+
+def test_a_base_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = RandomModel("llama").write(tmp_path / "other.gguf")
+    with pytest.raises(
+        EdgeInferError, match=r"other: its vocabulary of 288 tokens isn't that of tiny \(8192\)"
+    ):
+        evaluate("tiny", TEXT, base=path, context=32, chunks=1)
+
+
+def test_a_text_too_short_for_a_window_is_refused() -> None:
+    with pytest.raises(SettingError, match="wanted at least 64 for one window"):
+        evaluate("tiny", "Once upon a time", context=64)
+
+
+def test_without_llama_cpp_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
+    with pytest.raises(EdgeInferError, match=r"--base llama\.cpp needs llama-cpp-python: pip install"):
+        evaluate("tiny", TEXT, base="llama.cpp", context=32, chunks=1)
+
+
+@pytest.mark.llama_cpp
+def test_the_built_in_model_lies_close_to_llama_cpp() -> None:
+    pytest.importorskip("llama_cpp")
+    found = evaluate("tiny", TEXT, base="llama.cpp", context=128, chunks=4, threads=1).divergence
+    assert found is not None
+    assert found.mean.value < 1e-3
+    assert found.same_top.value > 0.97
+    assert found.perplexity_ratio.value == pytest.approx(1, abs=0.01)

@@ -1,0 +1,176 @@
+"""`edgeinfer.quantize`: what it refuses, what it remarks, what it writes."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError, UnknownModelError
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+
+Formats = dict[str, str]
+
+
+def write_model(path: Path, columns: int = 256, format: str = "F32") -> Path:
+    random = np.random.default_rng(71)
+    with GGUFWriter(path, {"general.architecture": "llama", "llama.block_count": 1}) as writer:
+        writer.add_tensor("output_norm.weight", np.ones(columns, np.float32), "F32")
+        for name in ("token_embd", "blk.0.attn_q", "blk.0.ffn_down"):
+            writer.add_tensor(f"{name}.weight", random.standard_normal((8, columns)), format)
+    return path
+
+
+def write_importance(path: Path, columns: int = 256, **metadata: Any) -> Path:
+    with GGUFWriter(path, {f"imatrix.{key}": value for key, value in metadata.items()}) as writer:
+        name = "blk.0.attn_q.weight"
+        writer.add_tensor(f"{name}.in_sum2", np.ones((1, columns), np.float32), "F32")
+        writer.add_tensor(f"{name}.counts", np.ones((1, 1), np.float32), "F32")
+    return path
+
+
+def formats_of(path: Path) -> Formats:
+    with GGUFFile.open(path) as file:
+        return {name.removesuffix(".weight"): info.format.name for name, info in file.tensors.items()}
+
+
+def test_a_model_is_written_in_the_mix_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "small.gguf"
+    done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, "q4_k_m")
+    assert formats_of(target) == {
+        "output_norm": "F32", "token_embd": "Q6_K", "blk.0.attn_q": "Q4_K", "blk.0.ffn_down": "Q6_K",
+    }  # fmt: skip
+    assert (done.target, done.notes, done.plan.mix.name) == (target, (), "Q4_K_M")
+    assert done.seconds > 0
+
+
+def test_the_user_may_want_it_otherwise(tmp_path: Path) -> None:
+    source, target = write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf"
+    edgeinfer.quantize(
+        source, target, "Q4_0", overrides={"ATTN_[qk]": "q8_0", "attn": "F16"}, embedding_type="Q5_1"
+    )
+    found = formats_of(target)
+    assert (found["blk.0.attn_q"], found["token_embd"], found["blk.0.ffn_down"]) == ("Q8_0", "Q5_1", "Q4_0")
+    edgeinfer.quantize(source, target, "Q4_0", pure=True, overwrite=True)
+    assert set(formats_of(target).values()) == {"F32", "Q4_0"}
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_target(tmp_path: Path) -> None:
+    done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), None, "Q8_0", dry_run=True)
+    assert [tensor.target.name for tensor in done.plan.tensors] == ["F32", "Q8_0", "Q8_0", "Q8_0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None:
+    importance = write_importance(tmp_path / "imatrix.gguf", datasets=["talk.txt"], chunk_count=12)
+    target = tmp_path / "small.gguf"
+    done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, importance=importance)
+    with GGUFFile.open(target) as file:
+        noted = {key: value for key, value in file.metadata.items() if key.startswith("quantize.")}
+    assert noted == {
+        "quantize.imatrix.file": str(importance),
+        "quantize.imatrix.dataset": "talk.txt",
+        "quantize.imatrix.entries_count": 1,
+        "quantize.imatrix.chunks_count": 12,
+    }
+    assert done.notes == (
+        "the importance matrix doesn't name 1 tensor (blk.0.ffn_down.weight): quantised without it",
+    )
+
+
+def test_remarks_tell_of_stand_ins_of_a_missing_importance_and_of_requantising(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
+    done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)
+    assert done.notes == (
+        "rows of 2 tensors don't fill Q2_K blocks: stored as Q4_0",
+        "Q2_K_S is made for an importance matrix (--imatrix); expect a poor model",
+        "2 tensors quantised already: the new error comes on top of the old one",
+    )
+
+
+class Refusal(NamedTuple):
+    settings: dict[str, Any]
+    message: str
+
+
+REFUSALS = (
+    Refusal({"threads": 0}, "threads: saw 0, wanted a whole number of at least 1"),
+    Refusal({"output_type": "Q9"}, "output_type: format Q9 is unknown; supported: F32"),
+    Refusal({"embedding_type": "I8"}, "embedding_type: format I8 is not for weights"),
+    Refusal({"overrides": {"a(": "Q8_0"}}, r"pattern 'a\(': missing \), .* wanted a regular expression"),
+    Refusal({"overrides": {"a": "Q9"}}, "pattern 'a': format Q9 is unknown"),
+    Refusal(
+        {"overrides": {"norm": "Q8_0"}}, "pattern 'norm': matches none of the tensors that are quantised"
+    ),
+)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_settings_that_make_no_sense_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf")
+    with pytest.raises(SettingError, match=refusal.message):
+        edgeinfer.quantize(source, tmp_path / "small.gguf", **refusal.settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_quantised_tensors_are_quantised_again_only_if_allowed(tmp_path: Path) -> None:
+    source, target = write_model(tmp_path / "m.gguf", format="Q8_0"), tmp_path / "small.gguf"
+    wanted = r"3 of 4 tensors are quantised already \(token_embd.weight is Q8_0\).*--allow-requantize"
+    with pytest.raises(SettingError, match=wanted):
+        edgeinfer.quantize(source, target)
+    edgeinfer.quantize(source, target, allow_requantize=True)
+    assert formats_of(target)["blk.0.attn_q"] == "Q4_K"
+
+
+def test_the_model_to_read_is_never_written_over(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf")
+    before = source.read_bytes()
+    (tmp_path / "link.gguf").symlink_to(source)
+    for target in (source, tmp_path / "link.gguf"):
+        with pytest.raises(SettingError, match="is the model to read, wanted another file to write"):
+            edgeinfer.quantize(source, target, overwrite=True)
+    assert source.read_bytes() == before
+
+
+def test_an_older_file_is_replaced_only_if_allowed(tmp_path: Path) -> None:
+    source, target = write_model(tmp_path / "m.gguf"), tmp_path / "old.gguf"
+    target.write_bytes(b"old")
+    with pytest.raises(SettingError, match=r"old\.gguf: is there already; replace it with --force"):
+        edgeinfer.quantize(source, target)
+    assert target.read_bytes() == b"old"
+    edgeinfer.quantize(source, target, overwrite=True)
+    assert formats_of(target)["token_embd"] == "Q6_K"
+
+
+def test_a_target_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf")
+    with pytest.raises(SettingError, match="is a folder, wanted the path of a file to write"):
+        edgeinfer.quantize(source, tmp_path)
+    with pytest.raises(SettingError, match="there is no such folder"):
+        edgeinfer.quantize(source, tmp_path / "nowhere" / "small.gguf")
+    with pytest.raises(SettingError, match="target: saw None"):
+        edgeinfer.quantize(source, None)
+    with pytest.raises(UnknownModelError, match="no such file"):
+        edgeinfer.quantize(tmp_path / "n.gguf", tmp_path / "small.gguf")
+
+
+def test_a_disk_without_room_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(SettingError, match=r"takes [0-9]+ bytes, wanted at most 10, which are free there"):
+        edgeinfer.quantize(write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf")
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    source, target = write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf"
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        edgeinfer.quantize(source, target)
+    assert caught.value.filename == str(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]

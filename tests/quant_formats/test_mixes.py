@@ -1,0 +1,144 @@
+"""Mixes: for miniature models of many architectures the formats chosen are llama.cpp's."""
+
+import ctypes
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeinfer_quant_formats import FORMATS, FormatError
+from edgeinfer_quant_formats.mix_rules import ModelFacts
+from edgeinfer_quant_formats.mixes import ALIASES, MIXES, find_mix
+from edgeinfer_quant_formats.tensor_index import TensorInfo
+from edgeinfer_quant_formats.tensor_roles import OUTPUT, is_quantised
+from edgeinfer_quant_formats.type_choice import Override, TypeChoice, TypeWishes, choose_types, unmatched
+from tests.quant_formats import mix_models
+from tests.quant_formats.mix_models import MODELS, MixModel, Shapes
+
+GOLDEN = json.loads(mix_models.CHOICES.read_text(encoding="utf-8"))
+
+
+def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
+    kind = FORMATS[format]
+    return [TensorInfo(name, shape, kind, 0, kind.nbytes(shape), part=0) for name, shape in shapes.items()]
+
+
+def choices(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, TypeChoice]:
+    tied = OUTPUT not in model.shapes()
+    facts = ModelFacts.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
+    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeWishes(**wishes))
+
+
+def formats(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, str]:
+    return {name: each.format.name for name, each in choices(model, mix, importance, **wishes).items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None:
+    for mix in MIXES:
+        kept = GOLDEN[name][mix]
+        for wanted, importance in ((kept[0], False), (kept[-1], True)):
+            assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == wanted, (mix, importance)
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", ["llama, eight experts", "llama, rows of 224", "falcon, tied", "deepseek2"])
+def test_the_choices_kept_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    assert mix_models.measure_llama_cpp(tmp_path, [name]) == {name: GOLDEN[name]}
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.slow
+def test_all_the_choices_kept_are_llama_cpps(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    assert mix_models.measure_llama_cpp(tmp_path, list(MODELS)) == GOLDEN
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", ["llama, three layers", "llama, rows of 224", "gemma3n", "falcon"])
+@pytest.mark.parametrize("mix", ["Q4_K_M", "Q8_0", "F16"])
+def test_wishes_are_granted_as_llama_cpp_grants_them(name: str, mix: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = MODELS[name].write(tmp_path / "model.gguf")
+    overrides = (llama_cpp.llama_model_tensor_override * 3)()
+    overrides[0].pattern, overrides[0].type = b"blk\\.[0-1]\\.ffn_up", FORMATS["Q8_0"].type_id
+    overrides[1].pattern, overrides[1].type = b"ffn|per_layer", FORMATS["Q6_K"].type_id
+    ours = tuple(
+        Override(re.compile(each.pattern.decode()), FORMATS[format])
+        for each, format in zip(overrides, ("Q8_0", "Q6_K"), strict=False)
+    )
+    for theirs, mine in (
+        ({"pure": True}, {"pure": True}),
+        ({"output_tensor_type": 0}, {"output": FORMATS["F32"]}),
+        ({"token_embedding_type": 8}, {"embedding": FORMATS["Q8_0"]}),
+        ({"tt_overrides": ctypes.cast(overrides, ctypes.c_void_p)}, {"overrides": ours}),
+    ):
+        if mix == "F16" and "overrides" in mine:
+            continue  # llama.cpp forgets the user's overrides there
+        wishes: dict[str, Any] = dict(theirs)
+        if "tt_overrides" in wishes:
+            kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)
+            wishes["tt_overrides"] = ctypes.cast(overrides, kind)
+        wanted = mix_models.by_llama_cpp(path, mix, **wishes)
+        assert formats(MODELS[name], mix, **mine) == wanted, mine
+
+
+def test_rows_that_fill_no_blocks_take_the_stand_in_and_the_choice_says_so() -> None:
+    chosen = choices(MODELS["llama, rows of 224"], "Q4_K_M")
+    query, value = chosen["blk.4.attn_q.weight"], chosen["blk.0.attn_v.weight"]
+    assert (query.format.name, query.wanted.name) == ("Q5_0", "Q4_K")
+    assert (value.format.name, value.wanted.name) == ("Q8_0", "Q6_K")
+    assert formats(MODELS["llama, tied, rows of 200"], "Q4_K_M")["blk.0.attn_q.weight"] == "F16"
+
+
+def test_norms_biases_routers_and_tables_of_places_are_never_quantised() -> None:
+    for name in ("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "position_embd.weight"):
+        assert not is_quantised(name, (4, 256), "llama")
+    assert not is_quantised("blk.0.attn_q.bias", (4, 256), "llama")
+    assert not is_quantised("blk.0.attn_q.weight", (1, 256), "llama")
+    assert is_quantised("blk.0.attn_q.weight", (4, 256), "llama")
+
+
+def test_overrides_hold_for_mixes_of_floats_too() -> None:
+    override = Override(re.compile("attn_q"), FORMATS["Q8_0"])
+    found = formats(MODELS["arcee"], "F16", overrides=(override,))
+    assert (found["blk.0.attn_q.weight"], found["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
+
+
+def test_a_pattern_that_matches_nothing_is_told() -> None:
+    patterns = tuple(Override(re.compile(text), FORMATS["Q8_0"]) for text in ("attn_q", "attn_norm", "nose"))
+    tensors = {info.name: info for info in infos(MODELS["arcee"].shapes())}
+    assert unmatched(patterns, tensors, "arcee") == ["attn_norm", "nose"]
+
+
+def test_a_format_asked_for_that_rows_cannot_fill_is_refused() -> None:
+    wanted = r"token_embd.weight: row of 224 weights is not a multiple of the Q4_K block \(256\)"
+    with pytest.raises(FormatError, match=wanted):
+        choices(MODELS["llama, rows of 224"], "Q8_0", embedding=FORMATS["Q4_K"])
+
+
+def test_a_layer_that_the_metadata_do_not_count_is_refused() -> None:
+    facts = ModelFacts("llama", layers=2, experts=4)
+    tensors = infos({"blk.2.ffn_down_exps.weight": (4, 4, 256)})
+    with pytest.raises(FormatError, match=r"blk\.2\.ffn_down_exps\.weight: layer 2, wanted 0 to 1"):
+        choose_types(tensors, facts, find_mix("Q4_K_M"))
+
+
+def test_mixes_are_found_in_any_case_and_by_their_short_names() -> None:
+    assert find_mix("q4_k_m") is MIXES["Q4_K_M"]
+    assert all(find_mix(short) is MIXES[name] for short, name in ALIASES.items())
+    with pytest.raises(FormatError, match="type Q9_Z is unknown; wanted one of F32, F16, BF16, Q8_0"):
+        find_mix("Q9_Z")
+
+
+def test_file_types_are_numbered_once() -> None:
+    assert len({mix.file_type for mix in MIXES.values()}) == len(MIXES)
+
+
+def test_counts_that_are_no_numbers_are_refused() -> None:
+    metadata = {"general.architecture": "llama", "llama.block_count": "many"}
+    with pytest.raises(FormatError, match=r"llama\.block_count: many, wanted a whole number"):
+        ModelFacts.from_metadata(metadata, 1, has_importance=False, tied_output=False)

@@ -1,0 +1,117 @@
+"""`edgeinfer quantize`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from tests.tui.conftest import CommandLine
+
+
+def write_model(path: Path, rows: int = 8) -> Path:
+    weights = np.random.default_rng(81).standard_normal((rows, 256)).astype(np.float32)
+    with GGUFWriter(path, {"general.architecture": "llama", "llama.block_count": 1}) as writer:
+        writer.add_tensor("output_norm.weight", np.ones(256, np.float32), "F32")
+        writer.add_tensor("blk.0.attn_q.weight", weights, "F16")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model-F16.gguf")
+
+
+def test_a_smaller_file_is_written_and_said_so_on_stderr(
+    edgeinfer: CommandLine, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "small.gguf"
+    outcome = edgeinfer("quantize", str(source), str(target))
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith(f"edgeinfer: {target}: Q4_K_M, 5.0 KiB -> 2.1 KiB, 7.56 bits a weight, in ")
+    with GGUFFile.open(target) as file:
+        assert file.tensors["blk.0.attn_q.weight"].format.name == "Q4_K"
+
+
+def test_a_dry_run_prints_what_each_tensor_would_become(edgeinfer: CommandLine, source: Path) -> None:
+    outcome = edgeinfer("quantize", str(source), "--type", "q8_0", "--dry-run")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [line.split() for line in outcome.out.splitlines()] == [
+        ["TENSOR", "ROWS", "x", "COLUMNS", "FROM", "TO", "BYTES"],
+        ["output_norm.weight", "256", "F32", "-", "1,024"],
+        ["blk.0.attn_q.weight", "8", "x", "256", "F16", "Q8_0", "2,176"],
+        [],
+        ["Q8_0:", "5.0", "KiB", "->", "3.1", "KiB,", "11.11", "bits", "a", "weight"],
+    ]
+    assert [path.name for path in source.parent.iterdir()] == [source.name]
+
+
+def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
+    outcome = edgeinfer("quantize", str(source), "--dry-run", "--json", "--tensor", "attn_.=Q6_K")
+    report = json.loads(outcome.out)
+    assert report["type"] == "Q4_K_M"
+    assert report["tensors"][1] == {
+        "name": "blk.0.attn_q.weight", "shape": [8, 256], "from": "F16", "to": "Q6_K", "bytes": 1680,
+    }  # fmt: skip
+    assert (report["target"], report["target_bytes"], report["notes"]) == (None, 2704, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--type", "Q9"], "--type: type Q9 is unknown; wanted one of F32, F16"),
+        (["--tensor", "Q8_0"], "--tensor: saw 'Q8_0', wanted PATTERN=TYPE, as ffn_down=Q6_K"),
+        (["--threads", "0"], "--threads: saw 0, wanted a whole number of at least 1"),
+        ([], "OUT is missing: the file to write"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    edgeinfer: CommandLine, source: Path, arguments: list[str], message: str
+) -> None:
+    outcome = edgeinfer("quantize", str(source), *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"edgeinfer: {message}")
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_refusal_is_one_line_and_names_the_option(edgeinfer: CommandLine, source: Path) -> None:
+    target = source.with_name("small.gguf")
+    target.write_bytes(b"old")
+    outcome = edgeinfer("quantize", str(source), str(target))
+    assert outcome.code == 1
+    assert outcome.err == (
+        f"edgeinfer: {target}: is there already; replace it with --force (overwrite=True)\n"
+    )
+    assert edgeinfer("quantize", str(source), str(target), "--force").code == 0
+
+
+def test_remarks_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
+    outcome = edgeinfer("quantize", str(source), "--type", "Q2_K_S", "--dry-run")
+    assert (
+        outcome.err == "edgeinfer: Q2_K_S is made for an importance matrix (--imatrix); expect a poor model\n"
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model-F16.gguf", rows=1 << 15)
+    command = "from edgeinfer_tui.command_line import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "quantize", str(source), str(tmp_path / "small.gguf")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob(".small.gguf.*.partial")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]

@@ -1,0 +1,19 @@
+"""Whole numbers on the command line: one, several with commas, or the option repeated."""
+
+from collections.abc import Sequence
+
+from typer import BadParameter
+
+
+def numbers(option: str, given: Sequence[str], least: int) -> list[int]:
+    """["512,32", "8"] -> [512, 32, 8].
+
+    Raises `BadParameter` for what isn't a whole number of at least `least`.
+    """
+    found = []
+    for text in ",".join(given).split(","):
+        word = text.strip()
+        if not (word.isascii() and word.isdigit() and int(word) >= least):
+            raise BadParameter(f"{option}: saw {word!r}, wanted whole numbers of at least {least}, as 1,2")
+        found.append(int(word))
+    return found
