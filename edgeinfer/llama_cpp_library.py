@@ -32,9 +32,10 @@ class LogCatcher:
     def __init__(self, library: Any) -> None:
         self._errors: list[str] = []
         self._level = 0
+        self._library = library
         # ctypes frees a callback that nobody holds.
         self._callback = library.llama_log_callback(self._take)
-        library.llama_log_set(self._callback, ctypes.c_void_p(0))
+        self.clear()
 
     def _take(self, level: int, text: bytes, user_data: object) -> None:
         if level != _CONTINUED:
@@ -43,8 +44,9 @@ class LogCatcher:
             self._errors.append(text.decode("utf-8", "replace"))
 
     def clear(self) -> None:
-        """Forget the errors so far."""
+        """Forget the errors so far, and listen, even if somebody else has taken the log meanwhile."""
         self._errors.clear()
+        self._library.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     @property
     def first_error(self) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
+from edgeinfer.llama_cpp_library import log_catcher
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.pre_tokenizers import families
 from edgeinfer_quant_formats import GGUFWriter
@@ -45,8 +46,7 @@ class LlamaVocabulary:
 
     def __init__(self, path: Path) -> None:
         self.library = pytest.importorskip("llama_cpp")
-        self.silence = self.library.llama_log_callback(lambda level, text, data: None)
-        self.library.llama_log_set(self.silence, ctypes.c_void_p(0))
+        log_catcher().clear()
         parameters = self.library.llama_model_default_params()
         parameters.vocab_only = True
         self.model = self.library.llama_model_load_from_file(str(path).encode(), parameters)
