@@ -19,7 +19,8 @@ PATIENCE_SECONDS = 20.0
 
 def environment(home: Path) -> dict[str, str]:
     roots = [str(ROOT / part) for part in (".", "kernels", "offload", "quant_formats", "tui")]
-    return {**os.environ, "HOME": str(home), "TERM": "xterm", "PYTHONPATH": os.pathsep.join(roots)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    return {**own, "HOME": str(home), "TERM": "xterm", "PYTHONPATH": os.pathsep.join(roots)}
 
 
 class Terminal:

@@ -35,8 +35,7 @@ def kernel_format(matrix: Matrix) -> str:
 
 def allocate(nbytes: int) -> Bytes:
     """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group."""
-    size = -(-(nbytes + 4096) // HUGE_PAGE) * HUGE_PAGE if nbytes >= HUGE_PAGE else nbytes + 4096
-    pages = mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, nbytes + 4096)
     if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
