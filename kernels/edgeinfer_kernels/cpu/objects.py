@@ -88,7 +88,8 @@ class KernelCache:
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; what is missing is built, in as many processes as there are processors."""
         wanted = list(units)
-        missing = [unit for unit in wanted if self.find(unit) is None]
+        cached = {unit: self.find(unit) for unit in wanted}
+        missing = [unit for unit, body in cached.items() if body is None]
         if missing:
             groups = build_groups(missing, usable_cpus())
             done = 0
@@ -99,7 +100,7 @@ class KernelCache:
                     done += finished.result()
                     if progress:
                         progress(done, len(missing))
-        return [self._found(unit) for unit in wanted]
+        return [cached[unit] or self._found(unit) for unit in wanted]
 
     def _build_group(self, units: Sequence[str]) -> int:
         self.build(units)
