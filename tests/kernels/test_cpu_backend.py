@@ -91,6 +91,39 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     assert relative(single, together) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    found = []
+    for together in (True, False):
+        engine = engine_for(path, cpu(threads=threads))
+        backend, position = engine.backend, 0
+        for ids in (IDS[:5], IDS[5:6], IDS[6:22]):
+            x = backend.embed(ids)
+            if together:
+                backend.all_layers(x, position)
+            else:
+                for layer in range(len(engine.specification.layers)):
+                    backend.attention_block(layer, x, position)
+                    backend.feed_forward_block(layer, x)
+            position += len(ids)
+        found.append(backend.logits(x))
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+
+
+def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=LONG)
+    ids = np.random.default_rng(7).integers(3, VOCABULARY, 300).tolist()
+    first = engine.append_all(ids)
+    engine.rewind(260)
+    assert relative(engine.append_all(ids[260:]), first[260:]) < 1e-6
+    engine.rewind(3)
+    assert relative(engine.append_all(ids[3:40]), first[3:40]) < 1e-6
+    engine.close()
+
+
 def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     want = logits_of(path, exact)

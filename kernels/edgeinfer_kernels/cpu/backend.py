@@ -21,6 +21,36 @@ OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
 
 
+PROGRAM_TOKENS = 16
+"""Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
+where it costs next to nothing and Ctrl-C is heard.
+"""
+
+
+ROPE_POSITIONS = 256
+"""Positions whose cosines and sines are computed together: one by one they'd cost 50 us a token."""
+
+
+class _RopeTable:
+    """Cosines and sines of `count` positions from `start` on."""
+
+    def __init__(self, rope: RopeSpecification, start: int, count: int) -> None:
+        self._start, self._end = start, start + count
+        self._table = rope.table(start, count)
+        self._address, self._stride = address(self._table), self._table.strides[0]
+
+    def holds(self, start: int, count: int) -> bool:
+        return self._start <= start and start + count <= self._end
+
+    def address_of(self, position: int) -> int:
+        return self._address + (position - self._start) * self._stride
+
+
+def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
+    """Write a CALL; without RoPE `rope` is 0."""
+    call[:] = address(x), x.strides[0], len(x), start, rope
+
+
 def kernel_formats(weights: DecoderWeights) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
     return {kernel_format(matrix) for matrix in weights.matrices()}
@@ -49,7 +79,7 @@ class CpuBackend:
         self.batch = batch
         self._embedding = weights.token_embd
         self._arena = Arena()
-        self._ropes: dict[RopeSpecification, tuple[int, int, npt.NDArray[np.floating]]] = {}
+        self._ropes: dict[RopeSpecification, _RopeTable] = {}
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
@@ -86,8 +116,22 @@ class CpuBackend:
         self._call = np.zeros(len(CALL), np.int64)
         self._functions = {
             name: self._kernels.address(name)
-            for name in ("attention_block", "feed_forward_block", "head_block")
+            for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
         }
+        self._build_program()
+
+    def _build_program(self) -> None:
+        """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
+        ropes = [layer.attention.rope for layer in self.specification.layers]
+        self._calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        steps = []
+        for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
+            call = address(self._calls[rope])
+            steps.append((self._functions["attention_block"], attention, call))
+            steps.append((self._functions["feed_forward_block"], feed_forward, call))
+        self._program = np.array(steps, np.int64)
+        self._steps = np.array([len(steps)], np.int64)
+        self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -99,13 +143,18 @@ class CpuBackend:
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
-        call = self._call
-        call[CALL.x // 8] = address(x)
-        call[CALL.x_stride // 8] = x.strides[0]
-        call[CALL.tokens // 8] = len(x)
-        call[CALL.start // 8] = start
-        call[CALL.rope // 8] = rope
-        self.team.run(self._functions[function], block, address(call))
+        _fill(self._call, x, start, rope)
+        self.team.run(self._functions[function], block, address(self._call))
+
+    def all_layers(self, x: Activations, start: int) -> None:
+        if len(x) > PROGRAM_TOKENS:
+            for layer in range(len(self.specification.layers)):
+                self.attention_block(layer, x, start)
+                self.feed_forward_block(layer, x)
+            return
+        for rope, call in self._calls.items():
+            _fill(call, x, start, self._rope_table(rope, start, len(x)))
+        self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
         rope = self.specification.layers[layer].attention.rope
@@ -130,13 +179,13 @@ class CpuBackend:
         return out
 
     def _rope_table(self, rope: RopeSpecification | None, start: int, count: int) -> int:
-        """Address of the cosines and sines of these positions; kept until other positions are asked for."""
+        """Address of the cosines and sines of these positions; made for many positions at a time."""
         if rope is None:
             return 0
         kept = self._ropes.get(rope)
-        if kept is None or kept[:2] != (start, count):
-            kept = self._ropes[rope] = (start, count, rope.table(start, count))
-        return address(kept[2])
+        if kept is None or not kept.holds(start, count):
+            kept = self._ropes[rope] = _RopeTable(rope, start, max(count, ROPE_POSITIONS))
+        return kept.address_of(start)
 
     def close(self) -> None:
         self.team.close()

@@ -24,12 +24,13 @@ def structure_bytes(offsets: Any) -> int:
 WORK_COUNTERS = 16
 TEAM = structure(
     "Team",
-    "generation arrived barrier resting threads yield_function sleep_function sleep_argument "
+    "generation arrived barrier resting barrier_resting threads yield_function sleep_function sleep_argument "
     "syscall_function futex function block call counters",
     pitch=CACHE_LINE,
 )
 """generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that
-wait, and how often all have. resting: threads that wait in the kernel. yield_function, sleep_function,
+wait, and how often all have. resting, barrier_resting: threads that wait in the kernel, for a run or at a
+barrier. yield_function, sleep_function,
 syscall_function: addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a
 cache line each.
 """
@@ -37,6 +38,8 @@ TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
 CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
+PROGRAM_STEP_BYTES = 24
+"""A step of a program is three int64: the addresses of a function, its block and its call."""
 MATRIX = structure("Matrix", "kernel weights rows columns quantised bias")
 """kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to
 16.
