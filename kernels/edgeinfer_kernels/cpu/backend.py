@@ -1,5 +1,6 @@
 """The numba backend: whole blocks in one call, int8 activations against quantised rows."""
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,13 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
-from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
+from edgeinfer_kernels.cpu.file_rows import file_rows
+from edgeinfer_kernels.cpu.memory import (
+    Arena,
+    address,
+    float_rows,
+    interleave,
+    interleaved_bytes,
+    kernel_format,
+)
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL
 from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
+from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace, group_offset
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
@@ -57,9 +66,12 @@ def kernel_formats(weights: DecoderWeights) -> set[str]:
 
 
 class CpuBackend:
-    """A decoder on the processor. Weights are repacked at load, so that the file's pages can go.
+    """A decoder on the processor.
 
-    `kernels` are those of `kernel_formats(weights)`. `threads` None: all that this process may use.
+    Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
+    file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
+    `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
+    `threads` None: all that this process may use.
     """
 
     name = "cpu"
@@ -73,6 +85,7 @@ class CpuBackend:
         *,
         batch: int = 256,
         threads: int | None = None,
+        repack: bool = True,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
@@ -83,24 +96,42 @@ class CpuBackend:
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
-        placed = self._place(matrices, on_placed)
-        self._build(weights, caches, placed)
+        self.repacked_bytes, self.repack_seconds = 0, 0.0
+        placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
+        self._build(weights, caches, placed, repack)
 
-    def _place(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, int]:
-        """Move every matrix into the kernels' layout; id(matrix) -> address."""
-        placed = {}
+    def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
+        """Every matrix where its file is mapped, by id."""
+        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        return {
+            id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
+            for matrix in matrices
+        }
+
+    def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
+        """Move every matrix into the kernels' layout; by id."""
+        placed, begin = {}, time.perf_counter()
         with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
             for matrix, memory in zip(
                 matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
             ):
-                placed[id(matrix)] = self._arena.keep(memory)
+                kernel = self._kernels.address(f"rows_{kernel_format(matrix)}")
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory))
+                self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
+        self.repack_seconds = time.perf_counter() - begin
         return placed
 
-    def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:
+    def _build(
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[LayerCache],
+        placed: dict[int, Placed],
+        repack: bool,
+    ) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads)
+        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
         builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)

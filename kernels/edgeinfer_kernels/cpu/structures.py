@@ -68,6 +68,16 @@ FEED_FORWARD = structure(
 """gate_matrix 0: ungated. `hidden` is an INPUT; `gate` has the rows and stride of its floats."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
+FILE_ROWS = structure(
+    "FileRows",
+    "kernel source rows row_bytes ternary layout_row_bytes blocks block_bytes fields field_count "
+    "group_bytes group_offset",
+)
+"""A matrix as it lies in its file. kernel: that of its interleaved rows. row_bytes: in the file; ternary:
+1 if its rows are TQ1_0, which become TQ2_0 first; layout_row_bytes, blocks, block_bytes, fields: of a row in
+the kernel's format. group_offset: where in a thread's scratch sixteen rows are interleaved.
+"""
+
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 TOKEN_TILE = 32
 """Tokens whose sums a row kernel holds at a time."""
