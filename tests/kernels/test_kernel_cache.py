@@ -18,7 +18,13 @@ from edgeinfer_kernels.cpu.kernel_folders import (
 from edgeinfer_kernels.cpu.kernel_folders import (
     kernel_folders as folders_below,
 )
-from edgeinfer_kernels.cpu.objects import KernelCache, kernel_sources, source_digest, unit_names
+from edgeinfer_kernels.cpu.objects import (
+    KernelCache,
+    build_groups,
+    kernel_sources,
+    source_digest,
+    unit_names,
+)
 
 LOADED = """
 import sys
@@ -139,3 +145,13 @@ def test_folders_are_listed_with_units_and_sizes(tmp_path: Path) -> None:
 
 def test_a_model_needs_the_blocks_and_the_rows_of_its_formats() -> None:
     assert unit_names({"Q6_K", "Q4_K"}) == ["blocks", "rows_Q4_K", "rows_Q6_K"]
+
+
+def test_units_are_spread_over_processes_a_few_to_each() -> None:
+    rows = [f"rows_{index}" for index in range(8)]
+    assert build_groups(["blocks"], 4) == [["blocks"]]
+    assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
+    assert build_groups(["blocks", *rows[:2]], 8) == [["blocks"], rows[:1], rows[1:2]]
+    many = build_groups(["blocks", *rows], 2)
+    assert [len(group) for group in many] == [1, 3, 3, 2]
+    assert sorted(unit for group in many for unit in group) == ["blocks", *rows]

@@ -27,6 +27,7 @@ from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
 
 DIGEST_BYTES = 32
+UNITS_A_PROCESS = 3
 IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]
 """Called with (units built, units to build); not at all when everything is cached."""
@@ -103,11 +104,12 @@ class KernelCache:
         cached = {unit: self.find(unit) for unit in wanted}
         missing = [unit for unit, body in cached.items() if body is None]
         if missing:
-            groups = build_groups(missing, usable_cpus())
+            processes = usable_cpus()
+            groups = build_groups(missing, processes)
             done = 0
             if progress:
                 progress(0, len(missing))
-            with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+            with ThreadPoolExecutor(max_workers=min(processes, len(groups))) as pool:
                 for finished in as_completed({pool.submit(self._build_group, group) for group in groups}):
                     done += finished.result()
                     if progress:
@@ -126,10 +128,12 @@ class KernelCache:
 
 
 def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
-    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself."""
+    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself; no more
+    than a few together, so that progress can be told.
+    """
     alone = [[unit] for unit in units if unit == "blocks"]
     rest = [unit for unit in units if unit != "blocks"]
-    share = max(1, processes - len(alone))
+    share = max(1, processes - len(alone), -(-len(rest) // UNITS_A_PROCESS))
     return alone + [rest[first::share] for first in range(min(share, len(rest)))]
 
 
