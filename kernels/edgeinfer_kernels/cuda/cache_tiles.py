@@ -43,37 +43,36 @@ def load_cache_tile(
 
 
 @triton.jit
-def store_cache_row(
+def store_cache_rows(
     base,
     scales,
-    head,
-    position,
+    rows,
+    rows_mask,
     values,
-    positions,
     HEAD_DIM: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     QUANTISED: tl.constexpr,
 ):
-    """Append one position of one head: values (DIMENSIONS,) float32, 0 beyond HEAD_DIM; quantised on the way.
+    """Put values (N, DIMENSIONS) float32, 0 beyond HEAD_DIM, at rows (N,) int64: head · positions + position.
 
-    A float16 that would overflow is held at ±65504. Writes HEAD_DIM · 2 bytes, or HEAD_DIM · 17/16.
+    What a float16 can't hold is held at ±65504. Writes rows · HEAD_DIM · 2 bytes, or rows · HEAD_DIM · 17/16.
     """
+    COUNT: tl.constexpr = values.shape[0]
     dimensions = tl.arange(0, DIMENSIONS)
-    row = head.to(tl.int64) * positions + position
-    mask = dimensions < HEAD_DIM
-    values = tl.minimum(tl.maximum(values, -65504.0), 65504.0)
+    mask = rows_mask[:, None] & (dimensions < HEAD_DIM)[None, :]
+    to = base + rows[:, None] * HEAD_DIM + dimensions[None, :]
     if QUANTISED:
         GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
         SLOTS: tl.constexpr = (DIMENSIONS + 31) // 32
-        WIDE: tl.constexpr = DIMENSIONS // SLOTS
-        grouped = tl.reshape(values, (SLOTS, WIDE))
-        scale = (tl.max(tl.abs(grouped), axis=1) / 127.0).to(tl.float16)
-        # Divided by the scale that is stored; one too small for a float16 makes the group 0.
-        used = scale.to(tl.float32)[:, None]
+        grouped = tl.reshape(values, (COUNT, SLOTS, DIMENSIONS // SLOTS))
+        scale = tl.minimum(tl.max(tl.abs(grouped), axis=2) / 127.0, 65504.0).to(tl.float16)
+        # Divided by the scale that is stored; where that is too small for a float16, the group becomes 0.
+        used = scale.to(tl.float32)[:, :, None]
         steps = tl.where(used > 0, grouped / tl.where(used > 0, used, 1.0), 0.0)
         steps = tl.minimum(tl.maximum(tl.floor(steps + 0.5), -127.0), 127.0)
-        tl.store(base + row * HEAD_DIM + dimensions, tl.reshape(steps, (DIMENSIONS,)).to(tl.int8), mask=mask)
+        tl.store(to, tl.reshape(steps, (COUNT, DIMENSIONS)).to(tl.int8), mask=mask)
         group = tl.arange(0, SLOTS)
-        tl.store(scales + row * GROUPS + group, scale, mask=group < GROUPS)
+        scales_mask = rows_mask[:, None] & (group < GROUPS)[None, :]
+        tl.store(scales + rows[:, None] * GROUPS + group[None, :], scale, mask=scales_mask)
     else:
-        tl.store(base + row * HEAD_DIM + dimensions, values.to(tl.float16), mask=mask)
+        tl.store(to, tl.minimum(tl.maximum(values, -65504.0), 65504.0).to(tl.float16), mask=mask)
