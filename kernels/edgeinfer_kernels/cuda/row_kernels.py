@@ -68,6 +68,7 @@ def embed_kernel(
     squares,
     scale,
     WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
     BLOCKS: tl.constexpr,
     IN_BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
@@ -75,7 +76,7 @@ def embed_kernel(
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x = embedding row · scale, its activations x·gain and squares; program (chunk of 256 columns, token)."""
+    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token)."""
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     chunk, token = tl.program_id(0), tl.program_id(1)
@@ -86,7 +87,7 @@ def embed_kernel(
     value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
     value = tl.where(inside, value, 0.0)
     tl.store(x + token * WIDTH + column, value, mask=inside)
-    tl.store(squares + token * tl.num_programs(0) + chunk, tl.sum(tl.sum(value * value, axis=1), axis=0))
+    tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
         value *= tl.load(gain + column, mask=inside, other=0.0)
     quantise(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
