@@ -289,7 +289,7 @@ def _combine(
     member = tl.arange(0, MEMBERS)
     dimension = tl.arange(0, DIMENSIONS)
     taken = member < GROUP
-    for token in tl.static_range(TOKENS):
+    for token in range(TOKENS):
         row = token * GROUP + member
         peak = tl.zeros((MEMBERS,), tl.float32) + FAR
         for split in tl.static_range(SPLITS):

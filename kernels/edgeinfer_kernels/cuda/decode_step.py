@@ -49,14 +49,19 @@ class Shape:
     step: int = 0
     warps: int = 0
 
-    def step_for(self, blocks: int) -> int:
+    def step_for(self, blocks: int, tokens: int) -> int:
+        """Blocks at a time; fewer for many tokens, whose activations fill the registers."""
         whole = next_power_of_two(blocks)
+        if tokens > 2:
+            return min(32, whole)
         if self.step:
             return min(self.step, whole)
         return whole if whole <= 128 else 64
 
-    def warps_for(self, blocks: int) -> int:
-        return self.warps or max(1, min(8, self.step_for(blocks) // 16))
+    def warps_for(self, blocks: int, tokens: int) -> int:
+        if tokens > 2:
+            return 4
+        return self.warps or max(1, min(8, self.step_for(blocks, tokens) // 16))
 
 
 @dataclass(frozen=True)
@@ -352,7 +357,7 @@ class DecodeStep:
             FIRST_PROGRAMS=programs[0],
             BLOCKS=read.blocks,
             PLANES=read.planes,
-            STEP=shape.step_for(read.blocks),
+            STEP=shape.step_for(read.blocks, tokens),
             TOKENS=tokens,
             FIRST=parts[0].shapes.tile,
             SECOND=parts[-1].shapes.tile,
@@ -360,7 +365,7 @@ class DecodeStep:
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=self.model.specification.width,
-            warps=shape.warps_for(read.blocks),
+            warps=shape.warps_for(read.blocks, tokens),
         )
 
     def _gated(
@@ -383,7 +388,7 @@ class DecodeStep:
             PLANES=read.planes,
             HIDDEN_BLOCKS=out.blocks,
             HIDDEN_PLANES=out.planes,
-            STEP=shape.step_for(read.blocks),
+            STEP=shape.step_for(read.blocks, tokens),
             TOKENS=tokens,
             GATE=gate.shapes.tile,
             UP=ffn.up.shapes.tile,
@@ -393,7 +398,7 @@ class DecodeStep:
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=self.model.specification.width,
-            warps=shape.warps_for(read.blocks),
+            warps=shape.warps_for(read.blocks, tokens),
         )
 
     def _close_block(
@@ -435,12 +440,12 @@ class DecodeStep:
             PLANES=read.planes,
             OUT_BLOCKS=out.blocks,
             OUT_PLANES=out.planes,
-            STEP=shape.step_for(read.blocks),
+            STEP=shape.step_for(read.blocks, tokens),
             TOKENS=tokens,
             TILE=matrix.shapes.tile,
             BIAS=bias is not None,
             GAIN=weight is not None,
-            warps=shape.warps_for(read.blocks),
+            warps=shape.warps_for(read.blocks, tokens),
         )
         return _Source(out, squares, next_norm if weight is not None else None)
 
@@ -536,12 +541,12 @@ class DecodeStep:
             VOCABULARY=facts.vocabulary_size,
             BLOCKS=read.blocks,
             PLANES=read.planes,
-            STEP=shape.step_for(read.blocks),
+            STEP=shape.step_for(read.blocks, tokens),
             TOKENS=tokens,
             TILE=model.head.shapes.tile,
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=facts.width,
             CAPPED=facts.logit_soft_cap != 0,
-            warps=shape.warps_for(read.blocks),
+            warps=shape.warps_for(read.blocks, tokens),
         )

@@ -290,6 +290,27 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
 
 
 @triton.jit
+def _add_step(
+    totals,
+    matrix,
+    activations,
+    stride,
+    rows,
+    blocks,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The tuple of `totals`, one for each token, with the dot products of some more blocks added."""
+    tile = load_tile(matrix, rows, blocks, BLOCKS, MASKED, TILE)
+    grown = ()
+    for token in tl.static_range(len(totals)):
+        part = load_activations(activations + token * stride, blocks, BLOCKS, MASKED, TILE)
+        grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
+    return grown
+
+
+@triton.jit
 def project(
     matrix,
     activations,
@@ -307,20 +328,22 @@ def project(
     activations are waited for. Tokens lie `stride` words apart.
     """
     blocks = tl.arange(0, STEP)
+    tile = load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
+    wait_for_producers(DEPENDENT)
     totals = ()
-    for start in tl.static_range(0, BLOCKS, STEP):
-        MASKED: tl.constexpr = start + STEP > BLOCKS
-        tile = load_tile(matrix, rows, start + blocks, BLOCKS, MASKED, TILE)
-        if start == 0:
-            wait_for_producers(DEPENDENT)
-        grown = ()
-        for token in tl.static_range(TOKENS):
-            part = load_activations(activations + token * stride, start + blocks, BLOCKS, MASKED, TILE)
-            dots = dot_tile(tile, part, TILE)
-            if start > 0:
-                dots = dots + totals[token]
-            grown = grown + (dots,)
-        totals = grown
+    for token in tl.static_range(TOKENS):
+        part = load_activations(activations + token * stride, blocks, BLOCKS, STEP > BLOCKS, TILE)
+        totals = totals + (dot_tile(tile, part, TILE),)
+    if TOKENS == 1:
+        for start in tl.static_range(STEP, BLOCKS, STEP):
+            totals = _add_step(
+                totals, matrix, activations, stride, rows, start + blocks, BLOCKS, start + STEP > BLOCKS, TILE
+            )
+    else:
+        for start in range(STEP, BLOCKS, STEP):
+            totals = _add_step(
+                totals, matrix, activations, stride, rows, start + blocks, BLOCKS, BLOCKS % STEP > 0, TILE
+            )
     sums = ()
     for token in tl.static_range(TOKENS):
         sums = sums + (tl.sum(totals[token], axis=1),)
@@ -352,24 +375,34 @@ def project_pair(
 ):
     """`project` for the same rows of two matrices at once: both tuples of sums."""
     blocks = tl.arange(0, STEP)
+    tile = load_tile(first, rows, blocks, BLOCKS, STEP > BLOCKS, FIRST)
+    other = load_tile(second, rows, blocks, BLOCKS, STEP > BLOCKS, SECOND)
+    wait_for_producers(DEPENDENT)
     firsts, seconds = (), ()
-    for start in tl.static_range(0, BLOCKS, STEP):
-        MASKED: tl.constexpr = start + STEP > BLOCKS
-        tile = load_tile(first, rows, start + blocks, BLOCKS, MASKED, FIRST)
-        other = load_tile(second, rows, start + blocks, BLOCKS, MASKED, SECOND)
-        if start == 0:
-            wait_for_producers(DEPENDENT)
-        grown_firsts, grown_seconds = (), ()
-        for token in tl.static_range(TOKENS):
-            own = activations + token * stride
-            part = load_activations(own, start + blocks, BLOCKS, MASKED, FIRST)
-            dots = dot_tile(tile, part, FIRST)
-            part = _same_kind(own, start + blocks, part, BLOCKS, FIRST, SECOND)
-            other_dots = dot_tile(other, part, SECOND)
-            if start > 0:
-                dots, other_dots = dots + firsts[token], other_dots + seconds[token]
-            grown_firsts, grown_seconds = grown_firsts + (dots,), grown_seconds + (other_dots,)
-        firsts, seconds = grown_firsts, grown_seconds
+    for token in tl.static_range(TOKENS):
+        own = activations + token * stride
+        part = load_activations(own, blocks, BLOCKS, STEP > BLOCKS, FIRST)
+        firsts = firsts + (dot_tile(tile, part, FIRST),)
+        part = _same_kind(own, blocks, part, BLOCKS, FIRST, SECOND)
+        seconds = seconds + (dot_tile(other, part, SECOND),)
+    if TOKENS == 1:
+        for start in tl.static_range(STEP, BLOCKS, STEP):
+            at = start + blocks
+            firsts = _add_step(
+                firsts, first, activations, stride, rows, at, BLOCKS, start + STEP > BLOCKS, FIRST
+            )
+            seconds = _add_step(
+                seconds, second, activations, stride, rows, at, BLOCKS, start + STEP > BLOCKS, SECOND
+            )
+    else:
+        for start in range(STEP, BLOCKS, STEP):
+            at = start + blocks
+            firsts = _add_step(
+                firsts, first, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, FIRST
+            )
+            seconds = _add_step(
+                seconds, second, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, SECOND
+            )
     first_sums, second_sums = (), ()
     for token in tl.static_range(TOKENS):
         first_sums = first_sums + (tl.sum(firsts[token], axis=1),)
