@@ -14,12 +14,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions, scale,
-    window, soft_cap,
+    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions,
+    scale, window, soft_cap,
     HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, QUANTISED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of positions first… below `last`, added to a running softmax; MASKED: not all are seen by all rows."""
+    """Tiles of positions first… below `last` into a running softmax; MASKED: not every row sees all."""
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
@@ -74,7 +74,7 @@ def flash_attention_kernel(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head, packed as rows.
+    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head as rows.
 
     The last tokens, which see most, come first. Reads the keys and values that the tile sees once for
     BLOCK_M // GROUP tokens, from cache mostly; writes tokens · heads · head_dim · 2 bytes.
@@ -106,8 +106,8 @@ def flash_attention_kernel(
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
         best, total, mixed = _attend_tiles(
-            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest), keys, key_scales, values,
-            value_scales, positions, scale, window, soft_cap,
+            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
+            keys, key_scales, values, value_scales, positions, scale, window, soft_cap,
             HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, True,
         )  # fmt: skip
     best, total, mixed = _attend_tiles(
@@ -135,7 +135,7 @@ class AttentionTile:
 
 
 def attention_tile(head_dim: int, group: int, capability: int) -> AttentionTile:
-    """A tile that fits into the shared memory of the target (75: 64 KiB, 86, 89, 120: 99, 80: 163, 90, 100: 227)."""
+    """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
     wide = triton.next_power_of_2(head_dim)
     least = max(16, triton.next_power_of_2(group))
     if capability < 80:
@@ -160,7 +160,7 @@ def flash_attention(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
 ) -> None:
-    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim) float16 at positions start….
+    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
 
     keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
     (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0.

@@ -206,9 +206,7 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
 
 
 @triton.jit
-def load_activations(
-    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
-):
+def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
     """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
     inside = blocks < BLOCKS
     planes = ()
@@ -351,4 +349,8 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        tl.store(activations + plane * BLOCKS + place[:, None], values.to(tl.int32, bitcast=True), mask=inside[:, None])
+        tl.store(
+            activations + plane * BLOCKS + place[:, None],
+            values.to(tl.int32, bitcast=True),
+            mask=inside[:, None],
+        )

@@ -87,8 +87,8 @@ def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
     x_device = on(device, x)
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     join_rows(
-        x_device, on(device, y), on(device, y_scales), on(device, y_bias), post or RMS, on(device, post_weight),
-        0.7, norm, on(device, weight), on(device, bias), out, scales,
+        x_device, on(device, y), on(device, y_scales), on(device, y_bias), post or RMS,
+        on(device, post_weight), 0.7, norm, on(device, weight), on(device, bias), out, scales,
     )  # fmt: skip
     x = x.astype(np.float64)
     x += 0.7 * normalise(y.astype(np.float64) * y_scales[:, None] + y_bias, post or RMS, post_weight)
@@ -116,8 +116,8 @@ def test_activation_rows_are_those_of_the_reference(
     product = on(device, both)
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     activation_rows(
-        product[:, :width] if gated else None, product[:, width:], on(device, biases[0]), on(device, biases[1]),
-        on(device, in_scales), activation, out, scales,
+        product[:, :width] if gated else None, product[:, width:], on(device, biases[0]),
+        on(device, biases[1]), on(device, in_scales), activation, out, scales,
     )  # fmt: skip
     halves = both.astype(np.float64) * in_scales[:, None]
     gate, up = halves[:, :width], halves[:, width:]
