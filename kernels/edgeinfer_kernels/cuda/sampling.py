@@ -1,12 +1,12 @@
 """The next token chosen on the device: the best candidates of each slice, then one program that draws.
 
-Stage 1 lowers the logits of recent tokens and keeps the best KEPT of every slice of the vocabulary; stage 2 merges
-them, leaves candidates out by top-k, top-p and min-p, in this order, and draws one at a temperature. Where what
-is asked for reaches beyond the KEPT best, no token is chosen and the status says so: the host then samples from the
-logits, which are left as they are.
+Stage 1 lowers the logits of recent tokens and keeps the best KEPT of every slice of the vocabulary; stage 2
+merges them, leaves candidates out by top-k, top-p and min-p, in this order, and draws one at a temperature.
+Where what is asked for reaches beyond the KEPT best, no token is chosen and the status says so: the host then
+samples from the logits, which are left as they are.
 
-A candidate is one int64 *key*: the logit's bits, ordered as the floats are, above; the complement of its id below.
-So keys fall as logits do, the lowest id first among equals.
+A candidate is one int64 *key*: the logit's bits, ordered as the floats are, above; the complement of its id
+below. So keys fall as logits do, the lowest id first among equals.
 """
 
 import math
@@ -103,7 +103,7 @@ def candidates_kernel(
     KEPT: tl.constexpr,
     REQUEST_SIZE: tl.constexpr,
 ):
-    """The KEPT best keys of a slice, falling; its highest logit, Σ exp(logit - highest), and what is no number.
+    """A slice's KEPT best keys, falling; its highest logit, Σ exp(logit - highest), and if one is no number.
 
     Reads SLICE · 4 bytes, writes KEPT · 8. Grid: slices, rows of logits.
     """
@@ -199,7 +199,7 @@ def draw_kernel(
     KEPT: tl.constexpr,
     REQUEST_SIZE: tl.constexpr,
 ):
-    """One token of a row's candidates: the best at temperature 0, otherwise a draw of what the truncations leave.
+    """One token of a row's candidates: the best at temperature 0, else a draw of what the truncations leave.
 
     Reads slices · (KEPT · 8 + 12) bytes. Grid: rows of logits.
     """
@@ -251,7 +251,7 @@ def argmax_kernel(keys_in, broken, chosen, results, slices, SLICES: tl.constexpr
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """What the kernels write in between, for some rows of logits; taken once, so that a graph can be captured."""
+    """What the kernels write in between, for some rows; taken once, so that a graph can be captured."""
 
     keys: torch.Tensor
     peaks: torch.Tensor
@@ -264,7 +264,7 @@ class SamplingBuffers:
     def allocate(
         cls, rows: int, vocabulary: int, device: str | torch.device, kept: int = KEPT, slice: int = SLICE
     ) -> "SamplingBuffers":
-        """Room for `rows` rows; the best `kept` candidates of every `slice` ids are compared, both powers of two.
+        """Room for `rows` rows; the best `kept` of every `slice` ids are compared, both powers of two.
 
         Raises:
             ValueError: `kept` above 256 or above `slice`, or one of them is no power of two.
@@ -298,8 +298,8 @@ def sample(
 ) -> None:
     """Choose a token of each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room) int32: the
-    ids that penalties count, in any order. Writes `results` (rows, 2) int32, id and status (id -1 unless
+    `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room) int32:
+    the ids that penalties count, in any order. Writes `results` (rows, 2) int32, id and status (id -1 unless
     CHOSEN), which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
     """
     rows, vocabulary = logits.shape
@@ -310,7 +310,8 @@ def sample(
     )  # fmt: skip
     draw_kernel[(rows,)](
         buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, chosen, results, vocabulary,
-        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
+        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE,
+        num_warps=8,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def check(device: str, facts: AttentionSpecification, start: int, tokens: int, q
     for tensor in (cache.keys, cache.values):
         values = random.standard_normal((facts.kv_heads, end, facts.head_dim)) * spread
         if quantised:
-            values = random.integers(-127, 128, values.shape)
+            values = np.floor(random.uniform(-127, 128, values.shape))
         tensor[:, :end] = torch.from_numpy(values).to(tensor)
     for scales in (cache.key_scales, cache.value_scales):
         if scales is not None:
