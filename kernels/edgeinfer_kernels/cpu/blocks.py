@@ -1,7 +1,9 @@
 """From facts and weights to the structures that the block kernels read."""
 
+from typing import NamedTuple
+
 from edgeinfer_kernels.backend import LayerCache, padded
-from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_format, padded_vector
+from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_columns, kernel_format, padded_vector
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_CODES,
@@ -25,15 +27,22 @@ NORM_KINDS = {"rms": 1, "layer": 2}
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
+class Placed(NamedTuple):
+    """A matrix where kernels find it: the address of its row kernel, and of what that takes as weights."""
+
+    kernel: int
+    weights: int
+
+
 class BlockBuilder:
-    """Makes the structures of a decoder whose matrices lie at `placed` (id(matrix) -> address)."""
+    """Makes the structures of a decoder whose matrices are `placed` (by their id)."""
 
     def __init__(
         self,
         arena: Arena,
         workspace: Workspace,
         kernels: Kernels,
-        placed: dict[int, int],
+        placed: dict[int, Placed],
         width: int,
     ) -> None:
         self._arena = arena
@@ -58,13 +67,13 @@ class BlockBuilder:
 
     def _matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
         name = kernel_format(matrix)
-        is_float = name in FLOAT_FORMATS
+        is_float, placed = name in FLOAT_FORMATS, self._placed[id(matrix)]
         return self._arena.fill(
             MATRIX,
-            kernel=self._kernels.address(f"rows_{name}"),
-            weights=self._placed[id(matrix)],
+            kernel=placed.kernel,
+            weights=placed.weights,
             rows=matrix.rows,
-            columns=-(-matrix.columns // 4) * 4 if is_float else matrix.columns,
+            columns=kernel_columns(name, matrix.columns),
             quantised=0 if is_float else 1,
             bias=self._arena.keep(padded_vector(bias)),
         )

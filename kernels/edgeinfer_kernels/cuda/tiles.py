@@ -206,7 +206,9 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
 
 
 @triton.jit
-def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
+def load_activations(
+    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
+):
     """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
     inside = blocks < BLOCKS
     planes = ()
@@ -305,25 +307,74 @@ def project(
     activations are waited for. Tokens lie `stride` words apart.
     """
     blocks = tl.arange(0, STEP)
-    tile = load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
-    wait_for_producers(DEPENDENT)
     totals = ()
-    for token in tl.static_range(TOKENS):
-        part = load_activations(activations + token * stride, blocks, BLOCKS, STEP > BLOCKS, TILE)
-        totals = totals + (dot_tile(tile, part, TILE),)
-    for start in tl.static_range(STEP, BLOCKS, STEP):
-        tile = load_tile(matrix, rows, start + blocks, BLOCKS, start + STEP > BLOCKS, TILE)
+    for start in tl.static_range(0, BLOCKS, STEP):
+        MASKED: tl.constexpr = start + STEP > BLOCKS
+        tile = load_tile(matrix, rows, start + blocks, BLOCKS, MASKED, TILE)
+        if start == 0:
+            wait_for_producers(DEPENDENT)
         grown = ()
         for token in tl.static_range(TOKENS):
-            part = load_activations(
-                activations + token * stride, start + blocks, BLOCKS, start + STEP > BLOCKS, TILE
-            )
-            grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
+            part = load_activations(activations + token * stride, start + blocks, BLOCKS, MASKED, TILE)
+            dots = dot_tile(tile, part, TILE)
+            if start > 0:
+                dots = dots + totals[token]
+            grown = grown + (dots,)
         totals = grown
     sums = ()
     for token in tl.static_range(TOKENS):
         sums = sums + (tl.sum(totals[token], axis=1),)
     return sums
+
+
+@triton.jit
+def _same_kind(activations, blocks, part, BLOCKS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """The activations as the second matrix wants them; `part` are the first's."""
+    if (FIRST.scale == NO_SCALE) == (SECOND.scale == NO_SCALE):
+        return part
+    else:
+        return load_activations(activations, blocks, BLOCKS, True, SECOND)
+
+
+@triton.jit
+def project_pair(
+    first,
+    second,
+    activations,
+    stride,
+    rows,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """`project` for the same rows of two matrices at once: both tuples of sums."""
+    blocks = tl.arange(0, STEP)
+    firsts, seconds = (), ()
+    for start in tl.static_range(0, BLOCKS, STEP):
+        MASKED: tl.constexpr = start + STEP > BLOCKS
+        tile = load_tile(first, rows, start + blocks, BLOCKS, MASKED, FIRST)
+        other = load_tile(second, rows, start + blocks, BLOCKS, MASKED, SECOND)
+        if start == 0:
+            wait_for_producers(DEPENDENT)
+        grown_firsts, grown_seconds = (), ()
+        for token in tl.static_range(TOKENS):
+            own = activations + token * stride
+            part = load_activations(own, start + blocks, BLOCKS, MASKED, FIRST)
+            dots = dot_tile(tile, part, FIRST)
+            part = _same_kind(own, start + blocks, part, BLOCKS, FIRST, SECOND)
+            other_dots = dot_tile(other, part, SECOND)
+            if start > 0:
+                dots, other_dots = dots + firsts[token], other_dots + seconds[token]
+            grown_firsts, grown_seconds = grown_firsts + (dots,), grown_seconds + (other_dots,)
+        firsts, seconds = grown_firsts, grown_seconds
+    first_sums, second_sums = (), ()
+    for token in tl.static_range(TOKENS):
+        first_sums = first_sums + (tl.sum(firsts[token], axis=1),)
+        second_sums = second_sums + (tl.sum(seconds[token], axis=1),)
+    return first_sums, second_sums
 
 
 @triton.jit
@@ -349,8 +400,80 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        tl.store(
-            activations + plane * BLOCKS + place[:, None],
-            values.to(tl.int32, bitcast=True),
-            mask=inside[:, None],
-        )
+        tl.store(activations + plane * BLOCKS + place[:, None], values.to(tl.int32, bitcast=True), mask=inside[:, None])
+
+
+@triton.jit
+def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """The weights at `row`, `column` (tensors that broadcast), float32; one word is read for each."""
+    block, element = column // 32, column % 32
+    place = (block % 8) * (BLOCKS // 8) + block // 8
+    upper, part, byte = element // 16, (element % 16) // 4, element % 4
+    if TILE.code == SINGLE:
+        word = tl.load(matrix[0] + row * (32 * BLOCKS) + element * BLOCKS + place)
+        return word.to(tl.float32, bitcast=True)
+    elif TILE.code == HALF or TILE.code == BRAIN:
+        word = tl.load(matrix[0] + row * (16 * BLOCKS) + (element // 2) * BLOCKS + place)
+        word = word >> (16 * (element % 2))
+        if TILE.code == HALF:
+            return low_half(word)
+        else:
+            return (word << 16).to(tl.float32, bitcast=True)
+    else:
+        code = _decode_code(matrix, row, place, upper, part, byte, BLOCKS, TILE)
+        return _scale_code(matrix, row, block, place, upper, code, BLOCKS, TILE)
+
+
+@triton.jit
+def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """The code of an element, its offset taken off, int32."""
+    if TILE.code == BYTE:
+        word = tl.load(matrix[0] + row * (8 * BLOCKS) + (4 * upper + part) * BLOCKS + place)
+        return (word << (24 - 8 * byte)) >> 24
+    elif TILE.code == CODEBOOK:
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        levels = _look_up((word >> (16 * upper)) & 0xFFFF, TILE.codebook)
+        return (levels << (24 - 8 * byte)) >> 24
+    elif TILE.code == NIBBLE_1:
+        pointers = matrix[0] + row * (5 * BLOCKS) + place
+        code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
+        high = (tl.load(pointers + 4 * BLOCKS) >> (8 * byte + 4 * upper + part)) & 1
+        return (code | (high << 4)) - TILE.offset
+    elif TILE.code == NIBBLE_2:
+        pointers = matrix[0] + row * (6 * BLOCKS) + place
+        code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
+        high = (tl.load(pointers + (4 + upper) * BLOCKS) >> (8 * byte + 2 * part)) & 3
+        return (code | (high << 4)) - TILE.offset
+    else:
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        return ((word >> (8 * byte + 4 * upper)) & 15) - TILE.offset
+
+
+@triton.jit
+def _scale_code(
+    matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
+    """Code to weight."""
+    SUPERS: tl.constexpr = BLOCKS // 8
+    value = code.to(tl.float32)
+    if TILE.scale == PAIR:
+        scale = tl.load(matrix[1] + row * BLOCKS + place)
+        return low_half(scale) * value + high_half(scale)
+    else:
+        scale = tl.load(matrix[1] + (row // 2) * BLOCKS + place) >> ((row & 1) * 16)
+        if TILE.scale == FLOAT16:
+            return low_half(scale) * value
+        elif TILE.scale == BFLOAT16:
+            return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == SIGNED:
+            factor = tl.load(matrix[2] + (row // 2) * SUPERS + block // 8) >> ((row & 1) * 16)
+            step = (scale << (24 - 8 * upper)) >> 24
+            return low_half(factor) * step.to(tl.float32) * value
+        else:
+            factor = tl.load(matrix[2] + row * SUPERS + block // 8)
+            if TILE.scale == MINIMUM:
+                step, minimum = scale & 255, (scale >> 8) & 255
+            else:
+                step, minimum = (scale >> (4 * upper)) & 15, (scale >> (8 + 4 * upper)) & 15
+            lowest = high_half(factor) * minimum.to(tl.float32)
+            return low_half(factor) * step.to(tl.float32) * value - lowest
