@@ -298,9 +298,9 @@ def sample(
 ) -> None:
     """Choose a token of each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room) int32:
-    the ids that penalties count, in any order. Writes `results` (rows, 2) int32, id and status (id -1 unless
-    CHOSEN), which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
+    `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room)
+    int32: the ids that penalties count, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
+    status, which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]

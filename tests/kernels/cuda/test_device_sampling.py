@@ -72,7 +72,7 @@ def random_logits(random: np.random.Generator, vocabulary: int) -> Any:
 
 
 def is_borderline(probabilities: Any, chance: float, others: list[Any]) -> bool:
-    """Whether rounding may decide: the draw, or a truncation that falls otherwise with shares a hair apart."""
+    """Whether rounding may decide: the draw, or a truncation that a hair of difference would move."""
     cumulative = np.cumsum(probabilities)
     if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - chance).min() < CLOSE:
         return True
@@ -121,7 +121,6 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
             assert status == CHOSEN
             assert chosen[row] == token
             if is_borderline(
-                settings[row],
                 probabilities,
                 chances[row],
                 neighbours(settings[row], logits[row], histories[row]),
@@ -136,7 +135,7 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
 
 
 def needs_more_than(kept: int, settings: SamplerSettings, logits: Any, history: list[int]) -> bool:
-    """Whether the host needed more than the `kept` best at any step: survivors, or the mass of a longer top-k."""
+    """Whether the host needed more than the `kept` best: survivors, or the mass of a longer top-k."""
     if settings.top_k > kept and settings.top_p < 1:
         return True
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")
