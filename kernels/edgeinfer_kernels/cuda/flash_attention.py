@@ -137,16 +137,18 @@ class AttentionTile:
 def attention_tile(head_dim: int, group: int, capability: int) -> AttentionTile:
     """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
     wide = triton.next_power_of_2(head_dim)
-    least = max(16, triton.next_power_of_2(group))
     if capability < 80:
-        return AttentionTile(max(64 if wide <= 128 else 32, least), 64 if wide <= 64 else 32, 4, 1)
-    if capability in (80, 90, 100):
-        if wide > 128:
-            return AttentionTile(max(64, least), 64, 8, 2)
-        return AttentionTile(max(128, least), 64, 8 if wide == 128 else 4, 3)
-    if wide > 128:
-        return AttentionTile(max(64, least), 32, 8, 1)
-    return AttentionTile(max(64, least), 64, 4, 2)
+        # Without tensor cores for this in Triton: scores are sums in registers, and few fit.
+        rows, positions, warps, stages = (
+            (64, 32, 8, 1) if wide <= 64 else (32 if wide <= 128 else 16, 32, 8, 1)
+        )
+    elif capability in (80, 90, 100):
+        rows, positions, warps, stages = (128, 64, 8, 3) if wide <= 128 else (64, 64, 8, 2)
+    elif wide <= 64:
+        rows, positions, warps, stages = 64, 64, 4, 2
+    else:
+        rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
+    return AttentionTile(max(rows, triton.next_power_of_2(group)), positions, warps, stages)
 
 
 def flash_attention(

@@ -299,14 +299,14 @@ def sample(
     """Choose a token of each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
     `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room)
-    int32: the ids that penalties count, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
-    status, which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
+    int32: ids that penalties count, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN)
+    and status, which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
     candidates_kernel[(slices, rows)](
         logits, requests, recent, buffers.keys, buffers.peaks, buffers.masses, buffers.broken, vocabulary,
-        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=4,
+        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
     )  # fmt: skip
     draw_kernel[(rows,)](
         buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, chosen, results, vocabulary,

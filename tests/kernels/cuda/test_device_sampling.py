@@ -96,7 +96,7 @@ def neighbours(settings: SamplerSettings, logits: Any, history: list[int]) -> li
 def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, kept: int, size: int) -> None:
     random = np.random.default_rng(vocabulary)
     compared = refused = 0
-    for _ in range(14):
+    for _ in range(12):
         settings = [random_settings(random) for _ in range(ROWS)]
         logits = np.stack([random_logits(random, vocabulary) for _ in range(ROWS)])
         histories = [
@@ -130,7 +130,7 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
             position = int(np.searchsorted(cumulative, chances[row] * cumulative[-1], side="right"))
             assert token == ids[min(position, ids.size - 1)], (settings[row], chances[row])
             compared += 1
-    assert compared > 150
+    assert compared > 120
     assert (refused > 20) == (vocabulary > kept)
 
 
