@@ -15,14 +15,15 @@ from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
     float_rows,
+    int_fields,
     interleave,
     interleaved_bytes,
     kernel_format,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CALL
+from edgeinfer_kernels.cpu.structures import CALL, HEAD
 from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace, group_offset
+from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
@@ -142,7 +143,7 @@ class CpuBackend:
             for layer, w in zip(facts.layers, weights.layers, strict=True)
         ]
         self._head = builder.head(facts.norm, weights)
-        self._logits = float_rows(workspace.logits, LOGIT_ROWS, padded(facts.vocabulary_size))
+        self._head_fields = int_fields(self._head, len(HEAD))
         self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._functions = {
@@ -196,11 +197,10 @@ class CpuBackend:
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification
-        out = np.empty((len(x), facts.vocabulary_size), np.float32)
-        for first in range(0, len(x), LOGIT_ROWS):
-            rows = x[first : first + LOGIT_ROWS]
-            self._run("head_block", self._head, rows)
-            out[first : first + LOGIT_ROWS] = self._logits[: len(rows), : facts.vocabulary_size]
+        whole = np.empty((len(x), padded(facts.vocabulary_size)), np.float32)
+        self._head_fields[HEAD.logits // 8] = address(whole)
+        self._run("head_block", self._head, x)
+        out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
             out *= np.float32(facts.logit_scale)
         if facts.logit_soft_cap:

@@ -171,13 +171,12 @@ class BlockBuilder:
         )
 
     def head(self, norm: NormSpecification, weights: DecoderWeights) -> int:
-        """A HEAD that writes to the workspace's logits."""
+        """A HEAD; where it writes its logits is filled in for every call."""
         return self._arena.fill(
             HEAD,
             norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
             matrix=self._matrix(weights.output),
             normed=self._input("normed", self._width, [weights.output]),
-            logits=self._workspace.logits,
-            logits_stride=self._workspace.logits_stride,
+            logits_stride=4 * padded(weights.output.rows),
             **self._scratch(),
         )

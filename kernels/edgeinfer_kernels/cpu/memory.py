@@ -51,6 +51,11 @@ def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
+def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
+    """The fields of a structure that lies at an address, to be changed; its arena must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))
+
+
 def bits(value: float) -> int:
     """A float32 as the low half of an int64."""
     return int(np.float32(value).view(np.uint32))

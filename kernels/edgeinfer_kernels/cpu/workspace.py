@@ -15,8 +15,6 @@ from edgeinfer_kernels.cpu.structures import (
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-LOGIT_ROWS = 16
-"""Tokens whose logits are computed at a time."""
 PAGE = 4096
 
 
@@ -77,13 +75,12 @@ def workspace_bytes(
 ) -> int:
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(specification, weights).values())
-    logits = 4 * padded(specification.vocabulary_size) * LOGIT_ROWS
     scratch = threads * scratch_stride(specification, weights, repack) + states_bytes(specification, threads)
-    return batch * rows + scratch + logits
+    return batch * rows + scratch
 
 
 class Workspace:
-    """The buffers of `workspace_rows` for `batch` tokens, scratch for `threads`, and a few rows of logits."""
+    """The buffers of `workspace_rows` for `batch` tokens, and scratch for `threads`."""
 
     def __init__(
         self,
@@ -101,8 +98,6 @@ class Workspace:
         self.scratch_stride = scratch_stride(specification, weights, repack)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
         self.states = arena.keep(allocate(states_bytes(specification, threads)))
-        self.logits_stride = 4 * padded(specification.vocabulary_size)
-        self.logits = arena.keep(allocate(self.logits_stride * LOGIT_ROWS))
 
     def rows(self, name: str) -> tuple[int, int]:
         """(address, bytes a token) of a buffer."""

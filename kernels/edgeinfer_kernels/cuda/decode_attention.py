@@ -42,7 +42,6 @@ def _rotated(
     row_inverse,
     HEAD_DIM: tl.constexpr,
     DIMENSIONS: tl.constexpr,
-    ROTATES: tl.constexpr,
     QK_NORM: tl.constexpr,
 ):
     """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), normed and turned to their tokens' positions.
@@ -63,14 +62,12 @@ def _rotated(
         weight = norm_weight + norm_at[:, None]
         value *= inverse[:, None] * tl.load(weight + dimension[None, :], mask=inside, other=0.0)
         other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
-    if ROTATES:
-        position = tl.load(positions + token, mask=mask, other=0)
-        pair = (dimension % HALF)[None, :]
-        cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
-        sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
-        sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
-        value = value * cosine + other * sine * sign
-    return value
+    position = tl.load(positions + token, mask=mask, other=0)
+    pair = (dimension % HALF)[None, :]
+    cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
+    sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
+    sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
+    return value * cosine + other * sine * sign
 
 
 @triton.jit
@@ -120,7 +117,6 @@ def decode_attention_kernel(
     SPLITS: tl.constexpr,
     POSITIONS: tl.constexpr,
     WINDOW: tl.constexpr,
-    ROTATES: tl.constexpr,
     QK_NORM: tl.constexpr,
     CAPPED: tl.constexpr,
     QUANTISED: tl.constexpr,
@@ -170,7 +166,6 @@ def decode_attention_kernel(
         q_inverse,
         HEAD_DIM,
         DIMENSIONS,
-        ROTATES,
         QK_NORM,
     ).to(tl.float16)
     position = tl.load(state + 8 + token, mask=asks, other=0)
@@ -198,7 +193,6 @@ def decode_attention_kernel(
             k_inverse,
             HEAD_DIM,
             DIMENSIONS,
-            ROTATES,
             QK_NORM,
         )
         dimension = tl.arange(0, DIMENSIONS)

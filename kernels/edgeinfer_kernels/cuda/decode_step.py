@@ -261,7 +261,7 @@ class DecodeStep:
         attention, space, tuning = layer.attention, self.workspace, self.tuning
         self._project(attention.qkv, attention.qkv_bias, source, tokens)
         group, out = facts.heads // facts.kv_heads, space.mixed
-        k_at = padded_rows(facts.heads * facts.head_dim)
+        k_at = facts.heads * facts.head_dim
         rows = attention_rows(facts, tokens)
         cache, direct = layer.cache, facts.head_dim % 16 == 0
         self._launch(
@@ -275,7 +275,7 @@ class DecodeStep:
             cache.value_scales,
             self.model.positions,
             space.state,
-            self._or_nothing(attention.table),
+            attention.table,
             self._or_nothing(attention.q_norm),
             self._or_nothing(attention.k_norm),
             facts.norm.epsilon,
@@ -291,13 +291,12 @@ class DecodeStep:
             HEAD_DIM=facts.head_dim,
             DIMENSIONS=head_dimensions(facts),
             K_AT=k_at,
-            V_AT=k_at + padded_rows(facts.kv_heads * facts.head_dim),
+            V_AT=k_at + facts.kv_heads * facts.head_dim,
             TOKENS=tokens,
             QUERIES=rows,
             SPLITS=tuning.splits,
             POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts))),
             WINDOW=facts.window,
-            ROTATES=facts.rope is not None,
             QK_NORM=QK_NORMS[facts.qk_norm],
             CAPPED=facts.soft_cap != 0,
             QUANTISED=self.model.quantised_cache,
@@ -511,6 +510,13 @@ class DecodeStep:
             BIAS=False,
             warps=4,
         )
+
+    def head_of(self, tokens: int) -> None:
+        """Logits of rows that lie in the workspace's x already."""
+        out = self.workspace.entering[0]
+        model = self.model
+        self._join(None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens)
+        self._head(_Source(out, self.workspace.squares[0]), tokens)
 
     def _head(self, source: _Source, tokens: int) -> None:
         model, space, shape = self.model, self.workspace, self.tuning.head

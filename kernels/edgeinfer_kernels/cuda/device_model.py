@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE
+from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.specification import AttentionSpecification, DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights, LayerWeights, Matrix, Vector
 
@@ -42,11 +42,14 @@ def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.
     return np.concatenate([first, rest[:middle], second, rest[middle:]])
 
 
-def rope_table(rope: RopeSpecification, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
+def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
     """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 where nothing turns."""
-    half, turned = head_dim // 2, rope.dimensions // 2
+    half = head_dim // 2
     table = np.zeros((positions, head_dim), np.float32)
     table[:, :half] = 1.0
+    if rope is None:
+        return table
+    turned = rope.dimensions // 2
     both = rope.table(0, positions)
     table[:, :turned], table[:, half : half + turned] = both[:, :turned], both[:, turned:]
     return table
@@ -76,7 +79,7 @@ class DeviceAttention:
     post_norm: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    table: Tensor | None
+    table: Tensor
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class DeviceModel:
         self._arena = arena
         self._fills: list[_Fill] = []
         self._vectors: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
-        self._tables: dict[tuple[RopeSpecification, int], Tensor] = {}
+        self._tables: dict[tuple[RopeSpecification | None, int], Tensor] = {}
         self.layers = [
             DeviceLayer(
                 self._attention(w, facts.attention),
@@ -183,6 +186,11 @@ class DeviceModel:
 
     def _attention(self, layer: LayerWeights, facts: AttentionSpecification) -> DeviceAttention:
         w = layer.attention
+        if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
+            raise UnsupportedOnDeviceError(
+                f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU's kernels want a "
+                f"multiple of {ROW_MULTIPLE}"
+            )
         order = head_order(facts.rope, facts.head_dim)
         biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
         return DeviceAttention(
@@ -199,11 +207,10 @@ class DeviceModel:
         )
 
     def _stack(self, matrices: Sequence[tuple[Matrix, npt.NDArray[np.int64] | None]]) -> Stack:
-        """Neighbours of one format whose rows fill whole groups share planes."""
+        """Neighbours of one format share planes."""
         runs: list[list[tuple[Matrix, npt.NDArray[np.int64] | None]]] = []
         for entry in matrices:
-            last = runs[-1][-1][0] if runs else None
-            if last is not None and last.format == entry[0].format and last.rows % ROW_MULTIPLE == 0:
+            if runs and runs[-1][-1][0].format == entry[0].format:
                 runs[-1].append(entry)
             else:
                 runs.append([entry])
@@ -234,9 +241,7 @@ class DeviceModel:
             stacked.append(values)
         return self._vector(np.concatenate(stacked))
 
-    def _table(self, facts: AttentionSpecification) -> Tensor | None:
-        if facts.rope is None:
-            return None
+    def _table(self, facts: AttentionSpecification) -> Tensor:
         key = facts.rope, facts.head_dim
         if key not in self._tables:
             table = rope_table(facts.rope, facts.head_dim, self.positions)

@@ -342,3 +342,60 @@ def head_kernel(
         top, place = tl.max(value, axis=0, return_indices=True)
         tl.store(best + token * tl.num_programs(0) + program, top)
         tl.store(best_ids + token * tl.num_programs(0) + program, program * ROWS + place)
+
+
+@triton.jit
+def embed_rows_kernel(
+    embedding, ids, x, scale, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
+    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token)."""
+    column = tl.program_id(0) * 256 + tl.arange(0, 256)
+    token, inside = tl.program_id(1), column < WIDTH
+    row = tl.load(ids + token)
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE) * scale
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
+def dequantise_kernel(
+    matrix, first_row, out, rows, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
+    """out (rows, COLUMNS) float16 = the matrix from `first_row` on; program (256 columns, 4 rows).
+
+    Reads the rows' planes once, writes 2 bytes a weight.
+    """
+    column = tl.program_id(0) * 256 + tl.arange(0, 256)[None, :]
+    row = tl.program_id(1) * 4 + tl.arange(0, 4)[:, None]
+    inside = (column < COLUMNS) & (row < rows)
+    value = decode_elements(
+        matrix, first_row + tl.minimum(row, rows - 1), tl.minimum(column, COLUMNS - 1), BLOCKS, TILE
+    )
+    tl.store(out + row * COLUMNS + column, value.to(tl.float16), mask=inside)
+
+
+@triton.jit
+def choose_best_kernel(
+    best,
+    best_ids,
+    state,
+    chosen,
+    PROGRAMS: tl.constexpr,
+    RING: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The id of the highest logit, the lowest id among equals, for a step of one token.
+
+    It goes to `chosen` (RING,) at the token's position, and into `state` as the next step's token.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
+    index = tl.arange(0, PADDED)
+    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
+    _, place = tl.max(value, axis=0, return_indices=True)
+    next_id = tl.load(best_ids + place)
+    cached = tl.load(state + 24)
+    tl.store(chosen + cached % RING, next_id)
+    tl.store(state, next_id)
+    tl.store(state + 8, cached + 1)
+    tl.store(state + 24, cached + 1)
