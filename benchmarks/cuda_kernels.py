@@ -52,7 +52,7 @@ def attention(head_dim: int, quantised: bool, capability: int) -> None:
         qkv, scales, None, None, None, table, facts, 7, queries, cache, cache, cache_scales, cache_scales
     )
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
-    tile = attention_tile(head_dim, GROUP, capability)
+    tile = attention_tile(head_dim, GROUP, capability, quantised)
     flash_attention(queries, cache, cache, 7, facts, out, tile, cache_scales, cache_scales)
 
 

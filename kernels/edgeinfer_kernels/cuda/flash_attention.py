@@ -134,7 +134,7 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(head_dim: int, group: int, capability: int) -> AttentionTile:
+def attention_tile(head_dim: int, group: int, capability: int, quantised: bool = False) -> AttentionTile:
     """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
     wide = triton.next_power_of_2(head_dim)
     if capability < 80:
@@ -148,6 +148,8 @@ def attention_tile(head_dim: int, group: int, capability: int) -> AttentionTile:
         rows, positions, warps, stages = 64, 64, 4, 2
     else:
         rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
+    if quantised and (wide > 128 or (wide > 64 and capability < 80)):
+        positions //= 2  # decoding a tile takes registers beside it
     return AttentionTile(max(rows, triton.next_power_of_2(group)), positions, warps, stages)
 
 
