@@ -98,12 +98,19 @@ class Suite:
 
     def publish(self, sections: Sequence[tuple[str, str]]) -> None:
         """Print headed tables with machine and command; into `out` as well."""
-        facts = "\n".join(f"- {line}" for line in self.machine.lines())
-        text = "\n\n".join([f"# {self.title}", facts, *(f"## {head}\n\n{body}" for head, body in sections)])
-        print(text)
-        if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.write_text(f"{text}\n", encoding="utf-8")
+        write_report(self.title, self.machine.lines(), sections, self.out)
+
+
+def write_report(
+    title: str, facts: Sequence[str], sections: Sequence[tuple[str, str]], out: Path | None
+) -> None:
+    """Print a title, facts as a list, and headed tables; into `out` as well."""
+    listed = "\n".join(f"- {line}" for line in facts)
+    text = "\n\n".join([f"# {title}", listed, *(f"## {head}\n\n{body}" for head, body in sections)])
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(f"{text}\n", encoding="utf-8")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -133,9 +140,9 @@ def suite(title: str, options: argparse.Namespace) -> Suite:
     counts = whole_numbers("--threads", options.threads, 1) or tuple(sorted({1, usable_cpus()}))
     return Suite(
         title,
-        _words(options.models),
-        _words(options.shapes),
-        _words(options.types),
+        words(options.models),
+        words(options.shapes),
+        words(options.types),
         counts,
         options.rounds,
         False,
@@ -155,14 +162,15 @@ def main(body: Callable[[], None]) -> None:
 
 def whole_numbers(option: str, text: str | None, least: int) -> tuple[int, ...]:
     """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `least`."""
-    words = _words(text)
-    wrong = [word for word in words if not (word.isascii() and word.isdigit() and int(word) >= least)]
+    found = words(text)
+    wrong = [word for word in found if not (word.isascii() and word.isdigit() and int(word) >= least)]
     if wrong:
         raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {least}, as 1,2")
-    return tuple(map(int, words))
+    return tuple(map(int, found))
 
 
-def _words(text: str | None) -> tuple[str, ...]:
+def words(text: str | None) -> tuple[str, ...]:
+    """ "a, b" -> ("a", "b")."""
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 

@@ -25,7 +25,7 @@ def load_cache_tile(
     """Rows `rows` (N,) of one head as float16 (N, DIMENSIONS); what is masked or beyond HEAD_DIM is 0.
 
     `base` is the whole layer's keys or values, `scales` its scales (unread unless QUANTISED), `positions`
-    what the layer has room for. Reads rows · HEAD_DIM · 2 bytes, or rows · (HEAD_DIM + HEAD_DIM/16) if QUANTISED.
+    what the layer has room for. Reads HEAD_DIM · 2 bytes a row, or HEAD_DIM · 17/16 if QUANTISED.
     """
     dimensions = tl.arange(0, DIMENSIONS)
     row = head.to(tl.int64) * positions + rows

@@ -14,12 +14,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions, scale,
-    window, soft_cap,
+    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions,
+    scale, window, soft_cap,
     HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, QUANTISED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of positions first… below `last`, added to a running softmax; MASKED: not all are seen by all rows."""
+    """Tiles of positions first… below `last` into a running softmax; MASKED: not every row sees all."""
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
@@ -74,7 +74,7 @@ def flash_attention_kernel(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head, packed as rows.
+    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head as rows.
 
     The last tokens, which see most, come first. Reads the keys and values that the tile sees once for
     BLOCK_M // GROUP tokens, from cache mostly; writes tokens · heads · head_dim · 2 bytes.
@@ -106,8 +106,8 @@ def flash_attention_kernel(
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
         best, total, mixed = _attend_tiles(
-            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest), keys, key_scales, values,
-            value_scales, positions, scale, window, soft_cap,
+            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
+            keys, key_scales, values, value_scales, positions, scale, window, soft_cap,
             HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, True,
         )  # fmt: skip
     best, total, mixed = _attend_tiles(
@@ -134,19 +134,23 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(head_dim: int, group: int, capability: int) -> AttentionTile:
-    """A tile that fits into the shared memory of the target (75: 64 KiB, 86, 89, 120: 99, 80: 163, 90, 100: 227)."""
+def attention_tile(head_dim: int, group: int, capability: int, quantised: bool = False) -> AttentionTile:
+    """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
     wide = triton.next_power_of_2(head_dim)
-    least = max(16, triton.next_power_of_2(group))
     if capability < 80:
-        return AttentionTile(max(64 if wide <= 128 else 32, least), 64 if wide <= 64 else 32, 4, 1)
-    if capability in (80, 90, 100):
-        if wide > 128:
-            return AttentionTile(max(64, least), 64, 8, 2)
-        return AttentionTile(max(128, least), 64, 8 if wide == 128 else 4, 3)
-    if wide > 128:
-        return AttentionTile(max(64, least), 32, 8, 1)
-    return AttentionTile(max(64, least), 64, 4, 2)
+        # Without tensor cores for this in Triton: scores are sums in registers, and few fit.
+        rows, positions, warps, stages = (
+            (64, 32, 8, 1) if wide <= 64 else (32 if wide <= 128 else 16, 32, 8, 1)
+        )
+    elif capability in (80, 90, 100):
+        rows, positions, warps, stages = (128, 64, 8, 3) if wide <= 128 else (64, 64, 8, 2)
+    elif wide <= 64:
+        rows, positions, warps, stages = 64, 64, 4, 2
+    else:
+        rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
+    if quantised and (wide > 128 or (wide > 64 and capability < 80)):
+        positions //= 2  # decoding a tile takes registers beside it
+    return AttentionTile(max(rows, triton.next_power_of_2(group)), positions, warps, stages)
 
 
 def flash_attention(
@@ -160,7 +164,7 @@ def flash_attention(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
 ) -> None:
-    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim) float16 at positions start….
+    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
 
     keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
     (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0.

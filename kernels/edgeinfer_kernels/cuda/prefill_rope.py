@@ -89,7 +89,7 @@ def rope_append_kernel(
     BIAS: tl.constexpr,
     QUANTISED: tl.constexpr,
 ):
-    """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos) for a half a head before b; k, v appended.
+    """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
 
     Reads (HEADS + 2 KV_HEADS) · HEAD_DIM · 4 bytes (q and k twice, the second time from cache), writes half.
     """
@@ -138,11 +138,11 @@ def rope_append(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
 ) -> None:
-    """Queries (tokens, heads, head_dim) float16 of the product qkv, keys and values into the cache at start….
+    """Queries (tokens, heads, head_dim) float16 of the product qkv; keys and values to the cache at start….
 
-    qkv (tokens, (heads + 2 kv_heads) · head_dim) is multiplied by row_scales (tokens,) first; `bias` is of the
-    whole row. Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32 holds their cosines, then
-    their sines. q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: a q8_0 cache.
+    qkv (tokens, (heads + 2 kv_heads) · head_dim) is multiplied by row_scales (tokens,) first; `bias` is of
+    the whole row. Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: their cosines, then
+    sines. q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: a q8_0 cache.
     """
     tokens = qkv.shape[0]
     normed = facts.qk_norm != "none" and q_norm is not None

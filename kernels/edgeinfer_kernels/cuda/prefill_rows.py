@@ -27,7 +27,7 @@ PIECE = 2048
 
 @triton.jit
 def row_scale(largest):
-    """The power of two above largest/30000, so that largest over it is at most 30000; 1 where it is anyway."""
+    """The power of two above largest/30000, so that largest over it is below 30000; 1 if it is anyway."""
     exponent = ((largest / LARGEST).to(tl.int32, bitcast=True) >> 23) + 1
     scale = (tl.minimum(exponent, 254) << 23).to(tl.float32, bitcast=True)
     return tl.where(largest > LARGEST, scale, 1.0)
@@ -70,7 +70,7 @@ def norm_rows_kernel(
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """out = norm(x) / row scale. Reads WIDTH · 4 bytes a row (and the weights, from cache), writes WIDTH · 2."""
+    """out = norm(x) / row scale. Reads WIDTH · 4 bytes a row (weights come from cache), writes WIDTH · 2."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < WIDTH
@@ -171,8 +171,8 @@ def activation_rows_kernel(
 ):
     """out = activation(gate · s + bias) · (up · s + bias) / row scale, by pieces of BLOCK.
 
-    Written as if the scale were 1; a row that turns out to need one is computed again. Reads WIDTH · 8 bytes a
-    row (4 ungated), writes WIDTH · 2.
+    Written as if the scale were 1; a row that turns out to need one is computed again. Reads WIDTH · 8 bytes
+    a row (4 ungated), writes WIDTH · 2.
     """
     row = tl.program_id(0).to(tl.int64)
     in_scale = tl.load(in_scales + row)
@@ -210,7 +210,10 @@ def norm_rows(
     out: torch.Tensor,
     row_scales: torch.Tensor,
 ) -> None:
-    """out (tokens, width) float16 = norm of x (tokens, width) float32 / row_scales (tokens,); no weight: no norm."""
+    """out (tokens, width) float16 = norm of x (tokens, width) float32 / row_scales (tokens,).
+
+    Without a weight there is no norm.
+    """
     tokens, width = x.shape
     block = triton.next_power_of_2(width)
     norm_rows_kernel[(tokens,)](
@@ -233,7 +236,7 @@ def join_rows(
     out: torch.Tensor | None,
     row_scales: torch.Tensor | None,
 ) -> None:
-    """x (tokens, width) float32 += residual_scale · post_norm(y_scales · y + y_bias); then as `norm_rows` of it.
+    """x (tokens, width) float32 += residual_scale · post_norm(y_scales · y + y_bias); then `norm_rows` of it.
 
     y is a matrix product (tokens, width), float32 or float16. `out` None: x is all that is wanted.
     """

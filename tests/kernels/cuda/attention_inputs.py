@@ -32,10 +32,8 @@ class DeviceCache:
     ) -> "DeviceCache":
         shape = (facts.kv_heads, positions, facts.head_dim)
         if not quantised:
-            nan = float("nan")
-            return cls(
-                *(torch.full(shape, nan, dtype=torch.float16, device=device) for _ in "kv"), None, None
-            )
+            empty = [torch.full(shape, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
+            return cls(empty[0], empty[1], None, None)
         groups = (facts.kv_heads, positions, -(-facts.head_dim // 32))
         whole = [torch.full(shape, 77, dtype=torch.int8, device=device) for _ in "kv"]
         scales = [torch.full(groups, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]

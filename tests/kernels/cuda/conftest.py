@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -21,19 +20,12 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loops_with_bounds_from_tensors() -> Iterator[None]:
-    """The interpreter keeps numbers as arrays of one element, which numpy 2.4 no longer turns into an int."""
+def _mended_interpreter() -> Iterator[None]:
+    """Triton's interpreter, mended for this numpy and sped up."""
     if HAS_GPU:
         yield
         return
-    from triton.runtime import interpreter
+    from tests.kernels.cuda.interpreter import mended
 
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(interpreter, "_patch_lang_tensor", patched)
+    with mended():
         yield

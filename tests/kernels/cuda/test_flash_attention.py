@@ -22,7 +22,7 @@ def check(device: str, facts: AttentionSpecification, start: int, tokens: int, q
     for tensor in (cache.keys, cache.values):
         values = random.standard_normal((facts.kv_heads, end, facts.head_dim)) * spread
         if quantised:
-            values = random.integers(-127, 128, values.shape)
+            values = np.floor(random.uniform(-127, 128, values.shape))
         tensor[:, :end] = torch.from_numpy(values).to(tensor)
     for scales in (cache.key_scales, cache.value_scales):
         if scales is not None:
@@ -70,6 +70,7 @@ def test_the_tile_of_every_target_holds_whole_groups(capability: int) -> None:
     for head_dim in (32, 64, 80, 128, 256):
         for group in (1, 3, 7, 8, 16, 71):
             tile = attention_tile(head_dim, group, capability)
+            assert attention_tile(head_dim, group, capability, quantised=True).positions >= 16
             assert tile.rows >= group
             assert tile.rows & (tile.rows - 1) == 0
 

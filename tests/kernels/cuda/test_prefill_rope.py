@@ -49,14 +49,18 @@ def test_queries_are_turned_and_keys_and_values_appended(
     random = np.random.default_rng(heads)
     width = (heads + 2 * kv_heads) * head_dim
     qkv, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((TOKENS, width), width))
-    scales = np.float32([1, 2, 4])
+    scales = np.array([1, 2, 4], np.float32)
     lengths = (head_dim, head_dim) if qk_norm == "head" else (heads * head_dim, kv_heads * head_dim)
     q_norm, k_norm = (random.standard_normal(length).astype(np.float32) for length in lengths)
     cache = DeviceCache.poisoned(device, facts, POSITIONS, quantised)
     queries = torch.full((TOKENS, heads, head_dim), float("nan"), dtype=torch.float16, device=device)
     table = facts.rope.table(0, POSITIONS)
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
-    rope_append(*there, facts, START, queries, cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    product, row_scales, its_bias, *norms, turns = there
+    rope_append(
+        product, row_scales, its_bias, norms[0], norms[1], turns, facts, START, queries,
+        cache.keys, cache.values, cache.key_scales, cache.value_scales,
+    )  # fmt: skip
     q, k, v = wanted_of(facts, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=2e-3)
     for found, wanted in zip(cache.read(POSITIONS), (k, v), strict=True):

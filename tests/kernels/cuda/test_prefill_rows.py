@@ -18,7 +18,7 @@ def random(*shape: int, seed: int = 0, spread: float = 1.0) -> Any:
     return (np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
 
 
-def on(device: str, array: Any) -> torch.Tensor | None:
+def on(device: str, array: Any) -> Any:
     return None if array is None else torch.from_numpy(array.copy()).to(device)
 
 
@@ -81,14 +81,14 @@ def test_values_that_are_no_numbers_stay_to_be_seen(device: str) -> None:
 def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
     device: str, width: int, post: NormSpecification | None, norm: NormSpecification
 ) -> None:
-    x, y, y_scales = random(3, width), random(3, width, seed=1), np.float32([1, 2, 0.5])
+    x, y, y_scales = random(3, width), random(3, width, seed=1), np.array([1, 2, 0.5], np.float32)
     y_bias, weight, bias = (random(width, seed=seed) for seed in (2, 3, 4))
     post_weight = None if post is None else random(width, seed=5)
     x_device = on(device, x)
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     join_rows(
-        x_device, on(device, y), on(device, y_scales), on(device, y_bias), post or RMS, on(device, post_weight),
-        0.7, norm, on(device, weight), on(device, bias), out, scales,
+        x_device, on(device, y), on(device, y_scales), on(device, y_bias), post or RMS,
+        on(device, post_weight), 0.7, norm, on(device, weight), on(device, bias), out, scales,
     )  # fmt: skip
     x = x.astype(np.float64)
     x += 0.7 * normalise(y.astype(np.float64) * y_scales[:, None] + y_bias, post or RMS, post_weight)
@@ -110,14 +110,14 @@ def test_the_last_join_only_adds(device: str) -> None:
 def test_activation_rows_are_those_of_the_reference(
     device: str, width: int, activation: Activation, gated: bool, biased: bool
 ) -> None:
-    both, in_scales = random(3, 2 * width, spread=2), np.float32([1, 4, 1])
+    both, in_scales = random(3, 2 * width, spread=2), np.array([1, 4, 1], np.float32)
     both[2] *= 1e3
     biases = random(2, width, seed=1) if biased else (None, None)
     product = on(device, both)
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     activation_rows(
-        product[:, :width] if gated else None, product[:, width:], on(device, biases[0]), on(device, biases[1]),
-        on(device, in_scales), activation, out, scales,
+        product[:, :width] if gated else None, product[:, width:], on(device, biases[0]),
+        on(device, biases[1]), on(device, in_scales), activation, out, scales,
     )  # fmt: skip
     halves = both.astype(np.float64) * in_scales[:, None]
     gate, up = halves[:, :width], halves[:, width:]

@@ -1,0 +1,151 @@
+"""Compiling kernels for GPUs that aren't there, and what they take: registers, spills, shared memory."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TARGETS = (75, 80, 86, 89, 90, 100, 120)
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+LANES = 32
+_POINTERS = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it was launched: its arguments by name, without their values where these don't matter."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[int, ...]
+    """Positions of arguments that are multiples of 16."""
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return str(self.kernel.__name__)
+
+    @property
+    def key(self) -> str:
+        """Equal for launches that compile to the same."""
+        constants = sorted((name, str(value)) for name, value in self.constants.items())
+        return str((self.name, self.signature, constants, self.aligned, self.options))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a program of a compiled kernel takes; bytes of registers that were spilled are a thread's."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    warps: int
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """While this is open, nothing runs on a GPU: launches go into the list, each kind once."""
+    found: dict[str, Launch] = {}
+    launches: list[Launch] = []
+    original = JITFunction.run
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        launch = _launch(kernel, arguments, keywords)
+        if launch.key not in found:
+            found[launch.key] = launch
+            launches.append(launch)
+
+    JITFunction.run = run
+    try:
+        yield launches
+    finally:
+        JITFunction.run = original
+
+
+def _launch(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Launch:
+    options = tuple((name, keywords.pop(name)) for name in OPTIONS if name in keywords)
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
+    signature, constants, aligned = {}, {}, []
+    for position, parameter in enumerate(kernel.params):
+        value = values.get(parameter.name, parameter.default)
+        kind = "constexpr"
+        if not parameter.is_constexpr and value is not None:
+            free = parameter.do_not_specialize
+            # A whole number 1 is compiled in, unless its kernel says otherwise.
+            if free or isinstance(value, (bool, float, torch.Tensor)) or value != 1:
+                kind = _kind_of(value)
+            if not free and _is_aligned(value):
+                aligned.append(position)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+    return Launch(kernel, signature, constants, tuple(aligned), options)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
+
+
+def _is_aligned(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value.storage_offset() * value.element_size() % 16 == 0)
+    return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
+
+
+def compile_launch(launch: Launch, capability: int) -> Resources:
+    """Compile a recorded launch for sm_`capability`, by the assembler that Triton brings: no GPU is needed.
+
+    Dependent launch is left out below sm_90, which doesn't have it.
+    """
+    options = dict(launch.options)
+    if capability < 90:
+        options.pop("launch_pdl", None)
+    attributes = {(position,): [["tt.divisibility", 16]] for position in launch.aligned}
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, LANES), options=options)
+    registers, spilled = _usage(compiled.asm["cubin"])
+    return Resources(registers, spilled, int(compiled.metadata.shared), int(compiled.metadata.num_warps))
+
+
+def _usage(binary: bytes) -> tuple[int, int]:
+    """Registers a thread, and bytes of local memory and stack a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(binary)
+        tool = triton.knobs.nvidia.cuobjdump.path
+        command = [tool, "--dump-resource-usage", str(path)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = _USAGE.search(told)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump: saw {told!r}, wanted a line with REG, STACK, SHARED and LOCAL")
+    registers, stack, _, local = map(int, usage.groups())
+    return registers, stack + local

@@ -1,0 +1,66 @@
+"""Triton's interpreter, mended: numbers for numpy 2.4, sorts by numpy, no repeated patching."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import triton.language as tl
+from triton.language import standard
+from triton.runtime import interpreter
+
+
+class _NothingToRestore:
+    """What a nested call gives back: the outermost one restores the language."""
+
+    def restore(self) -> None:
+        """Nothing."""
+
+
+class _OncePatched:
+    """Patches the whole language for the outermost call; the original does it for each call anew, slowly."""
+
+    def __init__(self, patch: Any) -> None:
+        self._patch = patch
+        self._patched = False
+
+    def __call__(self, function: Any) -> Any:
+        if self._patched:
+            return _NothingToRestore()
+        scope = self._patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        restore = scope.restore
+        self._patched = True
+
+        def restore_and_forget() -> None:
+            self._patched = False
+            restore()
+
+        scope.restore = restore_and_forget
+        return scope
+
+
+def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> Any:
+    """What Triton's bitonic sort gives, along the last dimension."""
+    data = np.sort(x.handle.data, axis=-1)
+    data = data[..., ::-1] if getattr(descending, "value", descending) else data
+    kept = data[..., : getattr(k, "value", k)].copy()
+    return tl.core.tensor(interpreter.TensorHandle(kept, x.dtype), tl.block_type(x.dtype, list(kept.shape)))
+
+
+@contextmanager
+def mended() -> Iterator[None]:
+    """While this is open, kernels are interpreted by the mended interpreter."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        # Numbers are arrays of one element, which numpy 2.4 no longer turns into an int.
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
+        changes.setattr(interpreter, "_patch_lang", _OncePatched(interpreter._patch_lang))
+        changes.setattr(standard, "sort_impl", _sorted)
+        yield

@@ -1,0 +1,44 @@
+"""Kernels are compiled for every GPU that is meant to run them, without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TARGETS = (75, 80, 86, 89, 90, 100, 120)
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+KERNELS = {
+    "norm_rows_kernel", "join_rows_kernel", "activation_rows_kernel", "rope_append_kernel",
+    "flash_attention_kernel", "candidates_kernel", "draw_kernel", "best_of_slices_kernel", "argmax_kernel",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The rows that the benchmark prints, by a process that doesn't interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    parts = [ROOT, *(ROOT / name for name in ("kernels", "offload", "quant_formats", "tui"))]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, str(ROOT / "benchmarks" / "cuda_kernels.py"), "--smoke"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.strip().splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_kernel_compiles_for_every_target(table: list[list[str]]) -> None:
+    for target in TARGETS:
+        assert {row[1] for row in table if row[0] == f"sm_{target}"} == KERNELS
+
+
+def test_no_register_is_spilled(table: list[list[str]]) -> None:
+    assert [row for row in table if int(row[5])] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_memory_is_what_the_target_has(table: list[list[str]], target: int) -> None:
+    assert max(int(row[6]) for row in table if row[0] == f"sm_{target}") <= SHARED_KIB[target] * 1024
