@@ -11,6 +11,7 @@ from edgeinfer_kernels.cpu.structures import (
     INPUT,
     MATRIX,
     NORM,
+    TILE_TOKENS,
 )
 from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.specification import (
@@ -22,6 +23,8 @@ from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForw
 
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 NORM_KINDS = {"rms": 1, "layer": 2}
+NEVER = 1 << 40
+"""More tokens than there are."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
@@ -62,6 +65,7 @@ class BlockBuilder:
         return self._arena.fill(
             MATRIX,
             kernel=self._kernels.address(f"rows_{name}"),
+            tile_kernel=self._kernels.find(f"tile_rows_{name}"),
             weights=self._placed[id(matrix)],
             rows=matrix.rows,
             columns=-(-matrix.columns // 4) * 4 if is_float else matrix.columns,
@@ -70,11 +74,13 @@ class BlockBuilder:
         )
 
     def _input(self, name: str, columns: int, readers: list[Matrix]) -> int:
-        """Rows that `readers` multiply with: float32, and int8 if any of them wants it."""
+        """Rows that `readers` multiply with: float32, and int8 or tiles if any of them wants it."""
         floats, float_stride = self._workspace.rows(name)
         quantised, quantised_stride = 0, 0
-        if any(kernel_format(matrix) not in FLOAT_FORMATS for matrix in readers):
-            quantised, quantised_stride = self._workspace.rows(f"{name}.int8")
+        formats = {kernel_format(matrix) for matrix in readers} - FLOAT_FORMATS
+        if formats:
+            quantised, quantised_stride = self._workspace.rows(f"{name}.quantised")
+        tiles = all(self._kernels.find(f"tile_rows_{each}") for each in formats)
         return self._arena.fill(
             INPUT,
             floats=floats,
@@ -82,6 +88,7 @@ class BlockBuilder:
             quantised=quantised,
             quantised_stride=quantised_stride,
             columns=columns,
+            tile_tokens=TILE_TOKENS if tiles else NEVER,
         )
 
     def _scratch(self) -> dict[str, int]:
