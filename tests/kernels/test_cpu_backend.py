@@ -105,6 +105,17 @@ def test_head_dimensions_that_fill_no_register_are_padded(tmp_path: Path, head_d
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
 
 
+@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
+    tmp_path: Path, isa: str, kind: CacheType
+) -> None:
+    model = RandomModel("llama", head_dim=128, heads=10, kv_heads=2)
+    path = model.write(tmp_path / "model.gguf")
+    found = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact))
+    assert found < (2e-3 if kind == "f16" else 5e-6)
+
+
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_long_attention_in_pieces_equals_the_exact_evaluation(

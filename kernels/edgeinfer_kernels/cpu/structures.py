@@ -70,11 +70,11 @@ HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratc
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 TOKEN_TILE = 32
 """Tokens whose sums a row kernel holds at a time."""
-TILE_TOKENS = 16
+TILE_TOKENS = 24
 """From so many tokens on tiles are used where there are any; measured."""
 TILE_BYTES = 1024
 TILE_STATE_BYTES = 2 * CACHE_LINE + 8 * TILE_BYTES
-PANEL_COLUMNS = 512
+PANEL_COLUMNS = 1024
 PANEL_TOKENS = 256
 PANEL_PAIRS = 2
 """What a panel of unpacked weights spans, and how many panels of 32 rows go by while tokens stay near."""
@@ -82,6 +82,8 @@ ROWS_SCRATCH = TILE_STATE_BYTES + 64 * PANEL_COLUMNS + 128 * PANEL_TOKENS * PANE
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
 POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
+SCORES_A_THREAD = 4 * 4 * POSITIONS_A_TILE
+"""Bytes of the scores of such a tile with four query heads."""
 POSITIONS_A_PIECE = 256
 """Least positions that are worth a thread of their own."""
 
@@ -92,8 +94,8 @@ def attention_states(group: int, padded_head: int) -> int:
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', a tile of scores, and a key head's states."""
-    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + attention_states(group, padded_head)
+    """A thread's scratch: the row kernels', scores, and a key head's states."""
+    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head)
 
 
 def attention_pieces(threads: int) -> int:
