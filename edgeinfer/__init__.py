@@ -5,12 +5,16 @@ with edgeinfer.load("tiny") as model:
     print(model.generate("Once upon a time", max_tokens=64).text)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading import load
 from edgeinfer.model import Model
-from edgeinfer.quantizing import Quantization, quantize
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.session import Chat
+
+if TYPE_CHECKING:
+    from edgeinfer.quantizing import Quantization, quantize
 
 __all__ = [
     "Chat",
@@ -23,3 +27,12 @@ __all__ = [
     "load",
     "quantize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What a program that runs models doesn't need is imported when it is asked for."""
+    if name in ("Quantization", "quantize"):
+        from edgeinfer import quantizing
+
+        return getattr(quantizing, name)
+    raise AttributeError(f"module 'edgeinfer' has no attribute {name!r}")

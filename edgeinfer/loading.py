@@ -1,6 +1,6 @@
 """From a name to a model that answers: find the file, plan its memory, load an engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.host_memory import host_memory
 from edgeinfer_offload.measure import remembered_bandwidth, remembered_threads
-from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
+from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, Repacking, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
@@ -58,6 +58,7 @@ class Wishes:
     ram: int | None
     """Bytes of main memory to use at most."""
     threads: int | None
+    repack: bool
     instruction_set: str | None
     draft: str | None
     kv: CacheType
@@ -79,6 +80,10 @@ class Wishes:
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
+        if not isinstance(self.repack, bool):
+            raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
+        if self.engine == "llama.cpp" and not self.repack:
+            raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")
         if self.engine == "llama.cpp" and self.ram is not None:
             raise SettingError("ram: llama.cpp keeps to no budget; leave it out, or the engine")
 
@@ -91,6 +96,7 @@ def load(
     vram: int | str | None = None,
     ram: int | str | None = None,
     threads: int | None = None,
+    repack: bool = True,
     instruction_set: str | None = None,
     draft: str | None = "auto",
     kv: CacheType = "f16",
@@ -104,7 +110,9 @@ def load(
 
     `context`: tokens of prompt and answer together; None: what the model was trained for, 4096 at most.
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
-    memory fastest, measured once. `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
+    memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
+    next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
+    `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
@@ -124,6 +132,7 @@ def load(
         device=device,
         ram=parse_bytes("ram", ram),
         threads=threads,
+        repack=repack,
         instruction_set=instruction_set,
         draft=draft,
         kv=kv,
@@ -171,11 +180,17 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, wishes.chat_template)
     isa = choose(wishes.instruction_set)
+    needs = _Needs(
+        specification, weights, context, wishes.kv, wishes.threads or 1, config.trained_context, wishes.repack
+    )
+    # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
+    needs.plan(_budget(wishes.ram), found.name)
     kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
-    needs = _Needs(specification, weights, context, wishes.kv, threads, config.trained_context)
+    needs = replace(needs, threads=threads)
     plan = needs.plan(_budget(wishes.ram), found.name)
     cache = KVCache(specification, context, wishes.kv)
+    placing = _Placing(file, weights, wishes.progress)
     backend = CpuBackend(
         specification,
         weights,
@@ -183,14 +198,18 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         kernels,
         batch=BATCH,
         threads=threads,
-        on_placed=_Placing(file, weights, wishes.progress),
+        repack=wishes.repack,
+        on_placed=placing,
     )
+    repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
     return Model(
         name=found.name,
         engine=Transformer(specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
         tokenizer=tokenizer,
         chat_format=chat_format,
-        plan=lambda: needs.plan(plan.device.free_bytes, found.name, measured=True),
+        plan=lambda: replace(
+            needs.plan(plan.device.free_bytes, found.name, measured=True), repacking=repacking
+        ),
         prompt_style=found.prompt_style,
         notes=[*tokenizer.notes, *_notes(config, context)],
         on_close=file.close,
@@ -205,9 +224,10 @@ class _Placing:
         self._progress = progress
         self._total = sum(matrix.nbytes for matrix in weights.matrices())
         self._done = 0
+        self.released = False
 
     def __call__(self, matrix: Matrix) -> None:
-        self._file.release(matrix.name)
+        self.released = self._file.release(matrix.name)
         self._done += matrix.nbytes
         if self._progress:
             self._progress(self._done, self._total)
@@ -223,11 +243,17 @@ class _Needs:
     kv: CacheType
     threads: int
     trained_context: int
+    repack: bool
 
     @cached_property
     def _fixed(self) -> list[Item]:
-        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads)
-        return [*weight_items(self.weights), workspace]
+        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack)
+        return [*weight_items(self.weights, self.repack), workspace]
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """Bytes of main memory that are taken whatever the context."""
+        return sum(item.nbytes for item in self._fixed if not item.mapped)
 
     @property
     def bytes_per_token(self) -> int:
@@ -236,7 +262,7 @@ class _Needs:
 
     def largest(self, plan: MemoryPlan) -> int:
         """The largest context that fits what was free."""
-        free = plan.device.free_bytes - sum(item.nbytes for item in self._fixed)
+        free = plan.device.free_bytes - self._fixed_bytes
         return largest_context(self.specification, self.kv, free, self.trained_context)
 
     def plan(self, budget: int, name: str, measured: bool = False) -> MemoryPlan:
@@ -246,7 +272,7 @@ class _Needs:
         try:
             return plan_memory(items, Device("cpu", budget, rate))
         except PlanError as error:
-            free = budget - sum(item.nbytes for item in self._fixed)
+            free = budget - self._fixed_bytes
             largest = largest_context(self.specification, self.kv, free, self.trained_context)
             way_out = (
                 f"with a context of {largest} it fits (--context, context=)"

@@ -10,21 +10,27 @@ from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.plan import Item
 
 
-def _bytes(*matrices: Matrix | None) -> int:
-    return sum(interleaved_bytes(matrix) for matrix in matrices if matrix is not None)
+def weight_items(weights: DecoderWeights, repack: bool = True) -> list[Item]:
+    """Attention and feed-forward of every layer, the head; a separate embedding stays in the file, and
+    without `repack` all of it.
+    """
 
+    def item(name: str, *matrices: Matrix | None) -> Item:
+        size = interleaved_bytes if repack else _file_bytes
+        nbytes = sum(size(matrix) for matrix in matrices if matrix is not None)
+        return Item(name, nbytes, nbytes, mapped=not repack)
 
-def weight_items(weights: DecoderWeights) -> list[Item]:
-    """Attention and feed-forward of every layer, the head; a separate embedding stays in the file."""
     items = []
     for index, layer in enumerate(weights.layers):
         a, f = layer.attention, layer.feed_forward
-        attention = _bytes(a.attn_q, a.attn_k, a.attn_v, a.attn_output)
-        feed_forward = _bytes(f.ffn_up, f.ffn_gate, f.ffn_down)
-        items.append(Item(f"layer {index} attention", attention, attention))
-        items.append(Item(f"layer {index} feed-forward", feed_forward, feed_forward))
-    head = _bytes(weights.output)
-    return [*items, Item("head", head, head)]
+        items.append(item(f"layer {index} attention", a.attn_q, a.attn_k, a.attn_v, a.attn_output))
+        items.append(item(f"layer {index} feed-forward", f.ffn_up, f.ffn_gate, f.ffn_down))
+    return [*items, item("head", weights.output)]
+
+
+def _file_bytes(matrix: Matrix) -> int:
+    """Bytes of the matrix in its file."""
+    return matrix.nbytes
 
 
 def cache_items(specification: DecoderSpecification, context: int, kind: CacheType) -> list[Item]:
@@ -34,10 +40,14 @@ def cache_items(specification: DecoderSpecification, context: int, kind: CacheTy
 
 
 def workspace_item(
-    specification: DecoderSpecification, weights: DecoderWeights, batch: int, threads: int
+    specification: DecoderSpecification,
+    weights: DecoderWeights,
+    batch: int,
+    threads: int,
+    repack: bool = True,
 ) -> Item:
     """Buffers for a batch of tokens."""
-    return Item("workspace", workspace_bytes(specification, weights, batch, threads), 0)
+    return Item("workspace", workspace_bytes(specification, weights, batch, threads, repack), 0)
 
 
 def largest_context(

@@ -50,9 +50,7 @@ class Transformer:
         """One step: x (tokens, width) above the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
         x = self.backend.embed(ids)
-        for layer in range(len(self.specification.layers)):
-            self.backend.attention_block(layer, x, start)
-            self.backend.feed_forward_block(layer, x)
+        self.backend.all_layers(x, start)
         self.cache.append(ids)
         return x
 

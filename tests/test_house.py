@@ -76,7 +76,7 @@ def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -
 
 
 def test_importing_edgeinfer_brings_no_heavy_package() -> None:
-    heavy = ["torch", "triton", "textual", "llama_cpp", "huggingface_hub", "numba"]
+    heavy = ["torch", "triton", "textual", "llama_cpp", "huggingface_hub", "numba", "edgeinfer.quantizing"]
     code = f"import sys, edgeinfer\nprint([name for name in {heavy!r} if name in sys.modules])\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -1,6 +1,7 @@
 """How long it takes from nothing to the first token, split into phases, beside what Python itself takes."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -70,7 +71,11 @@ def _seconds(arguments: Sequence[str]) -> float:
 
 
 def _output(arguments: Sequence[str]) -> str:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    # An installed package has its bytecode; a source tree must be allowed to keep it, or it is timed as well.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
+    )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise EdgeInferError(f"{arguments[-1]}: the program that was to be timed failed: {last[0]}")

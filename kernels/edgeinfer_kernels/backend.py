@@ -92,6 +92,10 @@ class Backend(Protocol):
         """x += feed-forward."""
         ...
 
+    def all_layers(self, x: Activations, start: int) -> None:
+        """Both blocks of every layer, the first layer first."""
+        ...
+
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         """(tokens, vocabulary) float32 of the rows of x; a fresh array."""
         ...

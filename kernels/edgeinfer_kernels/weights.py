@@ -30,6 +30,8 @@ class Matrix:
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """(len(indices), columns) float32."""
+        if len(indices) == 1:  # a view in place of a copy: this is done for every token
+            return decode(self.raw[indices[0]], self.format).reshape(1, self.columns)
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)
 
     @property

@@ -5,6 +5,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
@@ -36,6 +37,26 @@ def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
     if len(thread_counts(usable)) == 1:
         return usable
     return int(_remembered(cache_folder, key, lambda: best_threads(sweep(kernels, usable))))
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """How many threads decode if nobody says otherwise, and why."""
+
+    count: int
+    why: str
+
+
+def thread_choice(cache_folder: Path) -> ThreadChoice:
+    """What `remembered_threads` gives, with its reason; measured now if it hasn't been."""
+    usable, machine = usable_cpus(), os.cpu_count() or 1
+    limit = f"; the machine has {machine}, affinity or a quota allows no more" if usable < machine else ""
+    tried = thread_counts(usable)
+    if len(tried) == 1:
+        return ThreadChoice(usable, f"all usable processors{limit}")
+    count = remembered_threads(cache_folder, load_kernels(cache_folder, choose(), ()))
+    others = ", ".join(map(str, tried))
+    return ThreadChoice(count, f"of {others} the fewest that read memory at full speed, measured once{limit}")
 
 
 def thread_counts(usable: int) -> list[int]:

@@ -44,15 +44,19 @@ class FilePart:
         """The tensor's bytes as a view of the map, (nbytes,)."""
         return np.frombuffer(self._open_map(), np.uint8, info.nbytes, info.offset)
 
-    def release(self, info: TensorInfo) -> None:
-        """Give the tensor's whole pages back to the system; a later read brings them in again."""
+    def release(self, info: TensorInfo) -> bool:
+        """Give the tensor's whole pages back to the system; a later read brings them in again.
+
+        False where the system can't.
+        """
         if not hasattr(mmap, "MADV_DONTNEED"):
-            return
+            return False
         page = mmap.PAGESIZE
         first = -(-info.offset // page) * page
         end = (info.offset + info.nbytes) // page * page
         if end > first:
             self._open_map().madvise(mmap.MADV_DONTNEED, first, end - first)
+        return True
 
     def close(self) -> None:
         """Let go of the map. It stays mapped for as long as a view of it lives."""

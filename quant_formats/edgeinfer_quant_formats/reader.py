@@ -65,10 +65,13 @@ class GGUFFile:
         info = self._info(name)
         return decode(self._parts[info.part].bytes_of(info), info.format).reshape(info.shape)
 
-    def release(self, name: str) -> None:
-        """Drop the tensor's whole pages from this process's memory; reading it again is allowed."""
+    def release(self, name: str) -> bool:
+        """Drop the tensor's whole pages from this process's memory; reading it again is allowed.
+
+        False where the system can't.
+        """
         info = self._info(name)
-        self._parts[info.part].release(info)
+        return self._parts[info.part].release(info)
 
     def close(self) -> None:
         """Close the maps. Arrays from `raw` stay valid; metadata not yet looked up is gone."""

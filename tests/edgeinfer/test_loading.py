@@ -226,3 +226,52 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(EdgeInferError, match=r"needs llama-cpp-python: pip install 'edgeinfer\[llama-cpp\]'"):
         edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)
+
+
+def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: ZooFile) -> None:
+    answers = []
+    for repack in (True, False):
+        with edgeinfer.load(zoo_file("gemma2"), threads=2, repack=repack) as model:
+            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+            plan = model.plan
+            assert plan is not None
+            assert plan.repacking is not None
+            assert (plan.repacking.bytes > 0, plan.file_bytes > 0) == (repack, not repack)
+            assert plan.repacking.released == repack
+            if repack:
+                assert plan.repacking.seconds > 0
+                assert plan.repacking.bytes == sum(
+                    item.bytes for item in plan.items if item.item.split()[-1] not in ("values", "workspace")
+                )
+            else:
+                assert "nothing was repacked" in plan.explain()
+    assert answers[0] == answers[1]
+
+
+def test_a_budget_that_weights_would_break_is_kept_by_leaving_them_in_the_file(zoo_file: ZooFile) -> None:
+    path = zoo_file("llama")
+    with edgeinfer.load(path, threads=1, context=32, repack=False) as model:
+        assert model.plan is not None
+        needed = model.plan.nbytes
+    with pytest.raises(OutOfMemoryError):
+        edgeinfer.load(path, threads=1, context=32, ram=needed)
+    edgeinfer.load(path, threads=1, context=32, ram=needed, repack=False).close()
+
+
+def test_repack_is_true_or_false_and_none_of_llama_cpps_business(zoo_file: ZooFile) -> None:
+    wrong: Any = "no"
+    with pytest.raises(SettingError, match="repack: saw 'no', wanted True or False"):
+        edgeinfer.load(zoo_file("llama"), repack=wrong)
+    with pytest.raises(SettingError, match=r"repack: llama\.cpp decides that by itself"):
+        edgeinfer.load(zoo_file("llama"), repack=False, engine="llama.cpp")
+
+
+def test_what_does_not_fit_is_refused_before_kernels_are_compiled(
+    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("kernels were asked for")
+
+    monkeypatch.setattr(loading, "load_kernels", compiled)
+    with pytest.raises(OutOfMemoryError):
+        edgeinfer.load(zoo_file("llama"), ram="64 KiB")

@@ -42,10 +42,10 @@ def engine_for(
     )
 
 
-def cpu(isa: str | None = None, threads: int = 2) -> Build:
+def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
         kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_formats(w))
-        return CpuBackend(s, w, c, kernels, batch=64, threads=threads)
+        return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
 
     return build
 
@@ -89,6 +89,39 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     single = np.stack([engine.append([token]) for token in IDS])
     engine.close()
     assert relative(single, together) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    found = []
+    for together in (True, False):
+        engine = engine_for(path, cpu(threads=threads))
+        backend, position = engine.backend, 0
+        for ids in (IDS[:5], IDS[5:6], IDS[6:22]):
+            x = backend.embed(ids)
+            if together:
+                backend.all_layers(x, position)
+            else:
+                for layer in range(len(engine.specification.layers)):
+                    backend.attention_block(layer, x, position)
+                    backend.feed_forward_block(layer, x)
+            position += len(ids)
+        found.append(backend.logits(x))
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+
+
+def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=LONG)
+    ids = np.random.default_rng(7).integers(3, VOCABULARY, 300).tolist()
+    first = engine.append_all(ids)
+    engine.rewind(260)
+    assert relative(engine.append_all(ids[260:]), first[260:]) < 1e-6
+    engine.rewind(3)
+    assert relative(engine.append_all(ids[3:40]), first[3:40]) < 1e-6
+    engine.close()
 
 
 def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
@@ -161,6 +194,43 @@ def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activation
     want = logits_of(path, exact)
     by_tiles = relative(logits_of(path, cpu(isa)), want)
     assert 0 < by_tiles < relative(logits_of(path, cpu(ISA_NAMES[-1])), want)
+
+
+IN_FILE = (
+    *(("Q2_K", "Q3_K"), ("IQ4_XS", "IQ4_NL"), ("Q5_1", "Q4_1"), ("MXFP4", "Q8_0"), ("TQ1_0", "Q5_K")),
+    *(("F16", "BF16", "Q5_0"), ("Q4_K", "Q6_K"), ("F32", "Q4_0", "TQ2_0")),
+)
+
+
+@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize("formats", IN_FILE)
+def test_weights_left_in_the_file_give_the_same_logits(
+    tmp_path: Path, formats: tuple[str, ...], isa: str
+) -> None:
+    model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
+    path = model.write(tmp_path / "model.gguf")
+    ids = IDS[:20]
+    found = [logits_of(path, cpu(isa, repack=repack), ids=ids) for repack in (True, False)]
+    assert np.array_equal(found[0], found[1])
+
+
+def test_odd_rows_and_columns_left_in_the_file_are_padded(tmp_path: Path) -> None:
+    model = RandomModel("llama", width=60, feed_forward=101, head_dim=12, heads=5, kv_heads=1)
+    for formats in (("F32",), ("F16", "BF16")):
+        path = replace(model, formats=formats).write(tmp_path / "model.gguf")
+        found = [logits_of(path, cpu(repack=repack)) for repack in (True, False)]
+        assert np.array_equal(found[0], found[1])
+
+
+def test_repacking_is_counted_and_leaving_in_the_file_copies_nothing(tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    for repack in (True, False):
+        backend = engine_for(path, cpu(repack=repack)).backend
+        assert isinstance(backend, CpuBackend)
+        assert (backend.repacked_bytes > 100_000, backend.repack_seconds > 0) == (repack, repack)
+        in_file = [kept for kept in backend._arena._kept if not kept.flags.writeable]
+        assert len(in_file) == (0 if repack else 3 * 7 + 1)
+        backend.close()
 
 
 def test_more_tokens_than_the_batch_are_refused(tmp_path: Path) -> None:

@@ -31,6 +31,25 @@ def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
     team.close()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: int) -> None:
+    team = Team(kernels, threads)
+    memory = np.ones(1 << 16, np.int32)
+    sums = [np.zeros(CACHE_LINE // 8 * threads, np.int64) for _ in range(40)]
+    calls = [np.array([memory.nbytes, address(each)], np.int64) for each in sums]
+    read = kernels.address("read_memory")
+    program = np.array([(read, address(memory), address(call)) for call in calls], np.int64)
+    for _ in range(20):
+        for each in sums:
+            each[:] = 0
+        team.run(
+            kernels.address("run_program"), address(program), address(np.array([len(program)], np.int64))
+        )
+        share = memory.nbytes // threads // 256 * 256 // 4
+        assert [each[:: CACHE_LINE // 8].tolist() for each in sums] == [[share] * threads] * len(sums)
+    team.close()
+
+
 def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
     team = Team(kernels, 2)
     for pause in (0.0, 0.05, 0.2):

@@ -1,6 +1,7 @@
 """Measured figures: what is tried, what is chosen, what is remembered."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,21 @@ def test_many_processors_are_tried_in_part_and_in_whole() -> None:
 )
 def test_threads_are_added_while_they_read_faster(rates: dict[int, float], best: int) -> None:
     assert measure.best_threads(rates) == best
+
+
+def test_the_choice_of_threads_gives_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    monkeypatch.setattr(measure, "load_kernels", lambda folder, isa, formats: None)
+    monkeypatch.setattr(measure, "sweep", lambda kernels, usable: {8: 50.0, 12: 80.0, 16: 81.0})
+    monkeypatch.setattr(measure, "usable_cpus", lambda: 2)
+    limit = "; the machine has 32, affinity or a quota allows no more"
+    assert measure.thread_choice(tmp_path) == measure.ThreadChoice(2, f"all usable processors{limit}")
+    monkeypatch.setattr(measure, "usable_cpus", lambda: 16)
+    found = measure.thread_choice(tmp_path)
+    assert found.count == 12
+    assert found.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert not measure.thread_choice(tmp_path).why.endswith(limit)
 
 
 def test_a_measurement_is_made_once_and_then_remembered(

@@ -1,8 +1,10 @@
 """The plan is a pure function of sizes: what lies where, what reading it costs, and why it doesn't fit."""
 
+from dataclasses import asdict, replace
+
 import pytest
 
-from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
+from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, Repacking, plan_memory
 
 MIB = 1 << 20
 ITEMS = [
@@ -56,3 +58,41 @@ def test_an_explanation_without_a_measurement_promises_no_speed(items: list[Item
 def test_a_plan_that_reads_nothing_promises_no_speed() -> None:
     plan: MemoryPlan = plan_memory(ITEMS[2:], Device("cpu", 100 * MIB, 10e9))
     assert plan.explain().endswith("cpu: 100 MiB free before loading")
+
+
+def test_what_stays_in_the_file_takes_no_budget_and_is_told() -> None:
+    items = [Item("layer 0", 30 * MIB, 30 * MIB, mapped=True), ITEMS[2]]
+    plan = plan_memory(items, Device("cpu", 40 * MIB, 10e9))
+    assert [(item.item, item.device) for item in plan.items] == [("layer 0", "file"), ("workspace", "cpu")]
+    assert (plan.nbytes, plan.file_bytes) == (2 * MIB, 30 * MIB)
+    assert plan.explain().splitlines()[-1] == "file: 30.0 MiB stay in its memory map"
+    with pytest.raises(PlanError, match=r"needs 2\.0 MiB .* the largest part is workspace"):
+        plan_memory(items, Device("cpu", 1 * MIB))
+
+
+def test_a_file_that_memory_can_not_hold_is_remarked_on() -> None:
+    plan = plan_memory([Item("layer 0", 30 * MIB, 30 * MIB, mapped=True)], Device("cpu", 10 * MIB))
+    assert plan.explain().splitlines()[-1] == (
+        "file: 30.0 MiB stay in its memory map, 10.0 MiB of memory are left for it: the rest is read again "
+        "from the disk for every token"
+    )
+
+
+@pytest.mark.parametrize(
+    ("repacking", "line"),
+    [
+        (
+            Repacking(200 * MIB, 0.25, True),
+            "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages were released",
+        ),
+        (
+            Repacking(200 * MIB, 0.25, False),
+            "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages stay mapped",
+        ),
+        (Repacking(0, 0.0, False), "nothing was repacked: the weights are read from the file's memory map"),
+    ],
+)
+def test_what_repacking_cost_is_told_and_recorded(repacking: Repacking, line: str) -> None:
+    plan = replace(plan_memory(ITEMS, Device("cpu", 100 * MIB)), repacking=repacking)
+    assert plan.explain().splitlines()[-1] == line
+    assert asdict(plan)["repacking"] == asdict(repacking)

@@ -2,10 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgeinfer import warming
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.objects import KernelCache
 from edgeinfer_tui import machine_probes
 from edgeinfer_tui.doctor_report import gather, print_report
 from tests.tui.conftest import CommandLine
@@ -36,10 +41,23 @@ def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_reports_this_machine(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_probes, "_bandwidth", lambda threads: {"threads": threads})
     report = json.loads(edgeinfer("doctor", "--json", "--threads", "3").out)
-    assert list(report) == ["machine", "processor", "memory", "bandwidth", "graphics", "versions", "caches"]
+    assert list(report) == [
+        "machine",
+        "processor",
+        "memory",
+        "threads",
+        "bandwidth",
+        "graphics",
+        "versions",
+        "caches",
+    ]
     assert report["machine"]["cores"] == machine_probes.usable_cores()
     assert 0 < report["memory"]["free_bytes"] <= report["memory"]["total_bytes"]
     assert report["bandwidth"] == {"threads": 3}
+    assert report["threads"]["count"] >= 1
+    assert "processors" in report["threads"]["why"] or "measured" in report["threads"]["why"]
+    assert report["processor"]["active_kernels"].startswith(choose().name)
+    assert isinstance(report["caches"]["kernel_sets"], list)
     assert report["versions"]["numpy"][0].isdigit()
     assert edgeinfer("doctor").out.startswith("machine\n  system")
 
@@ -48,3 +66,37 @@ def test_no_threads_is_a_usage_error(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("doctor", "--threads", "0")
     assert outcome.code == 2
     assert outcome.err.startswith("edgeinfer: --threads: saw 0, wanted a whole number of at least 1")
+
+
+def test_warming_builds_what_a_model_needs_and_nothing_twice(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[list[str]] = []
+
+    def compiled(store: KernelCache, units: list[str], folder: str) -> None:
+        asked.append(sorted(units))
+        for unit in units:
+            Path(folder, f"{unit}.o").write_bytes(b"code")
+
+    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    monkeypatch.setattr(warming, "user_folder", lambda kind: tmp_path)
+    report = json.loads(edgeinfer("doctor", "--warm", "--model", "tiny", "--json").out)
+    units = ["blocks", "rows_Q4_K", "rows_Q6_K"]
+    assert report["units"] == units
+    assert sorted(unit for group in asked for unit in group) == units
+    assert (report["built"], report["instruction_set"]) == (3, choose().name)
+    assert report["bytes"] == 3 * (4 + 32)
+    outcome = edgeinfer("doctor", "--warm", "--model", "tiny")
+    assert outcome.out.splitlines()[1].startswith("kernels          3 units, 0 compiled now in 0.")
+    every = json.loads(edgeinfer("doctor", "--warm", "--json").out)
+    assert len(every["units"]) == 1 + len(FIELDS)
+    assert every["built"] == len(every["units"]) - 3
+
+
+def test_warming_needs_no_model_but_a_model_needs_warming(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("doctor", "--model", "tiny")
+    assert outcome.code == 2
+    assert "--model says what --warm compiles; add --warm" in outcome.err
+    missing = edgeinfer("doctor", "--warm", "--model", "nobody")
+    assert missing.code == 1
+    assert "nobody" in missing.err

@@ -174,6 +174,11 @@ def test_verbose_shows_plan_and_settings(edgeinfer: CommandLine, fake: FakeModel
     assert "context 1024 tokens" in outcome.err
 
 
+def test_weights_may_be_left_in_the_file(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    assert "given: repack False\n" in edgeinfer("run", "tiny", "Hi", "-v", "--no-repack").err
+    assert "given: repack True\n" in edgeinfer("run", "tiny", "Hi", "-v", "--repack").err
+
+
 def test_an_interrupted_answer_keeps_what_was_said(edgeinfer: CommandLine, fake: FakeModel) -> None:
     fake.behaviour["interrupt_after"] = 2
     outcome = edgeinfer("run", "tiny", "Hi", "--speed")

@@ -16,7 +16,7 @@ from edgeinfer_tui.number_lists import numbers
 if TYPE_CHECKING:
     from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
 
-LOADING = ("kv", "device", "instruction_set")
+LOADING = ("kv", "device", "instruction_set", "repack")
 """Options that are keywords of `edgeinfer.load`."""
 COMPILING = "compiling kernels for this machine, once"
 WRITING = "writing a random file, once"
@@ -33,6 +33,7 @@ def bench(
     kv: options.Kv = None,
     device: options.Device = None,
     instruction_set: wanted.InstructionSet = None,
+    repack: options.Repack = None,
     repetitions: wanted.Repetitions = 5,
     warm_up: wanted.WarmUp = True,
     seed: wanted.Seed = 1,
@@ -87,7 +88,7 @@ def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSet
         rounds=given["rounds"],
         warm_up=given["warm_up"],
         seed=given["seed"],
-        loading={name: str(getattr(value, "value", value)) for name, value in loading.items()},
+        loading={name: getattr(value, "value", value) for name, value in loading.items()},
         report=progress.update,
         load_progress=(progress.step("loading the model", shown_bytes), progress.step(COMPILING)),
     )

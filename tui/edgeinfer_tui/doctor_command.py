@@ -1,11 +1,16 @@
 """`edgeinfer doctor`: what this machine offers and what edgeinfer makes of it."""
 
+import dataclasses
 import json
 from typing import Annotated
 
 import typer
 
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.labelled_progress import LabelledProgress
 
 
 @reporting
@@ -13,12 +18,29 @@ def doctor(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Measure the bandwidth with so many threads.")
     ] = None,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm",
+            help="Compile the kernels now, so that no first run waits: those of every format, or of --model.",
+            show_default=False,
+        ),
+    ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="With --warm: only what this needs. May be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Look at this machine: CPU features and active kernels, memory bandwidth (measured), GPU, versions.
+    """Look at this machine: CPU features, active kernels, threads, memory bandwidth (measured), versions.
 
     Takes a few seconds. Put its output into a report of something slow or wrong.
     """
+    if model and not warm:
+        raise typer.BadParameter("--model says what --warm compiles; add --warm")
+    if warm:
+        _warm(model or [], as_json)
+        return
     from edgeinfer_tui import doctor_report, machine_probes
 
     if threads is not None and threads < 1:
@@ -28,3 +50,23 @@ def doctor(
         print(json.dumps(report, indent=2, default=str))
     else:
         doctor_report.print_report(report)
+
+
+def _warm(models: list[str], as_json: bool) -> None:
+    """Compile kernels, with progress, and tell what it took."""
+    from edgeinfer.warming import warm_kernels
+
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        found = warm_kernels(models, progress.step("compiling kernels"))
+    record = {**dataclasses.asdict(found), "folder": str(found.folder)}
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    print_pairs(
+        [
+            ("instruction set", found.instruction_set),
+            ("kernels", f"{len(found.units)} units, {found.built} compiled now in {found.seconds:.1f} s"),
+            ("folder", f"{found.folder}, {shown_bytes(found.bytes)}"),
+        ]
+    )

@@ -46,6 +46,7 @@ def eval_(
     context: Context = 512,
     chunks: Chunks = None,
     threads: Threads = None,
+    repack: options.Repack = None,
     kv: options.Kv = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
@@ -64,7 +65,7 @@ def eval_(
     """
     from edgeinfer.evaluation.evaluating import evaluate
 
-    loading: dict[str, Any] = {"threads": threads, "kv": kv.value if kv else None}
+    loading: dict[str, Any] = {"threads": threads, "kv": kv.value if kv else None, "repack": repack}
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = evaluate(

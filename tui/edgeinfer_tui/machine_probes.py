@@ -24,6 +24,7 @@ def probes(threads: int | None) -> Probes:
         "machine": _machine,
         "processor": _processor,
         "memory": _memory,
+        "threads": _threads,
         "bandwidth": lambda: _bandwidth(threads or usable_cores()),
         "graphics": _graphics,
         "versions": _versions,
@@ -51,6 +52,14 @@ def _processor() -> dict[str, Any]:
         "other_kernels": [isa.name for isa in features.available[1:]],
         "features": sorted(features.flags),
     }
+
+
+def _threads() -> dict[str, Any]:
+    """How many decode if --threads doesn't say, and why."""
+    from edgeinfer.user_folders import user_folder
+
+    measure = cast(Any, importlib.import_module("edgeinfer_offload.measure"))
+    return dataclasses.asdict(measure.thread_choice(user_folder("cache")))
 
 
 def _memory() -> dict[str, Any]:
@@ -96,12 +105,14 @@ def _caches() -> dict[str, Any]:
     from edgeinfer.benchmarking.random_files import random_files_folder
     from edgeinfer.catalogue import default_models_folder
     from edgeinfer.user_folders import user_folder
+    from edgeinfer_kernels.cpu.kernel_folders import kernel_folders
 
     kernels, models, random_files = user_folder("cache"), default_models_folder(), random_files_folder()
-    random_bytes = _size(random_files)
+    random_bytes, sets = _size(random_files), kernel_folders(kernels)
     return {
         "kernels": str(kernels),
-        "kernels_bytes": _size(kernels) - random_bytes,
+        "kernels_bytes": sum(folder.nbytes for folder in sets),
+        "kernel_sets": [f"{folder.path.name} ({len(folder.units)} units)" for folder in sets],
         "models": str(models),
         "models_bytes": _size(models),
         "random_files": str(random_files),

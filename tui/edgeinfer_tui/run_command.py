@@ -41,6 +41,7 @@ def run(
     vram: options.Vram = None,
     ram: options.Ram = None,
     threads: options.Threads = None,
+    repack: options.Repack = None,
     draft: options.Draft = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,

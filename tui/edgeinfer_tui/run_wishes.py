@@ -17,6 +17,7 @@ LOADING = (
     "vram",
     "ram",
     "threads",
+    "repack",
     "draft",
     "kv",
     "chat_template",

@@ -1,5 +1,6 @@
 """The numba backend: whole blocks in one call, int8 activations against quantised rows."""
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,18 +8,57 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
-from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, interleave, kernel_format
+from edgeinfer_kernels.cpu.file_rows import file_rows
+from edgeinfer_kernels.cpu.memory import (
+    Arena,
+    address,
+    float_rows,
+    int_fields,
+    interleave,
+    interleaved_bytes,
+    kernel_format,
+)
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CALL
+from edgeinfer_kernels.cpu.structures import CALL, HEAD
 from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.cpu.workspace import LOGIT_ROWS, Workspace
+from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
+
+
+PROGRAM_TOKENS = 16
+"""Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
+where it costs next to nothing and Ctrl-C is heard.
+"""
+
+
+ROPE_POSITIONS = 256
+"""Positions whose cosines and sines are computed together: one by one they'd cost 50 us a token."""
+
+
+class _RopeTable:
+    """Cosines and sines of `count` positions from `start` on."""
+
+    def __init__(self, rope: RopeSpecification, start: int, count: int) -> None:
+        self._start, self._end = start, start + count
+        self._table = rope.table(start, count)
+        self._address, self._stride = address(self._table), self._table.strides[0]
+
+    def holds(self, start: int, count: int) -> bool:
+        return self._start <= start and start + count <= self._end
+
+    def address_of(self, position: int) -> int:
+        return self._address + (position - self._start) * self._stride
+
+
+def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
+    """Write a CALL; without RoPE `rope` is 0."""
+    call[:] = address(x), x.strides[0], len(x), start, rope
 
 
 def kernel_formats(weights: DecoderWeights) -> set[str]:
@@ -27,9 +67,12 @@ def kernel_formats(weights: DecoderWeights) -> set[str]:
 
 
 class CpuBackend:
-    """A decoder on the processor. Weights are repacked at load, so that the file's pages can go.
+    """A decoder on the processor.
 
-    `kernels` are those of `kernel_formats(weights)`. `threads` None: all that this process may use.
+    Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
+    file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
+    `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
+    `threads` None: all that this process may use.
     """
 
     name = "cpu"
@@ -43,35 +86,55 @@ class CpuBackend:
         *,
         batch: int = 256,
         threads: int | None = None,
+        repack: bool = True,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
         self._embedding = weights.token_embd
         self._arena = Arena()
-        self._ropes: dict[RopeSpecification, tuple[int, int, npt.NDArray[np.floating]]] = {}
+        self._ropes: dict[RopeSpecification, _RopeTable] = {}
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
-        placed = self._place(matrices, on_placed)
-        self._build(weights, caches, placed)
+        self.repacked_bytes, self.repack_seconds = 0, 0.0
+        placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
+        self._build(weights, caches, placed, repack)
 
-    def _place(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, int]:
-        """Move every matrix into the kernels' layout; id(matrix) -> address."""
-        placed = {}
+    def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
+        """Every matrix where its file is mapped, by id."""
+        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        return {
+            id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
+            for matrix in matrices
+        }
+
+    def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
+        """Move every matrix into the kernels' layout; by id."""
+        placed, begin = {}, time.perf_counter()
         with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
             for matrix, memory in zip(
                 matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
             ):
-                placed[id(matrix)] = self._arena.keep(memory)
+                name = f"rows_{kernel_format(matrix)}"
+                kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles)
+                self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
+        self.repack_seconds = time.perf_counter() - begin
         return placed
 
-    def _build(self, weights: DecoderWeights, caches: Sequence[LayerCache], placed: dict[int, int]) -> None:
+    def _build(
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[LayerCache],
+        placed: dict[int, Placed],
+        repack: bool,
+    ) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads)
-        builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width)
+        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
+        builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
@@ -81,13 +144,27 @@ class CpuBackend:
             for layer, w in zip(facts.layers, weights.layers, strict=True)
         ]
         self._head = builder.head(facts.norm, weights)
-        self._logits = float_rows(workspace.logits, LOGIT_ROWS, padded(facts.vocabulary_size))
+        self._head_fields = int_fields(self._head, len(HEAD))
         self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._functions = {
             name: self._kernels.address(name)
-            for name in ("attention_block", "feed_forward_block", "head_block")
+            for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
         }
+        self._build_program()
+
+    def _build_program(self) -> None:
+        """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
+        ropes = [layer.attention.rope for layer in self.specification.layers]
+        self._calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        steps = []
+        for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
+            call = address(self._calls[rope])
+            steps.append((self._functions["attention_block"], attention, call))
+            steps.append((self._functions["feed_forward_block"], feed_forward, call))
+        self._program = np.array(steps, np.int64)
+        self._steps = np.array([len(steps)], np.int64)
+        self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -99,13 +176,18 @@ class CpuBackend:
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
-        call = self._call
-        call[CALL.x // 8] = address(x)
-        call[CALL.x_stride // 8] = x.strides[0]
-        call[CALL.tokens // 8] = len(x)
-        call[CALL.start // 8] = start
-        call[CALL.rope // 8] = rope
-        self.team.run(self._functions[function], block, address(call))
+        _fill(self._call, x, start, rope)
+        self.team.run(self._functions[function], block, address(self._call))
+
+    def all_layers(self, x: Activations, start: int) -> None:
+        if len(x) > PROGRAM_TOKENS:
+            for layer in range(len(self.specification.layers)):
+                self.attention_block(layer, x, start)
+                self.feed_forward_block(layer, x)
+            return
+        for rope, call in self._calls.items():
+            _fill(call, x, start, self._rope_table(rope, start, len(x)))
+        self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
         rope = self.specification.layers[layer].attention.rope
@@ -116,11 +198,10 @@ class CpuBackend:
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification
-        out = np.empty((len(x), facts.vocabulary_size), np.float32)
-        for first in range(0, len(x), LOGIT_ROWS):
-            rows = x[first : first + LOGIT_ROWS]
-            self._run("head_block", self._head, rows)
-            out[first : first + LOGIT_ROWS] = self._logits[: len(rows), : facts.vocabulary_size]
+        whole = np.empty((len(x), padded(facts.vocabulary_size)), np.float32)
+        self._head_fields[HEAD.logits // 8] = address(whole)
+        self._run("head_block", self._head, x)
+        out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
             out *= np.float32(facts.logit_scale)
         if facts.logit_soft_cap:
@@ -130,13 +211,13 @@ class CpuBackend:
         return out
 
     def _rope_table(self, rope: RopeSpecification | None, start: int, count: int) -> int:
-        """Address of the cosines and sines of these positions; kept until other positions are asked for."""
+        """Address of the cosines and sines of these positions; made for many positions at a time."""
         if rope is None:
             return 0
         kept = self._ropes.get(rope)
-        if kept is None or kept[:2] != (start, count):
-            kept = self._ropes[rope] = (start, count, rope.table(start, count))
-        return address(kept[2])
+        if kept is None or not kept.holds(start, count):
+            kept = self._ropes[rope] = _RopeTable(rope, start, max(count, ROPE_POSITIONS))
+        return kept.address_of(start)
 
     def close(self) -> None:
         self.team.close()

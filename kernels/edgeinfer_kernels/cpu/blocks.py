@@ -1,8 +1,9 @@
 """From facts and weights to the structures that the block kernels read."""
 
+from typing import NamedTuple
+
 from edgeinfer_kernels.backend import LayerCache, padded
-from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_format, padded_vector
-from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_columns, kernel_format, padded_vector
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_CODES,
     ATTENTION,
@@ -28,20 +29,28 @@ NEVER = 1 << 40
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
+class Placed(NamedTuple):
+    """A matrix where kernels find it: the addresses of its row kernel, of what that takes as weights, and of
+    the row kernel by tiles or 0.
+    """
+
+    kernel: int
+    weights: int
+    tile_kernel: int = 0
+
+
 class BlockBuilder:
-    """Makes the structures of a decoder whose matrices lie at `placed` (id(matrix) -> address)."""
+    """Makes the structures of a decoder whose matrices are `placed` (by their id)."""
 
     def __init__(
         self,
         arena: Arena,
         workspace: Workspace,
-        kernels: Kernels,
-        placed: dict[int, int],
+        placed: dict[int, Placed],
         width: int,
     ) -> None:
         self._arena = arena
         self._workspace = workspace
-        self._kernels = kernels
         self._placed = placed
         self._width = width
 
@@ -61,14 +70,14 @@ class BlockBuilder:
 
     def _matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
         name = kernel_format(matrix)
-        is_float = name in FLOAT_FORMATS
+        is_float, placed = name in FLOAT_FORMATS, self._placed[id(matrix)]
         return self._arena.fill(
             MATRIX,
-            kernel=self._kernels.address(f"rows_{name}"),
-            tile_kernel=self._kernels.find(f"tile_rows_{name}"),
-            weights=self._placed[id(matrix)],
+            kernel=placed.kernel,
+            tile_kernel=placed.tile_kernel,
+            weights=placed.weights,
             rows=matrix.rows,
-            columns=-(-matrix.columns // 4) * 4 if is_float else matrix.columns,
+            columns=kernel_columns(name, matrix.columns),
             quantised=0 if is_float else 1,
             bias=self._arena.keep(padded_vector(bias)),
         )
@@ -77,10 +86,10 @@ class BlockBuilder:
         """Rows that `readers` multiply with: float32, and int8 or tiles if any of them wants it."""
         floats, float_stride = self._workspace.rows(name)
         quantised, quantised_stride = 0, 0
-        formats = {kernel_format(matrix) for matrix in readers} - FLOAT_FORMATS
-        if formats:
+        takers = [matrix for matrix in readers if kernel_format(matrix) not in FLOAT_FORMATS]
+        if takers:
             quantised, quantised_stride = self._workspace.rows(f"{name}.quantised")
-        tiles = all(self._kernels.find(f"tile_rows_{each}") for each in formats)
+        tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
         return self._arena.fill(
             INPUT,
             floats=floats,
@@ -169,13 +178,12 @@ class BlockBuilder:
         )
 
     def head(self, norm: NormSpecification, weights: DecoderWeights) -> int:
-        """A HEAD that writes to the workspace's logits."""
+        """A HEAD; where it writes its logits is filled in for every call."""
         return self._arena.fill(
             HEAD,
             norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
             matrix=self._matrix(weights.output),
             normed=self._input("normed", self._width, [weights.output]),
-            logits=self._workspace.logits,
-            logits_stride=self._workspace.logits_stride,
+            logits_stride=4 * padded(weights.output.rows),
             **self._scratch(),
         )

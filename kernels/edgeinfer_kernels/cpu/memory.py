@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,11 @@ def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
+def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
+    """The fields of a structure that lies at an address, to be changed; its arena must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))
+
+
 def bits(value: float) -> int:
     """A float32 as the low half of an int64."""
     return int(np.float32(value).view(np.uint32))
@@ -87,27 +93,58 @@ class Arena:
         self._kept.clear()
 
 
+@dataclass(frozen=True)
+class RowLayout:
+    """How rows of a format lie in a file, for the kernels that interleave them."""
+
+    blocks: int
+    block_bytes: int
+    fields: npt.NDArray[np.int64]
+    """(offset, unit, count) of each field of a block."""
+
+    @classmethod
+    def of(cls, name: str, columns: int) -> "RowLayout":
+        """Of rows in the kernel format `name`; a row of floats is one block."""
+        form = block_format(name)
+        if form.block_elements == 1:
+            return cls(1, form.row_bytes(columns), np.array([(0, form.block_bytes, columns)], np.int64))
+        fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
+        return cls(columns // form.block_elements, form.block_bytes, fields)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+
+def kernel_columns(name: str, columns: int) -> int:
+    """Columns that a row kernel works on: floats are padded with zeros to a multiple of four."""
+    return -(-columns // 4) * 4 if block_format(name).block_elements == 1 else columns
+
+
+def group_bytes(matrix: Matrix) -> int:
+    """Bytes of sixteen rows in the interleaved layout."""
+    name = kernel_format(matrix)
+    return ROWS_A_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
+
+
 def interleaved_bytes(matrix: Matrix) -> int:
     """Bytes of the matrix in the interleaved layout."""
-    form = block_format(kernel_format(matrix))
-    columns = -(-matrix.columns // 4) * 4 if form.block_elements == 1 else matrix.columns
-    return -(-matrix.rows // ROWS_A_GROUP) * ROWS_A_GROUP * form.row_bytes(columns)
+    return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
 
 
 def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     """The matrix in the interleaved layout, in memory of its own."""
     name = kernel_format(matrix)
-    form = block_format(name)
     raw = matrix.raw
     if name != matrix.format:
         raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(matrix.rows, -1)
-    blocks = matrix.columns // form.block_elements
-    if form.block_elements == 1 and matrix.columns % 4:
-        blocks = -(-matrix.columns // 4) * 4
-        raw = np.pad(raw, ((0, 0), (0, blocks * form.block_bytes - raw.shape[1])))
+    layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
+    if layout.row_bytes > raw.shape[1]:
+        raw = np.pad(raw, ((0, 0), (0, layout.row_bytes - raw.shape[1])))
     raw = np.ascontiguousarray(raw)
-    fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
     target = allocate(interleaved_bytes(matrix))
     move = kernels.function("interleave_rows", 7)
-    move(address(raw), address(target), matrix.rows, blocks, form.block_bytes, address(fields), len(fields))
+    fields = address(layout.fields)
+    where = (address(raw), address(target), matrix.rows)
+    move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
     return target

@@ -1,9 +1,10 @@
 """Compiled kernels: built once per machine in the background, cached, loaded without a compiler.
 
-A unit (see `native/units.py`) becomes a native object file in the cache. Its folder's name is a hash of every
-kernel source, the compilers' versions and the instruction set, so that nothing stale is ever found; its last
-32 bytes are a digest, so that a damaged file is noticed and built again. Files appear by rename: several
-programs may start at once.
+A unit (see `native/units.py`) becomes a native object file in the cache. Its folder's name is a hash of what
+the code is made from: the kernels' sources, the compilers' versions and the instruction set, so that nothing
+stale is ever found and no edit elsewhere builds anew; its last 32 bytes are a digest, so that a damaged file
+is noticed and built again. Files appear by rename: several programs may start at once. Folders that nobody
+uses any more are removed (`kernel_folders.py`).
 """
 
 import ctypes
@@ -23,8 +24,11 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
+from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
 
 DIGEST_BYTES = 32
+UNITS_A_PROCESS = 3
+IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]
 """Called with (units built, units to build); not at all when everything is cached."""
 
@@ -33,23 +37,31 @@ class KernelBuildError(RuntimeError):
     """The compiler process failed; the text ends with what it said last."""
 
 
+def kernel_sources() -> list[Path]:
+    """The files that compiled code is made from: `native` and what it imports."""
+    here = Path(__file__).parent
+    return [*sorted((here / "native").rglob("*.py")), *(here / name for name in IMPORTED_BY_NATIVE)]
+
+
 @cache
-def source_digest() -> str:
-    """Hash of every kernel source file and of the compilers that turn them into code."""
+def source_digest(isa: InstructionSet) -> str:
+    """Hash of the kernels' sources, of the compilers that turn them into code, and of their target."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in kernel_sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for package in ("numba", "llvmlite"):
-        digest.update(version(package).encode())
-    return digest.hexdigest()[:16]
+        digest.update(f"{package} {version(package)}\0".encode())
+    digest.update(f"{isa.processor} {isa.feature_string}".encode())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
 class KernelCache:
-    """Object files of one instruction set in a folder."""
+    """Object files of one instruction set in a folder of their own below `root`."""
 
     def __init__(self, root: Path, isa: InstructionSet) -> None:
         self.isa = isa
-        self.folder = root / f"{platform.machine()}-{isa.name}-{source_digest()}"
+        self.root = root
+        self.folder = root / f"{platform.machine()}-{isa.name}-{source_digest(isa)}"
 
     def find(self, unit: str) -> bytes | None:
         """The unit's object file, or None if there is none or it is damaged."""
@@ -62,13 +74,14 @@ class KernelCache:
 
     def build(self, units: Sequence[str]) -> None:
         """Compile units in one process and keep the results; each appears whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
             self._compile(units, scratch)
             for unit in units:
                 made = Path(scratch, f"{unit}.o")
                 body = made.read_bytes()
                 made.write_bytes(body + hashlib.sha256(body).digest())
+                self.folder.mkdir(exist_ok=True)
                 os.replace(made, self.folder / made.name)
 
     def _compile(self, units: Sequence[str], folder: str) -> None:
@@ -92,11 +105,12 @@ class KernelCache:
         cached = {unit: self.find(unit) for unit in wanted}
         missing = [unit for unit, body in cached.items() if body is None]
         if missing:
-            groups = build_groups(missing, usable_cpus())
+            processes = usable_cpus()
+            groups = build_groups(missing, processes)
             done = 0
             if progress:
                 progress(0, len(missing))
-            with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+            with ThreadPoolExecutor(max_workers=min(processes, len(groups))) as pool:
                 for finished in as_completed({pool.submit(self._build_group, group) for group in groups}):
                     done += finished.result()
                     if progress:
@@ -115,10 +129,12 @@ class KernelCache:
 
 
 def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
-    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself."""
+    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself; no more
+    than a few together, so that progress can be told.
+    """
     alone = [[unit] for unit in units if unit == "blocks"]
     rest = [unit for unit in units if unit != "blocks"]
-    share = max(1, processes - len(alone))
+    share = max(1, processes - len(alone), -(-len(rest) // UNITS_A_PROCESS))
     return alone + [rest[first::share] for first in range(min(share, len(rest)))]
 
 
@@ -156,5 +172,13 @@ def load_kernels(
     cache_folder: Path, isa: InstructionSet, formats: Iterable[str], progress: BuildProgress | None = None
 ) -> Kernels:
     """The block kernels and the row kernels of `formats`, from the cache or built now."""
-    units = ["blocks", *(f"rows_{name}" for name in sorted(set(formats)))]
-    return Kernels(KernelCache(cache_folder, isa).objects(units, progress))
+    store = KernelCache(cache_folder, isa)
+    mark_used(store.folder)
+    objects = store.objects(unit_names(formats), progress)
+    remove_unused(cache_folder, store.folder)
+    return Kernels(objects)
+
+
+def unit_names(formats: Iterable[str]) -> list[str]:
+    """The units that a model with matrices of these formats needs."""
+    return ["blocks", *(f"rows_{name}" for name in sorted(set(formats)))]

@@ -24,12 +24,13 @@ def structure_bytes(offsets: Any) -> int:
 WORK_COUNTERS = 16
 TEAM = structure(
     "Team",
-    "generation arrived barrier resting threads yield_function sleep_function sleep_argument "
+    "generation arrived barrier resting barrier_resting threads yield_function sleep_function sleep_argument "
     "syscall_function futex function block call counters",
     pitch=CACHE_LINE,
 )
 """generation: raised by one for every run, negative: the team is dismissed. arrived, barrier: threads that
-wait, and how often all have. resting: threads that wait in the kernel. yield_function, sleep_function,
+wait, and how often all have. resting, barrier_resting: threads that wait in the kernel, for a run or at a
+barrier. yield_function, sleep_function,
 syscall_function: addresses of C functions. futex: number of the system call, or 0. counters: WORK_COUNTERS, a
 cache line each.
 """
@@ -37,6 +38,8 @@ TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
 CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
+PROGRAM_STEP_BYTES = 24
+"""A step of a program is three int64: the addresses of a function, its block and its call."""
 MATRIX = structure("Matrix", "kernel tile_kernel weights rows columns quantised bias")
 """kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. quantised: 1 if it
 wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
@@ -66,6 +69,16 @@ FEED_FORWARD = structure(
 )
 """gate_matrix 0: ungated. `hidden` is an INPUT; `gate` has the rows and stride of its floats."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
+
+FILE_ROWS = structure(
+    "FileRows",
+    "kernel source rows row_bytes ternary layout_row_bytes blocks block_bytes fields field_count "
+    "group_bytes group_offset",
+)
+"""A matrix as it lies in its file. kernel: that of its interleaved rows. row_bytes: in the file; ternary:
+1 if its rows are TQ1_0, which become TQ2_0 first; layout_row_bytes, blocks, block_bytes, fields: of a row in
+the kernel's format. group_offset: where in a thread's scratch sixteen rows are interleaved.
+"""
 
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 TOKEN_TILE = 32

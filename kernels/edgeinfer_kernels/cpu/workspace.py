@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.memory import Arena, allocate
 from edgeinfer_kernels.cpu.structures import (
     CACHE_LINE,
@@ -14,8 +15,6 @@ from edgeinfer_kernels.cpu.structures import (
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-LOGIT_ROWS = 16
-"""Tokens whose logits are computed at a time."""
 PAGE = 4096
 
 
@@ -56,9 +55,15 @@ def _widest(specification: DecoderSpecification, size: Callable[[int, int], int]
     return -(-most // PAGE) * PAGE
 
 
-def scratch_stride(specification: DecoderSpecification) -> int:
-    """Bytes of one thread's scratch."""
+def group_offset(specification: DecoderSpecification) -> int:
+    """Where in a thread's scratch rows of the file are interleaved: behind what attention needs."""
     return _widest(specification, attention_scratch)
+
+
+def scratch_stride(specification: DecoderSpecification, weights: DecoderWeights, repack: bool) -> int:
+    """Bytes of one thread's scratch."""
+    group = 0 if repack else file_rows_scratch(weights.matrices())
+    return group_offset(specification) + -(-group // PAGE) * PAGE
 
 
 def states_bytes(specification: DecoderSpecification, threads: int) -> int:
@@ -67,17 +72,20 @@ def states_bytes(specification: DecoderSpecification, threads: int) -> int:
 
 
 def workspace_bytes(
-    specification: DecoderSpecification, weights: DecoderWeights, batch: int, threads: int
+    specification: DecoderSpecification,
+    weights: DecoderWeights,
+    batch: int,
+    threads: int,
+    repack: bool = True,
 ) -> int:
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(specification, weights).values())
-    logits = 4 * padded(specification.vocabulary_size) * LOGIT_ROWS
-    scratch = threads * scratch_stride(specification) + states_bytes(specification, threads)
-    return whole_tiles(batch) * rows + scratch + logits
+    scratch = threads * scratch_stride(specification, weights, repack) + states_bytes(specification, threads)
+    return whole_tiles(batch) * rows + scratch
 
 
 class Workspace:
-    """The buffers of `workspace_rows` for `batch` tokens, scratch for `threads`, and a few rows of logits."""
+    """The buffers of `workspace_rows` for `batch` tokens, and scratch for `threads`."""
 
     def __init__(
         self,
@@ -86,16 +94,15 @@ class Workspace:
         weights: DecoderWeights,
         batch: int,
         threads: int,
+        repack: bool = True,
     ) -> None:
         self._rows = {
             name: (arena.keep(allocate(stride * whole_tiles(batch))), stride)
             for name, stride in workspace_rows(specification, weights).items()
         }
-        self.scratch_stride = scratch_stride(specification)
+        self.scratch_stride = scratch_stride(specification, weights, repack)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
         self.states = arena.keep(allocate(states_bytes(specification, threads)))
-        self.logits_stride = 4 * padded(specification.vocabulary_size)
-        self.logits = arena.keep(allocate(self.logits_stride * LOGIT_ROWS))
 
     def rows(self, name: str) -> tuple[int, int]:
         """(address, bytes a token) of a buffer."""

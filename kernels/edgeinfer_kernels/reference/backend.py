@@ -147,6 +147,11 @@ class ReferenceBackend:
         y = self._times(hidden, w.ffn_down) + (0 if w.ffn_down_bias is None else w.ffn_down_bias)
         x += normalise(y, facts.norm, w.ffn_post_norm) * facts.residual_scale
 
+    def all_layers(self, x: Array, start: int) -> None:
+        for layer in range(len(self.specification.layers)):
+            self.attention_block(layer, x, start)
+            self.feed_forward_block(layer, x)
+
     def logits(self, x: Array) -> npt.NDArray[np.float32]:
         facts = self.specification
         h = normalise(x, facts.norm, self.weights.output_norm, self.weights.output_norm_bias)

@@ -57,10 +57,12 @@ def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray
             f"{data.size} bytes are not a multiple of the {kind.name} block ({kind.block_bytes} bytes)"
         )
     blocks = data.reshape(-1, kind.block_bytes)
-    out = np.empty((len(blocks), kind.block_elements), np.float32)
     decoder, step = DECODERS[kind.name], DECODE_WEIGHTS // kind.block_elements
     # Damaged scales are infinite or NaN; the weights then are too, as in gguf-py, without a warning.
     with np.errstate(all="ignore"):
+        if 0 < len(blocks) <= step:
+            return decoder(blocks).reshape(-1)
+        out = np.empty((len(blocks), kind.block_elements), np.float32)
         for start in range(0, len(blocks), step):
             out[start : start + step] = decoder(blocks[start : start + step])
     return out.reshape(-1)

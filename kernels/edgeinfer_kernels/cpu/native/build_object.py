@@ -48,8 +48,8 @@ def target_machine() -> Any:
     )
 
 
-def build(unit: str, *, tiles: bool) -> bytes:
-    """The unit's native object: optimised by numba, wrapped, emitted for numba's configured processor."""
+def linked_module(unit: str, *, tiles: bool = False) -> Any:
+    """The unit's functions as one LLVM module with C symbols, not yet optimised."""
     symbols, modules = {}, []
     for name, (function, signature) in unit_exports(unit, tiles=tiles).items():
         function.compile(signature)
@@ -62,10 +62,20 @@ def build(unit: str, *, tiles: bool) -> bytes:
     for function in whole.functions:  # numba numbers its names per process: they would clash between objects
         if not function.is_declaration and not function.name.startswith("edgeinfer_"):
             function.linkage = llvm.Linkage.internal
-    machine = target_machine()
+    return whole
+
+
+def optimise(module: Any, machine: Any) -> None:
+    """All of LLVM's passes for this target."""
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(whole, passes)
+    passes.getModulePassManager().run(module, passes)
+
+
+def build(unit: str, *, tiles: bool) -> bytes:
+    """The unit's native object, for numba's configured processor."""
+    whole, machine = linked_module(unit, tiles=tiles), target_machine()
+    optimise(whole, machine)
     return bytes(machine.emit_object(whole))
 
 

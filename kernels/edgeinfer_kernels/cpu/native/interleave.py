@@ -1,7 +1,11 @@
 """Moving the rows of a matrix into the interleaved layout of `layout.py`."""
 
+from llvmlite import ir
+from numba import types
+
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.lanes import I16, I32, address, join, load, operation, store
 from edgeinfer_kernels.cpu.native.scalars import (
     load_i32,
     load_i64,
@@ -13,6 +17,42 @@ from edgeinfer_kernels.cpu.native.scalars import (
 )
 
 exports = Exports()
+
+
+@operation(types.void, (address, types.int64, address))
+def gather_four_words(builder, at, row_bytes, target):
+    """Four words of each of sixteen rows: a transposition of registers, 4·4 of four words each."""
+    rows = []
+    for _ in range(ROWS_A_GROUP):
+        rows.append(load(builder, at, ir.VectorType(I32, 4)))
+        at = builder.add(at, row_bytes)
+    quarters = [join(builder, rows[first : first + 4]) for first in range(0, ROWS_A_GROUP, 4)]
+    for word in range(4):
+        picks = [lane + word for lane in range(0, 2 * ROWS_A_GROUP, 4)]
+        mask = ir.Constant(ir.VectorType(I32, len(picks)), picks)
+        halves = [builder.shuffle_vector(quarters[i], quarters[i + 1], mask) for i in (0, 2)]
+        store(builder, join(builder, halves), target)
+        target = builder.add(target, ir.Constant(target.type, 4 * ROWS_A_GROUP))
+
+
+@operation(types.void, (address, types.int64, address))
+def gather_shorts(builder, at, row_bytes, target):
+    """Two bytes of each of sixteen rows."""
+    lanes = ir.Constant(ir.VectorType(I16, ROWS_A_GROUP), ir.Undefined)
+    for lane in range(ROWS_A_GROUP):
+        lanes = builder.insert_element(lanes, load(builder, at, I16), ir.Constant(I32, lane))
+        at = builder.add(at, row_bytes)
+    store(builder, lanes, target)
+
+
+@inner
+def gather_words(source, row_bytes, target, count):
+    """`count` words of sixteen rows, four at a time, the rest one by one."""
+    fours = count // 4 * 4
+    for index in range(0, fours, 4):
+        gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index)
+    for index in range(fours, count):
+        gather_units(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index, 4, ROWS_A_GROUP)
 
 
 @inner
@@ -34,15 +74,27 @@ def gather_block(source, row_bytes, target, fields, field_count, rows):
     for field in range(field_count):
         offset = load_i64(fields + 24 * field)
         unit = load_i64(fields + 24 * field + 8)
-        for index in range(load_i64(fields + 24 * field + 16)):
-            at = source + offset + index * unit
-            to = target + ROWS_A_GROUP * (offset + index * unit)
-            if rows == ROWS_A_GROUP and unit == 4:
-                gather_units(at, row_bytes, to, 4, ROWS_A_GROUP)
-            elif rows == ROWS_A_GROUP and unit == 2:
-                gather_units(at, row_bytes, to, 2, ROWS_A_GROUP)
-            else:
-                gather_units(at, row_bytes, to, unit, rows)
+        count = load_i64(fields + 24 * field + 16)
+        at = source + offset
+        to = target + ROWS_A_GROUP * offset
+        if rows == ROWS_A_GROUP and unit == 4:
+            gather_words(at, row_bytes, to, count)
+            continue
+        if rows == ROWS_A_GROUP and unit == 2:
+            for index in range(count):
+                gather_shorts(at + 2 * index, row_bytes, to + 2 * ROWS_A_GROUP * index)
+            continue
+        for index in range(count):
+            gather_units(at + index * unit, row_bytes, to + ROWS_A_GROUP * index * unit, unit, rows)
+
+
+@inner
+def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, field_count):
+    """A group of up to sixteen rows."""
+    for block in range(blocks):
+        at = source + block * block_bytes
+        to = target + ROWS_A_GROUP * block * block_bytes
+        gather_block(at, row_bytes, to, fields, field_count, rows)
 
 
 @exports.add("interleave_rows", 7)
@@ -54,7 +106,7 @@ def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_cou
     row_bytes = blocks * block_bytes
     for first in range(0, rows, ROWS_A_GROUP):
         count = min(ROWS_A_GROUP, rows - first)
-        for block in range(blocks):
-            at = source + first * row_bytes + block * block_bytes
-            to = target + first * row_bytes + block * block_bytes * ROWS_A_GROUP
-            gather_block(at, row_bytes, to, fields, field_count, count)
+        at = source + first * row_bytes
+        gather_group(
+            at, row_bytes, target + first * row_bytes, count, blocks, block_bytes, fields, field_count
+        )

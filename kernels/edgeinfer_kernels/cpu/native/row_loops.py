@@ -136,7 +136,8 @@ def make_single_tile(form: RowFormat) -> Any:
     @inner
     def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
         single_tile(group, blocks, activations, stride, tokens, sums)
-        single_tile(next_group, blocks, activations, stride, tokens, sums + 64)
+        if next_group != group:
+            single_tile(next_group, blocks, activations, stride, tokens, sums + 64)
 
     return pair_tile
 

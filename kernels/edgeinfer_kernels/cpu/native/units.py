@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import config, types
 
-from edgeinfer_kernels.cpu.native import attention, feed_forward, interleave, read_memory, team
+from edgeinfer_kernels.cpu.native import attention, feed_forward, file_rows, interleave, read_memory, team
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
 from edgeinfer_kernels.cpu.native.row_loops import make_rows
@@ -23,7 +23,7 @@ def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
     `tiles`: with the row kernels by tiles.
     """
     if unit == BLOCKS:
-        parts = (team, interleave, read_memory, attention, feed_forward)
+        parts = (team, interleave, read_memory, attention, feed_forward, file_rows)
         return {name: export for part in parts for name, export in part.exports.items()}
     signature = types.void(*(types.int64,) * ROW_ARGUMENTS)
     name = unit.removeprefix("rows_")

@@ -1,0 +1,323 @@
+"""Attention of a decode step: up to 8 new tokens over a long cache, split along its positions.
+
+One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
+program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
+positions; the program that arrives last adds the stretches up, in a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
+
+NEW = tl.constexpr(16)
+"""Rows of the tile that holds the step's own tokens."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+NO_QK_NORM = tl.constexpr(0)
+HEAD_QK_NORM = tl.constexpr(1)
+ROW_QK_NORM = tl.constexpr(2)
+FAR = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _row_norm(row, WIDTH: tl.constexpr, epsilon):
+    """1/√(mean + ε) over a whole row of q or k."""
+    PADDED: tl.constexpr = triton.next_power_of_2(WIDTH)
+    index = tl.arange(0, PADDED)
+    value = tl.load(row + index, mask=index < WIDTH, other=0.0)
+    return tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + epsilon)
+
+
+@triton.jit
+def _rotated(
+    base,
+    token,
+    mask,
+    positions,
+    table,
+    norm_weight,
+    norm_at,
+    epsilon,
+    row_inverse,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+):
+    """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), normed and turned to their tokens' positions.
+
+    `norm_at` (n,): where each head's norm weights begin; `row_inverse` (n,): the factor of a row norm.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dimension = tl.arange(0, DIMENSIONS)
+    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
+    inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
+    value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
+    other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
+    if QK_NORM != NO_QK_NORM:
+        if QK_NORM == HEAD_QK_NORM:
+            inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + epsilon)
+        else:
+            inverse = row_inverse
+        weight = norm_weight + norm_at[:, None]
+        value *= inverse[:, None] * tl.load(weight + dimension[None, :], mask=inside, other=0.0)
+        other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
+    position = tl.load(positions + token, mask=mask, other=0)
+    pair = (dimension % HALF)[None, :]
+    cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
+    sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
+    sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
+    return value * cosine + other * sine * sign
+
+
+@triton.jit
+def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, CAPPED: tl.constexpr):
+    """One tile of the online softmax; scores are in powers of two."""
+    scores = tl.dot(queries, tl.trans(keys)) * scale
+    if CAPPED:
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
+    scores = tl.where(visible, scores * LOG2_E, FAR)
+    peak = tl.maximum(highest, tl.max(scores, axis=1))
+    shrink = tl.exp2(highest - peak)
+    weights = tl.where(visible, tl.exp2(scores - peak[:, None]), 0.0)
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(tl.float16), values, mixed * shrink[:, None])
+    return peak, total, mixed
+
+
+@triton.jit
+def decode_attention_kernel(
+    qkv,
+    stride,
+    keys,
+    key_scales,
+    values,
+    value_scales,
+    capacity,
+    state,
+    table,
+    q_norm,
+    k_norm,
+    epsilon,
+    scale,
+    cap,
+    parts,
+    peaks,
+    arrived,
+    out,
+    flat,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    CAPPED: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Attention of TOKENS new tokens; program (key-value head, stretch of the cache).
+
+    `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit
+    j of a token's: it sees the step's token j), tokens cached. `capacity`: positions of the cache. Writes
+    the new keys and values behind the cached; the result goes to `out` as activations, or, where a head
+    doesn't fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. Reads every cached key and value
+    once.
+    """
+    release_consumers(DEPENDENT)
+    head, split = tl.program_id(0), tl.program_id(1)
+    cached = tl.load(state + 24)
+    row = tl.arange(0, QUERIES)
+    token, member = row // GROUP, row % GROUP
+    asks = row < GROUP * TOKENS
+    oldest = cached * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(cached - WINDOW + 1, 0)
+    stretch = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
+    first = oldest + split * stretch
+    last = tl.minimum(first + stretch, cached)
+    wait_for_producers(DEPENDENT)
+    one = tl.zeros((QUERIES,), tl.float32) + 1.0
+    q_inverse = one
+    if QK_NORM == ROW_QK_NORM:
+        for index in tl.static_range(TOKENS):
+            inverse = _row_norm(qkv + index * stride, KV_HEADS * GROUP * HEAD_DIM, epsilon)
+            q_inverse = tl.where(token == index, inverse, q_inverse)
+    q_at = (head * GROUP + member) * HEAD_DIM
+    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
+    queries = _rotated(
+        qkv + token * stride + q_at,
+        token,
+        asks,
+        state + 8,
+        table,
+        q_norm,
+        norm_at,
+        epsilon,
+        q_inverse,
+        HEAD_DIM,
+        DIMENSIONS,
+        QK_NORM,
+    ).to(tl.float16)
+    position = tl.load(state + 8 + token, mask=asks, other=0)
+    highest = tl.zeros((QUERIES,), tl.float32) + FAR
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
+    if split == 0:
+        new = tl.arange(0, NEW)
+        written = new < TOKENS
+        k_inverse = tl.zeros((NEW,), tl.float32) + 1.0
+        if QK_NORM == ROW_QK_NORM:
+            for index in tl.static_range(TOKENS):
+                inverse = _row_norm(qkv + index * stride + K_AT, KV_HEADS * HEAD_DIM, epsilon)
+                k_inverse = tl.where(new == index, inverse, k_inverse)
+        k_norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
+        new_keys = _rotated(
+            qkv + new * stride + K_AT + head * HEAD_DIM,
+            new,
+            written,
+            state + 8,
+            table,
+            k_norm,
+            k_norm_at,
+            epsilon,
+            k_inverse,
+            HEAD_DIM,
+            DIMENSIONS,
+            QK_NORM,
+        )
+        dimension = tl.arange(0, DIMENSIONS)
+        inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
+        v_row = qkv + new * stride + V_AT + head * HEAD_DIM
+        new_values = tl.load(v_row[:, None] + dimension[None, :], mask=inside, other=0.0)
+        to = head.to(tl.int64) * capacity + cached + new
+        store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, QUANTISED)
+        store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, QUANTISED)
+        if QUANTISED:
+            tl.debug_barrier()
+            at = cached + new
+            key_tile = load_cache_tile(
+                keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+            )
+            value_tile = load_cache_tile(
+                values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+            )
+        else:
+            key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
+        sees = tl.load(state + 16 + token, mask=asks, other=0)
+        visible = ((sees[:, None] >> new[None, :]) & 1) != 0
+        if WINDOW > 0:
+            new_position = tl.load(state + 8 + new, mask=written, other=0)
+            visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+        highest, total, mixed = _attend(
+            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
+        )
+    offset = tl.arange(0, POSITIONS)
+    for start in range(first, last, POSITIONS):
+        at = start + offset
+        inside = at < last
+        key_tile = load_cache_tile(
+            keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+        )
+        value_tile = load_cache_tile(
+            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+        )
+        visible = inside[None, :] & (row >= 0)[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+        highest, total, mixed = _attend(
+            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
+        )
+    dimension = tl.arange(0, DIMENSIONS)
+    part = (head * SPLITS + split) * QUERIES + row
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed)
+    tl.store(peaks + part * 2, highest)
+    tl.store(peaks + part * 2 + 1, total)
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
+    if before == SPLITS - 1:
+        tl.store(arrived + head, 0)
+        _combine(
+            parts,
+            peaks,
+            out,
+            flat,
+            head,
+            KV_HEADS,
+            GROUP,
+            HEAD_DIM,
+            DIMENSIONS,
+            TOKENS,
+            QUERIES,
+            SPLITS,
+            BLOCKS,
+            PLANES,
+            DIRECT,
+        )
+
+
+@triton.jit
+def _combine(
+    parts,
+    peaks,
+    out,
+    flat,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECT: tl.constexpr,
+):
+    """Add up the stretches of one key-value head and store them as activations or floats."""
+    MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
+    CHUNKS: tl.constexpr = DIMENSIONS // 16
+    member = tl.arange(0, MEMBERS)
+    dimension = tl.arange(0, DIMENSIONS)
+    taken = member < GROUP
+    for token in tl.static_range(TOKENS):
+        row = token * GROUP + member
+        peak = tl.zeros((MEMBERS,), tl.float32) + FAR
+        for split in tl.static_range(SPLITS):
+            at = (head * SPLITS + split) * QUERIES + row
+            peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken, other=FAR))
+        total = tl.zeros((MEMBERS,), tl.float32)
+        mixed = tl.zeros((MEMBERS, DIMENSIONS), tl.float32)
+        for split in tl.static_range(SPLITS):
+            at = (head * SPLITS + split) * QUERIES + row
+            weight = tl.exp2(tl.load(peaks + at * 2, mask=taken, other=FAR) - peak)
+            total += weight * tl.load(peaks + at * 2 + 1, mask=taken, other=0.0)
+            pointers = parts + at[:, None] * DIMENSIONS + dimension[None, :]
+            mixed += weight[:, None] * tl.load(pointers, mask=taken[:, None], other=0.0)
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        query_head = head * GROUP + member
+        if DIRECT:
+            chunk = tl.arange(0, CHUNKS)
+            group = query_head[:, None] * (HEAD_DIM // 16) + chunk[None, :]
+            inside = taken[:, None] & (chunk < HEAD_DIM // 16)[None, :]
+            quantise(
+                tl.reshape(mixed, (MEMBERS * CHUNKS, 16)),
+                out + token * (PLANES * BLOCKS),
+                tl.reshape(group, (MEMBERS * CHUNKS,)),
+                tl.reshape(inside, (MEMBERS * CHUNKS,)),
+                BLOCKS,
+                PLANES,
+            )
+        else:
+            base = flat + token * (KV_HEADS * GROUP * HEAD_DIM) + query_head * HEAD_DIM
+            inside = taken[:, None] & (dimension < HEAD_DIM)[None, :]
+            tl.store(base[:, None] + dimension[None, :], mixed, mask=inside)

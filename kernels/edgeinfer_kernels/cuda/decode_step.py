@@ -1,0 +1,547 @@
+"""The launches of one decode step: 1 to 8 tokens from their ids to logits, everything on the device.
+
+    embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
+
+Where a norm stands behind a block, or is a layer norm, a join kernel follows the block.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda import row_kernels as kernels
+from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_model import (
+    DeviceFeedForward,
+    DeviceLayer,
+    DeviceModel,
+    Stack,
+    padded_rows,
+)
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    FeedForwardSpecification,
+    NormSpecification,
+)
+
+MOST_TOKENS = 8
+STATE_WORDS = 32
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
+CACHED_AT = 24
+ROWS = 16
+ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
+QK_NORMS = {"none": 0, "head": 1, "row": 2}
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel is cut: blocks of a row at a time (0: by the row's length) and warps of a program."""
+
+    step: int = 0
+    warps: int = 0
+
+    def step_for(self, blocks: int) -> int:
+        whole = next_power_of_two(blocks)
+        if self.step:
+            return min(self.step, whole)
+        return whole if whole <= 128 else 64
+
+    def warps_for(self, blocks: int) -> int:
+        return self.warps or max(1, min(8, self.step_for(blocks) // 16))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The shapes of a step's kernels; the defaults were best or near it on an H200."""
+
+    qkv: Shape = Shape()
+    output: Shape = Shape()
+    gated: Shape = Shape()
+    down: Shape = Shape()
+    head: Shape = Shape()
+    splits: int = 16
+    positions: int = 32
+    attention_warps: int = 2
+
+    def replace(self, **changes: Any) -> "Tuning":
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """A buffer of activations (tokens, planes, blocks) int32."""
+
+    words: Tensor
+    planes: int
+    blocks: int
+
+
+@dataclass
+class _Source:
+    """What a projection reads: activations, and the squares of a norm that is still to be applied."""
+
+    activations: _Activations
+    squares: Tensor
+    norm: NormSpecification | None = None
+
+
+def _has_floats(*matrices: DeviceMatrix | None) -> bool:
+    return any(m is not None and m.shapes.tile.code in FLOAT_CODES for m in matrices)
+
+
+class Workspace:
+    """The buffers of a decode step; in a counting arena only their size."""
+
+    def __init__(self, model: DeviceModel, arena: Arena) -> None:
+        facts = model.specification
+        tokens, width = MOST_TOKENS, facts.width
+        first = model.layers[0]
+        of_width = [m for layer in model.layers for m in (*layer.attention.qkv.parts, layer.feed_forward.up)]
+        of_width += [layer.feed_forward.gate for layer in model.layers if layer.feed_forward.gate]
+        heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
+        hidden = max(layer.feed_forward.up.shapes.rows for layer in model.layers)
+        self.state = arena.take((STATE_WORDS,), torch.int32)
+        self.x = arena.take((tokens, width), torch.float32)
+        self.y = arena.take((tokens, padded_rows(width)), torch.float32)
+        self.entering = [
+            self._activations(arena, width, _has_floats(model.head, *of_width)) for _ in range(2)
+        ]
+        outputs = [layer.attention.output for layer in model.layers]
+        self.mixed = self._activations(arena, heads, _has_floats(*outputs))
+        downs = [layer.feed_forward.down for layer in model.layers]
+        self.hidden = self._activations(arena, hidden, _has_floats(*downs))
+        self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
+        qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
+        self.qkv = arena.take((tokens, qkv_rows), torch.float32)
+        self.flat = arena.take((tokens, heads), torch.float32)
+        most_splits = 64
+        parts = max(
+            layer.attention.kv_heads
+            * most_splits
+            * attention_rows(layer.attention, tokens)
+            * head_dimensions(layer.attention)
+            for layer in facts.layers
+        )
+        peaks = max(
+            layer.attention.kv_heads * most_splits * attention_rows(layer.attention, tokens)
+            for layer in facts.layers
+        )
+        kv_heads = max(layer.attention.kv_heads for layer in facts.layers)
+        self.parts = arena.take((parts,), torch.float32)
+        self.peaks = arena.take((peaks, 2), torch.float32)
+        self.arrived = arena.take((kv_heads,), torch.int32)
+        self.logits = arena.take((tokens, facts.vocabulary_size), torch.float32)
+        programs = model.head.shapes.padded_rows // ROWS
+        self.best = arena.take((tokens, programs), torch.float32)
+        self.best_ids = arena.take((tokens, programs), torch.int32)
+        self.nothing = first.attention.output.words  # stands where a kernel has no such argument
+
+    @staticmethod
+    def _activations(arena: Arena, columns: int, floats: bool) -> _Activations:
+        planes, blocks = 44 if floats else 12, padded_blocks(columns)
+        return _Activations(arena.take((MOST_TOKENS, planes, blocks), torch.int32), planes, blocks)
+
+
+def attention_rows(facts: AttentionSpecification, tokens: int) -> int:
+    """Rows of the query tile of a key-value head."""
+    return max(16, next_power_of_two(facts.heads // facts.kv_heads * tokens))
+
+
+def head_dimensions(facts: AttentionSpecification) -> int:
+    """A head's dimensions as kernels cut them."""
+    return max(16, next_power_of_two(facts.head_dim))
+
+
+class DecodeStep:
+    """Launches a step's kernels on the current stream; `dependent`: with programmatic dependent launch."""
+
+    def __init__(
+        self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool
+    ) -> None:
+        self.model = model
+        self.workspace = workspace
+        self.tuning = tuning
+        self.dependent = dependent
+
+    def launch(self, tokens: int) -> None:
+        """From `state` to `logits`, and the new keys and values into the caches."""
+        source = self._embed(tokens)
+        layers = self.model.layers
+        for index, (facts, layer) in enumerate(
+            zip(self.model.specification.layers, layers, strict=True)
+        ):
+            self._attention(facts.attention, layer, source, tokens)
+            ffn = layer.feed_forward
+            source = self._close_block(
+                layer.attention.output,
+                layer.attention.output_bias,
+                self.workspace.mixed,
+                facts.attention.norm,
+                layer.attention.post_norm,
+                facts.attention.residual_scale,
+                (facts.feed_forward.norm, ffn.norm, ffn.norm_bias),
+                1,
+                self.tuning.output,
+                tokens,
+            )
+            self._gated(facts.feed_forward, ffn, source, tokens)
+            following = layers[index + 1] if index + 1 < len(layers) else None
+            source = self._close_block(
+                ffn.down,
+                ffn.down_bias,
+                self.workspace.hidden,
+                facts.feed_forward.norm,
+                ffn.post_norm,
+                facts.feed_forward.residual_scale,
+                self._next_norm(index, following),
+                0,
+                self.tuning.down,
+                tokens,
+            )
+        self._head(source, tokens)
+
+    def _next_norm(
+        self, index: int, following: DeviceLayer | None
+    ) -> tuple[NormSpecification, Tensor | None, Tensor | None]:
+        if following is None:
+            return self.model.specification.norm, self.model.norm, self.model.norm_bias
+        facts = self.model.specification.layers[index + 1].attention
+        return facts.norm, following.attention.norm, following.attention.norm_bias
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
+        options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
+        kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
+
+    def _or_nothing(self, tensor: Tensor | None) -> Tensor:
+        return self.workspace.nothing if tensor is None else tensor
+
+    def _embed(self, tokens: int) -> _Source:
+        model, space = self.model, self.workspace
+        facts, first = model.specification, model.layers[0].attention
+        norm = facts.layers[0].attention.norm
+        out, squares = space.entering[0], space.squares[0]
+        folded = norm.kind == "rms" and first.norm_bias is None
+        gain = first.norm if folded else None
+        self._launch(
+            kernels.embed_kernel,
+            (-(-out.blocks // 8), tokens),
+            model.embedding.parts,
+            space.state,
+            space.x,
+            self._or_nothing(gain),
+            out.words,
+            squares,
+            facts.embedding_scale,
+            WIDTH=facts.width,
+            COUNT=squares.shape[1],
+            BLOCKS=out.blocks,
+            IN_BLOCKS=model.embedding.shapes.blocks,
+            PLANES=out.planes,
+            GAIN=gain is not None,
+            TILE=model.embedding.shapes.tile,
+            warps=1,
+        )
+        if first.norm is None or folded:
+            return _Source(out, squares, norm if first.norm is not None else None)
+        self._join(None, None, None, 0.0, (norm, first.norm, first.norm_bias), out, tokens)
+        return _Source(out, squares)
+
+    def _attention(
+        self, facts: AttentionSpecification, layer: DeviceLayer, source: _Source, tokens: int
+    ) -> None:
+        attention, space, tuning = layer.attention, self.workspace, self.tuning
+        self._project(attention.qkv, attention.qkv_bias, source, tokens)
+        group, out = facts.heads // facts.kv_heads, space.mixed
+        k_at = facts.heads * facts.head_dim
+        rows = attention_rows(facts, tokens)
+        cache, direct = layer.cache, facts.head_dim % 16 == 0
+        self._launch(
+            decode_attention_kernel,
+            (facts.kv_heads, tuning.splits),
+            space.qkv,
+            space.qkv.shape[1],
+            cache.keys,
+            cache.key_scales,
+            cache.values,
+            cache.value_scales,
+            self.model.positions,
+            space.state,
+            attention.table,
+            self._or_nothing(attention.q_norm),
+            self._or_nothing(attention.k_norm),
+            facts.norm.epsilon,
+            facts.scale,
+            facts.soft_cap,
+            space.parts,
+            space.peaks,
+            space.arrived,
+            out.words,
+            space.flat,
+            KV_HEADS=facts.kv_heads,
+            GROUP=group,
+            HEAD_DIM=facts.head_dim,
+            DIMENSIONS=head_dimensions(facts),
+            K_AT=k_at,
+            V_AT=k_at + facts.kv_heads * facts.head_dim,
+            TOKENS=tokens,
+            QUERIES=rows,
+            SPLITS=tuning.splits,
+            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts))),
+            WINDOW=facts.window,
+            QK_NORM=QK_NORMS[facts.qk_norm],
+            CAPPED=facts.soft_cap != 0,
+            QUANTISED=self.model.quantised_cache,
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            DIRECT=direct,
+            warps=tuning.attention_warps * max(1, rows // 16),
+        )
+        if not direct:
+            self._requantise(space.flat, facts.heads * facts.head_dim, out, tokens)
+
+    def _project(self, stack: Stack, bias: Tensor | None, source: _Source, tokens: int) -> None:
+        """Rows of all matrices of the stack, two formats a launch."""
+        out, first_row = self.workspace.qkv, 0
+        for index in range(0, len(stack.parts), 2):
+            parts = stack.parts[index : index + 2]
+            programs = [part.shapes.padded_rows // ROWS for part in parts]
+            self._rows(
+                parts,
+                programs,
+                source,
+                out[:, first_row:],
+                out.shape[1],
+                None if bias is None else bias[first_row:],
+                self.tuning.qkv,
+                tokens,
+            )
+            first_row += sum(programs) * ROWS
+
+    def _rows(
+        self,
+        parts: tuple[DeviceMatrix, ...],
+        programs: list[int],
+        source: _Source,
+        y: Tensor,
+        stride: int,
+        bias: Tensor | None,
+        shape: Shape,
+        tokens: int,
+    ) -> None:
+        read = source.activations
+        self._launch(
+            kernels.rows_kernel,
+            (sum(programs),),
+            parts[0].parts,
+            parts[-1].parts,
+            read.words,
+            y,
+            self._or_nothing(bias),
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            stride,
+            FIRST_PROGRAMS=programs[0],
+            BLOCKS=read.blocks,
+            PLANES=read.planes,
+            STEP=shape.step_for(read.blocks),
+            TOKENS=tokens,
+            FIRST=parts[0].shapes.tile,
+            SECOND=parts[-1].shapes.tile,
+            BIAS=bias is not None,
+            NORM=int(source.norm is not None),
+            COUNT=source.squares.shape[1],
+            WIDTH=self.model.specification.width,
+            warps=shape.warps_for(read.blocks),
+        )
+
+    def _gated(
+        self, facts: FeedForwardSpecification, ffn: DeviceFeedForward, source: _Source, tokens: int
+    ) -> None:
+        read, out, shape = source.activations, self.workspace.hidden, self.tuning.gated
+        gate = ffn.gate or ffn.up
+        self._launch(
+            kernels.gated_kernel,
+            (ffn.up.shapes.padded_rows // ROWS,),
+            gate.parts,
+            ffn.up.parts,
+            read.words,
+            out.words,
+            self._or_nothing(ffn.gate_bias),
+            self._or_nothing(ffn.up_bias),
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            BLOCKS=read.blocks,
+            PLANES=read.planes,
+            HIDDEN_BLOCKS=out.blocks,
+            HIDDEN_PLANES=out.planes,
+            STEP=shape.step_for(read.blocks),
+            TOKENS=tokens,
+            GATE=gate.shapes.tile,
+            UP=ffn.up.shapes.tile,
+            GATED=ffn.gate is not None,
+            BIAS=ffn.up_bias is not None,
+            ACTIVATION=ACTIVATIONS[facts.activation],
+            NORM=int(source.norm is not None),
+            COUNT=source.squares.shape[1],
+            WIDTH=self.model.specification.width,
+            warps=shape.warps_for(read.blocks),
+        )
+
+    def _close_block(
+        self,
+        matrix: DeviceMatrix,
+        bias: Tensor | None,
+        read: _Activations,
+        norm: NormSpecification,
+        post_norm: Tensor | None,
+        scale: float,
+        following: tuple[NormSpecification, Tensor | None, Tensor | None],
+        index: int,
+        shape: Shape,
+        tokens: int,
+    ) -> _Source:
+        """x += the block's result; x normalised for what follows, as far as this kernel can."""
+        space = self.workspace
+        out, squares = space.entering[index], space.squares[index]
+        next_norm, weight, next_bias = following
+        if post_norm is not None or (weight is not None and (next_norm.kind != "rms" or next_bias is not None)):
+            source = _Source(read, squares)
+            programs = [matrix.shapes.padded_rows // ROWS]
+            self._rows((matrix,), programs, source, space.y, space.y.shape[1], bias, shape, tokens)
+            self._join(space.y, post_norm, norm, scale, following, out, tokens)
+            return _Source(out, squares)
+        self._launch(
+            kernels.residual_kernel,
+            (matrix.shapes.padded_rows // ROWS,),
+            matrix.parts,
+            read.words,
+            space.x,
+            self._or_nothing(bias),
+            scale,
+            self._or_nothing(weight),
+            out.words,
+            squares,
+            WIDTH=self.model.specification.width,
+            BLOCKS=read.blocks,
+            PLANES=read.planes,
+            OUT_BLOCKS=out.blocks,
+            OUT_PLANES=out.planes,
+            STEP=shape.step_for(read.blocks),
+            TOKENS=tokens,
+            TILE=matrix.shapes.tile,
+            BIAS=bias is not None,
+            GAIN=weight is not None,
+            warps=shape.warps_for(read.blocks),
+        )
+        return _Source(out, squares, next_norm if weight is not None else None)
+
+    def _join(
+        self,
+        y: Tensor | None,
+        post_norm: Tensor | None,
+        post_facts: NormSpecification | None,
+        scale: float,
+        following: tuple[NormSpecification, Tensor | None, Tensor | None],
+        out: _Activations,
+        tokens: int,
+    ) -> None:
+        """x += scale·post_norm(y), or x alone without y; then its norm into `out`."""
+        space, width = self.workspace, self.model.specification.width
+        norm, weight, bias = following
+        read = space.x if y is None else y
+        self._launch(
+            kernels.join_kernel,
+            (tokens,),
+            read,
+            read.shape[1],
+            space.x,
+            scale,
+            self._or_nothing(post_norm),
+            post_facts.epsilon if post_facts else 0.0,
+            self._or_nothing(weight),
+            self._or_nothing(bias),
+            norm.epsilon,
+            out.words,
+            WIDTH=width,
+            GROUPS=next_power_of_two(-(-width // 16)),
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            ADDS=y is not None,
+            POST=post_norm is not None,
+            NORM=weight is not None,
+            LAYER=norm.kind == "layer",
+            BIAS=bias is not None,
+            warps=8,
+        )
+
+    def _requantise(self, values: Tensor, width: int, out: _Activations, tokens: int) -> None:
+        """Rows of floats as activations."""
+        nothing = self.workspace.nothing
+        self._launch(
+            kernels.join_kernel,
+            (tokens,),
+            values,
+            width,
+            nothing,
+            0.0,
+            nothing,
+            0.0,
+            nothing,
+            nothing,
+            0.0,
+            out.words,
+            WIDTH=width,
+            GROUPS=next_power_of_two(-(-width // 16)),
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            ADDS=False,
+            POST=False,
+            NORM=False,
+            LAYER=False,
+            BIAS=False,
+            warps=4,
+        )
+
+    def head_of(self, tokens: int) -> None:
+        """Logits of rows that lie in the workspace's x already."""
+        out = self.workspace.entering[0]
+        model = self.model
+        self._join(None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens)
+        self._head(_Source(out, self.workspace.squares[0]), tokens)
+
+    def _head(self, source: _Source, tokens: int) -> None:
+        model, space, shape = self.model, self.workspace, self.tuning.head
+        facts, read = model.specification, source.activations
+        self._launch(
+            kernels.head_kernel,
+            (model.head.shapes.padded_rows // ROWS,),
+            model.head.parts,
+            read.words,
+            space.logits,
+            space.best,
+            space.best_ids,
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            facts.logit_scale,
+            facts.logit_soft_cap,
+            VOCABULARY=facts.vocabulary_size,
+            BLOCKS=read.blocks,
+            PLANES=read.planes,
+            STEP=shape.step_for(read.blocks),
+            TOKENS=tokens,
+            TILE=model.head.shapes.tile,
+            NORM=int(source.norm is not None),
+            COUNT=source.squares.shape[1],
+            WIDTH=facts.width,
+            CAPPED=facts.logit_soft_cap != 0,
+            warps=shape.warps_for(read.blocks),
+        )

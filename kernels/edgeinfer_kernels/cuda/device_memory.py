@@ -1,0 +1,126 @@
+"""The device's memory: one allocation cut into tensors, and the way of a file's bytes into it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import PlaneShapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALIGNMENT = 256
+CHUNK_BYTES = 16 << 20
+"""Bytes of the file that travel and are packed at a time."""
+RING = 3
+COPY_THREADS = 4
+PACKING_FACTOR = 24
+"""Most bytes that packing a chunk takes on the device, over the chunk's own; measured 11 to 20."""
+
+
+class DeviceMemoryError(MemoryError):
+    """The device gave no more memory; the text has what was asked for and what was free."""
+
+
+class Arena:
+    """Memory taken once and handed out in pieces; with no device it only counts.
+
+    The same code that builds a model in an arena tells, on a counting one, how many bytes that takes.
+
+    Raises:
+        DeviceMemoryError: the device has less to give.
+    """
+
+    def __init__(self, device: torch.device | None = None, nbytes: int = 0) -> None:
+        self.used = 0
+        self._memory: Tensor | None = None
+        if device is not None:
+            self._memory = _allocate(device, nbytes)
+
+    def take(self, shape: "Sequence[int]", dtype: torch.dtype) -> Tensor:
+        """A zeroed tensor; on a counting arena one without memory."""
+        elements = int(np.prod(shape, dtype=np.int64))
+        nbytes = elements * dtype.itemsize
+        start = self.used
+        self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if self._memory is None:
+            return torch.empty(tuple(shape), dtype=dtype, device="meta")
+        return self._memory[start : start + nbytes].view(dtype).view(tuple(shape))
+
+    def matrix(self, name: str, format_name: str, rows: int, columns: int) -> DeviceMatrix:
+        """Room for a matrix in planes. Raises `UnsupportedOnDeviceError`."""
+        shapes = PlaneShapes.of(name, format_name, rows, columns)
+        parts = [self.take(shape, torch.int32) for shape in (shapes.words, shapes.scales, shapes.supers)]
+        return DeviceMatrix(shapes, format_name, *parts)
+
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        device = None if self._memory is None else self._memory.device
+        self._memory = None
+        if device is not None and device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _allocate(device: torch.device, nbytes: int) -> Tensor:
+    try:
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise DeviceMemoryError(
+            f"the GPU was asked for {nbytes / 2**20:.0f} MiB and has {free / 2**20:.0f} MiB free"
+        ) from None
+
+
+class Uploader:
+    """Brings rows of the file's map to the device through a small ring of pinned memory.
+
+    The host never holds more than the ring; copying into it, the transfer and the packing overlap.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pinned = device.type == "cuda"
+        self._pool = ThreadPoolExecutor(COPY_THREADS)
+        self._turn = 0
+        if self._pinned:
+            self._ring = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
+            self._events = [torch.cuda.Event() for _ in range(RING)]
+
+    def chunks(
+        self, raw: npt.NDArray[np.uint8], row_multiple: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(first row, (rows, bytes) uint8 on the device) of `raw`; all but the last of whole multiples."""
+        rows, row_bytes = raw.shape
+        step = max(CHUNK_BYTES // row_bytes // row_multiple, 1) * row_multiple
+        for first in range(0, rows, step):
+            yield first, self._upload(raw[first : first + step])
+
+    def _upload(self, rows: npt.NDArray[np.uint8]) -> Tensor:
+        if not self._pinned or rows.nbytes > CHUNK_BYTES:
+            return torch.from_numpy(np.array(rows)).to(self.device)
+        slot = self._turn = (self._turn + 1) % RING
+        self._events[slot].synchronize()
+        staged = self._ring[slot][: rows.nbytes]
+        target = staged.numpy().reshape(rows.shape)
+        bounds = [len(rows) * part // COPY_THREADS for part in range(COPY_THREADS + 1)]
+
+        def copy(part: int) -> None:
+            target[bounds[part] : bounds[part + 1]] = rows[bounds[part] : bounds[part + 1]]
+
+        list(self._pool.map(copy, range(COPY_THREADS)))
+        sent = staged.to(self.device, non_blocking=True).view(rows.shape)
+        self._events[slot].record()
+        return sent
+
+    def close(self) -> None:
+        """Wait for what is under way and give the ring back."""
+        self._pool.shutdown()
+        if self._pinned:
+            torch.cuda.synchronize(self.device)
+            self._ring = []

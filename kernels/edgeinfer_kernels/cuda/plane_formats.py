@@ -1,0 +1,175 @@
+"""How quantised rows lie on the device: planes of 32-bit words, one word of each plane for 32 weights.
+
+A thread then reads neighbouring blocks of a row with 16-byte loads and needs no byte of them shifted into
+place. Blocks of a row are *permuted*: block b lies at (b % 8)·(blocks/8) + b//8, so that what belongs to
+eight blocks of a 256-weight super-block is contiguous as well. Rows are padded to 16 (zeros), blocks to 16.
+
+    words   (rows, planes, blocks)     the codes of the weights
+    scales  (rows/2, blocks)           16 bits a block, row 2i in the low half, row 2i + 1 in the high half;
+            (rows, blocks)             32 bits a block (`Scale.PAIR`)
+    supers  (rows/2, blocks/8)         a float16 for 256 weights, paired by rows (`Scale.SIGNED`);
+            (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+ROW_MULTIPLE = 16
+BLOCK_MULTIPLE = 16
+BLOCK = 32
+"""Weights of a block, whatever the file's own block is."""
+
+
+class Code(IntEnum):
+    """How the words hold the 32 weights of a block; e is the element, i = e % 4 its byte."""
+
+    NIBBLE = 0
+    """Word j: elements 4j… in the low nibbles of its bytes, 16 + 4j… in the high ones."""
+    NIBBLE_1 = 1
+    """NIBBLE, and word 4: the fifth bit of element 4j + i at byte i, bit j; of 16 + 4j + i at bit 4 + j."""
+    NIBBLE_2 = 2
+    """NIBBLE, and words 4, 5: two more bits of element 4j + i (16 + 4j + i) at byte i, bits 2j."""
+    BYTE = 3
+    """Word j: elements 4j… as int8."""
+    CODEBOOK = 4
+    """Word j: elements 4j… as nibbles of its low half, 16 + 4j… of its high half: ready for `prmt`."""
+    HALF = 5
+    """Word j: elements 2j, 2j + 1 as float16."""
+    BRAIN = 6
+    """Word j: elements 2j, 2j + 1 as bfloat16."""
+    SINGLE = 7
+    """Word j: element j as float32."""
+
+
+class Scale(IntEnum):
+    """What the scales hold."""
+
+    NONE = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    PAIR = 3
+    """float16 scale, float16 minimum that is added."""
+    MINIMUM = 4
+    """uint8 scale, uint8 minimum, for 32 weights; supers hold their float16 factors. The minimum is taken
+    off.
+    """
+    SIGNED = 5
+    """int8 scale of the first 16 weights, int8 of the others; supers hold their float16 factor."""
+    SHORT = 6
+    """4 bits each: scale of the first 16, of the others, minimum of the first 16, of the others."""
+
+
+class Tile(NamedTuple):
+    """What a kernel must know of a format; a compile-time constant. `offset` is taken off every code."""
+
+    code: int
+    scale: int
+    offset: int = 0
+    codebook: int = 0
+
+
+PLANES = {
+    Code.NIBBLE: 4,
+    Code.NIBBLE_1: 5,
+    Code.NIBBLE_2: 6,
+    Code.BYTE: 8,
+    Code.CODEBOOK: 4,
+    Code.HALF: 16,
+    Code.BRAIN: 16,
+    Code.SINGLE: 32,
+}
+IQ4 = 0
+FP4 = 1
+
+TILES = {
+    "Q4_0": Tile(Code.NIBBLE, Scale.FLOAT16, 8),
+    "Q4_1": Tile(Code.NIBBLE, Scale.PAIR),
+    "Q5_0": Tile(Code.NIBBLE_1, Scale.FLOAT16, 16),
+    "Q5_1": Tile(Code.NIBBLE_1, Scale.PAIR),
+    "Q8_0": Tile(Code.BYTE, Scale.FLOAT16),
+    "Q2_K": Tile(Code.NIBBLE, Scale.SHORT),
+    "Q3_K": Tile(Code.NIBBLE, Scale.SIGNED, 4),
+    "Q4_K": Tile(Code.NIBBLE, Scale.MINIMUM),
+    "Q5_K": Tile(Code.NIBBLE_1, Scale.MINIMUM),
+    "Q6_K": Tile(Code.NIBBLE_2, Scale.SIGNED, 32),
+    "IQ4_NL": Tile(Code.CODEBOOK, Scale.FLOAT16, 0, IQ4),
+    "IQ4_XS": Tile(Code.CODEBOOK, Scale.SIGNED, 0, IQ4),
+    "MXFP4": Tile(Code.CODEBOOK, Scale.BFLOAT16, 0, FP4),
+    "F16": Tile(Code.HALF, Scale.NONE),
+    "BF16": Tile(Code.BRAIN, Scale.NONE),
+    "F32": Tile(Code.SINGLE, Scale.NONE),
+}
+"""The formats that the device computes with. Q2_K and Q3_K take a nibble a weight there."""
+
+FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
+
+
+class UnsupportedOnDeviceError(ValueError):
+    """A matrix of a format that the device has no kernel for."""
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class PlaneShapes:
+    """Sizes of a matrix of `rows` × `columns` weights on the device."""
+
+    tile: Tile
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, name: str, format_name: str, rows: int, columns: int) -> "PlaneShapes":
+        """Raises `UnsupportedOnDeviceError` for a format or a row length without a kernel."""
+        tile = TILES.get(format_name)
+        if tile is None:
+            raise UnsupportedOnDeviceError(
+                f"{name}: {format_name} has no kernel on the GPU; it has {', '.join(TILES)}"
+            )
+        if columns % BLOCK:
+            raise UnsupportedOnDeviceError(
+                f"{name}: rows of {columns} weights, the GPU's kernels want a multiple of {BLOCK}"
+            )
+        return cls(tile, rows, columns)
+
+    @property
+    def padded_rows(self) -> int:
+        return _up(self.rows, ROW_MULTIPLE)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row, padding included."""
+        return padded_blocks(self.columns)
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        return self.padded_rows, PLANES[Code(self.tile.code)], self.blocks
+
+    @property
+    def scales(self) -> tuple[int, int]:
+        if self.tile.scale == Scale.NONE:
+            return 0, 0
+        rows = self.padded_rows if self.tile.scale == Scale.PAIR else self.padded_rows // 2
+        return rows, self.blocks
+
+    @property
+    def supers(self) -> tuple[int, int]:
+        if self.tile.scale == Scale.SIGNED:
+            return self.padded_rows // 2, self.blocks // 8
+        if self.tile.scale in (Scale.MINIMUM, Scale.SHORT):
+            return self.padded_rows, self.blocks // 8
+        return 0, 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of words, scales and supers."""
+        rows, planes, blocks = self.words
+        return 4 * (rows * planes * blocks + sum(a * b for a, b in (self.scales, self.supers)))
+
+
+def padded_blocks(columns: int) -> int:
+    """Blocks of 32 that a row of `columns` takes."""
+    return _up(-(-columns // BLOCK), BLOCK_MULTIPLE)

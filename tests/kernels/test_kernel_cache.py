@@ -1,0 +1,157 @@
+"""Compiled kernels in their cache: what the digest covers, damaged files, and folders that go."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, choose
+from edgeinfer_kernels.cpu.kernel_folders import (
+    DAY,
+    mark_used,
+    remove_unused,
+)
+from edgeinfer_kernels.cpu.kernel_folders import (
+    kernel_folders as folders_below,
+)
+from edgeinfer_kernels.cpu.objects import (
+    KernelCache,
+    build_groups,
+    kernel_sources,
+    source_digest,
+    unit_names,
+)
+
+LOADED = """
+import sys
+import edgeinfer_kernels.cpu.native.build_object
+for name, module in sorted(sys.modules.items()):
+    if name.startswith("edgeinfer_kernels.") and not module.__file__.endswith("__init__.py"):
+        print(module.__file__)
+"""
+
+
+def make(root: Path, name: str, days_ago: float) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "blocks.o").write_bytes(b"code")
+    os.utime(folder, (time.time() - days_ago * DAY,) * 2)
+    return folder
+
+
+def named(target: str, digit: str) -> str:
+    return f"x86_64-{target}-{digit * 16}"
+
+
+def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    loaded = {Path(line).resolve() for line in done.stdout.splitlines()}
+    assert loaded == {path.resolve() for path in kernel_sources() if path.name != "__init__.py"}
+
+
+def test_each_instruction_set_has_a_digest_of_its_own() -> None:
+    digests = {source_digest(isa) for isa in INSTRUCTION_SETS}
+    assert len(digests) == len(INSTRUCTION_SETS)
+
+
+def test_a_damaged_object_is_not_found_and_a_whole_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = KernelCache(tmp_path, choose())
+
+    def compiled(units: list[str], folder: str) -> None:
+        for unit in units:
+            Path(folder, f"{unit}.o").write_bytes(unit.encode())
+
+    monkeypatch.setattr(store, "_compile", compiled)
+    assert store.objects(["a", "b"]) == [b"a", b"b"]
+    assert [path.name for path in tmp_path.iterdir()] == [store.folder.name]
+    (store.folder / "a.o").write_bytes(b"x" * 40)
+    assert store.find("a") is None
+    assert store.objects(["a", "b"]) == [b"a", b"b"]
+
+
+def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    current = make(tmp_path, named("avx2", "a"), 100)
+    old, young = make(tmp_path, named("avx-vnni", "b"), 31), make(tmp_path, named("avx-vnni", "c"), 29)
+    assert remove_unused(tmp_path, current) == [old]
+    assert sorted(tmp_path.iterdir()) == sorted([current, young])
+
+
+def test_superseded_kernels_go_after_a_week(tmp_path: Path) -> None:
+    current = make(tmp_path, named("avx2", "a"), 0)
+    old, young = make(tmp_path, named("avx2", "b"), 8), make(tmp_path, named("avx2", "c"), 6)
+    assert remove_unused(tmp_path, current) == [old]
+    assert young.exists()
+
+
+def test_what_is_no_set_of_kernels_stays(tmp_path: Path) -> None:
+    current = make(tmp_path, named("avx2", "a"), 0)
+    models = make(tmp_path, "random-models", 400)
+    (tmp_path / "measured.json").write_text("{}")
+    os.utime(tmp_path / "measured.json", (1, 1))
+    assert remove_unused(tmp_path, current) == []
+    assert models.exists()
+    assert (tmp_path / "measured.json").exists()
+
+
+def test_what_a_killed_program_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    current = make(tmp_path, named("avx2", "a"), 0)
+    left = [make(tmp_path, ".building-1", 2), make(tmp_path, ".removing-1", 2)]
+    at_work = make(tmp_path, ".building-2", 0.5)
+    remove_unused(tmp_path, current)
+    assert not any(path.exists() for path in left)
+    assert at_work.exists()
+
+
+def test_several_programs_may_clear_at_once(tmp_path: Path) -> None:
+    current = make(tmp_path, named("avx2", "a"), 0)
+    for index in range(40):
+        make(tmp_path, f"x86_64-avx2-{index:016x}", 60)
+    removed: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: removed.extend(remove_unused(tmp_path, current))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(removed) == len(set(removed)) == 40
+    assert list(tmp_path.iterdir()) == [current]
+
+
+def test_use_is_remembered_to_the_day(tmp_path: Path) -> None:
+    folder = make(tmp_path, named("avx2", "a"), 20)
+    mark_used(folder)
+    assert time.time() - folders_below(tmp_path)[0].used < 60
+    before = folder.stat().st_mtime_ns
+    mark_used(folder)
+    assert folder.stat().st_mtime_ns == before
+    mark_used(tmp_path / "not built yet")
+
+
+def test_folders_are_listed_with_units_and_sizes(tmp_path: Path) -> None:
+    make(tmp_path, named("avx2", "a"), 3)
+    make(tmp_path, named("avx512-vnni", "b"), 1)
+    found = folders_below(tmp_path)
+    assert [folder.target for folder in found] == ["x86_64-avx512-vnni", "x86_64-avx2"]
+    assert [(folder.units, folder.nbytes) for folder in found] == [(["blocks"], 4)] * 2
+    assert folders_below(tmp_path / "nowhere") == []
+
+
+def test_a_model_needs_the_blocks_and_the_rows_of_its_formats() -> None:
+    assert unit_names({"Q6_K", "Q4_K"}) == ["blocks", "rows_Q4_K", "rows_Q6_K"]
+
+
+def test_units_are_spread_over_processes_a_few_to_each() -> None:
+    rows = [f"rows_{index}" for index in range(8)]
+    assert build_groups(["blocks"], 4) == [["blocks"]]
+    assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
+    assert build_groups(["blocks", *rows[:2]], 8) == [["blocks"], rows[:1], rows[1:2]]
+    many = build_groups(["blocks", *rows], 2)
+    assert [len(group) for group in many] == [1, 3, 3, 2]
+    assert sorted(unit for group in many for unit in group) == ["blocks", *rows]
