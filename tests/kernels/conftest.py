@@ -1,21 +1,29 @@
 """Kernels of every instruction set that this processor has, built once into the user's own cache."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.features import choose, detect
+from edgeinfer_kernels.cpu.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 
 ISA_NAMES = [isa.name for isa in detect().available]
+EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
+"""Kernels by tiles on processors that have none; here only."""
+TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
+
+
+def instruction_set(name: str) -> InstructionSet:
+    return EMULATED_TILES if name == EMULATED_TILES.name else choose(name)
 
 
 @cache
 def _kernels(isa: str) -> Kernels:
-    return load_kernels(user_folder("cache"), choose(isa), FIELDS)
+    return load_kernels(user_folder("cache"), instruction_set(isa), FIELDS)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import padded
-from edgeinfer_kernels.cpu.memory import address, allocate, interleave
+from edgeinfer_kernels.cpu.memory import address, allocate, interleave, kernel_format
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import ROWS_SCRATCH
 from edgeinfer_kernels.weights import Matrix
@@ -28,12 +28,51 @@ def quantised_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], n
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     q = np.rint(blocks * inverse).astype(np.int8)
     scales = largest * np.float32(1 / 127)
-    sums = q.reshape(tokens, -1, 16).sum(-1, dtype=np.int32)
-    parts = [q.reshape(tokens, -1), scales[..., 0], sums]
-    rows = np.concatenate(
-        [np.ascontiguousarray(part).view(np.uint8).reshape(tokens, -1) for part in parts], 1
-    )
+    half_sums = q.reshape(tokens, -1, 2, 16).sum(-1, dtype=np.int32)
+    sums = half_sums.sum(-1, keepdims=True, dtype=np.int32)
+    floats = np.concatenate([np.ones_like(sums), sums, half_sums], -1) * scales
+    parts = [q.view(np.uint8), np.ascontiguousarray(floats.astype(np.float32)).view(np.uint8)]
+    rows = np.concatenate(parts, -1).reshape(tokens, -1)
     return np.ascontiguousarray(rows), (q * scales.astype(np.float64)).reshape(tokens, -1)
+
+
+def bfloats(x: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """The nearest bfloat16, halves away from zero."""
+    rounded = x.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def tiled_rows(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rows as kernels by tiles take them: tiles of 16 tokens by 32 columns; NaN where there is no token."""
+    tokens, columns = -(-len(x) // 16) * 16, x.shape[1]
+    whole = np.full((tokens, columns), np.nan, np.float32)
+    whole[: len(x)] = x
+    halves = (bfloats(whole).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return np.ascontiguousarray(halves.reshape(-1, 16, columns // 32, 32).transpose(0, 2, 1, 3))
+
+
+def multiply_by_tiles(
+    kernels: Kernels, matrix: Matrix, x: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """As `multiply`, by tiles; the exact product is that of weights and activations rounded to bfloat16."""
+    rows, memory = tiled_rows(x), interleave(matrix, kernels)
+    out = np.full((len(x), padded(matrix.rows)), np.nan, np.float32)
+    scratch = allocate(ROWS_SCRATCH)
+    scratch[:] = 255
+    kernels.function(f"tile_rows_{kernel_format(matrix)}", 10)(
+        address(memory),
+        matrix.columns,
+        0,
+        matrix.rows,
+        address(rows),
+        0,
+        len(x),
+        address(out),
+        out.strides[0],
+        address(scratch),
+    )
+    exact = bfloats(x).astype(np.float64) @ bfloats(matrix.decoded()).astype(np.float64).T
+    return out[:, : matrix.rows], exact
 
 
 def multiply(
@@ -41,7 +80,6 @@ def multiply(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     """(matrix · x by the kernel, the same in float64), x (tokens, columns); the output starts as NaN."""
     tokens = len(x)
-    kernel_format = "TQ2_0" if matrix.format == "TQ1_0" else matrix.format
     if matrix.format in FLOATS:
         rows = np.zeros((tokens, padded(matrix.columns)), np.float32)
         rows[:, : matrix.columns] = x
@@ -54,7 +92,7 @@ def multiply(
     memory = interleave(matrix, kernels)
     out = np.full((tokens, padded(matrix.rows)), np.nan, np.float32)
     scratch = allocate(ROWS_SCRATCH)
-    kernels.function(f"rows_{kernel_format}", 10)(
+    kernels.function(f"rows_{kernel_format(matrix)}", 10)(
         address(memory),
         columns,
         0,

@@ -15,13 +15,13 @@ from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend, CacheType, LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES
+from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, instruction_set
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 CONTEXT = 160
@@ -44,7 +44,7 @@ def engine_for(
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
-        kernels = load_kernels(user_folder("cache"), choose(isa), kernel_formats(w))
+        kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_formats(w))
         return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
 
     return build
@@ -138,6 +138,17 @@ def test_head_dimensions_that_fill_no_register_are_padded(tmp_path: Path, head_d
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
 
 
+@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
+    tmp_path: Path, isa: str, kind: CacheType
+) -> None:
+    model = RandomModel("llama", head_dim=128, heads=10, kv_heads=2)
+    path = model.write(tmp_path / "model.gguf")
+    found = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact))
+    assert found < (2e-3 if kind == "f16" else 5e-6)
+
+
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_long_attention_in_pieces_equals_the_exact_evaluation(
@@ -171,6 +182,18 @@ def test_quantised_models_differ_by_the_rounding_of_activations_only(
     path = model.write(tmp_path / "model.gguf")
     ids = IDS[:20]
     assert relative(logits_of(path, cpu(), ids=ids), logits_of(path, exact, ids=ids)) < 0.05
+
+
+@pytest.mark.parametrize("isa", TILE_ISAS)
+@pytest.mark.parametrize("formats", [("Q4_K", "Q6_K"), ("Q8_0", "F16")])
+def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activations(
+    tmp_path: Path, isa: str, formats: tuple[str, ...]
+) -> None:
+    model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
+    path = model.write(tmp_path / "model.gguf")
+    want = logits_of(path, exact)
+    by_tiles = relative(logits_of(path, cpu(isa)), want)
+    assert 0 < by_tiles < relative(logits_of(path, cpu(ISA_NAMES[-1])), want)
 
 
 IN_FILE = (

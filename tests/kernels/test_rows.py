@@ -9,10 +9,11 @@ import pytest
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError, interleave, interleaved_bytes, kernel_format
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import PANEL_TOKENS
 from edgeinfer_kernels.weights import Matrix
 from edgeinfer_quant_formats import FORMATS, block_format
-from tests.kernels.conftest import ISA_NAMES
-from tests.kernels.row_matrices import FLOATS, multiply, random_matrix
+from tests.kernels.conftest import ISA_NAMES, TILE_ISAS
+from tests.kernels.row_matrices import FLOATS, multiply, multiply_by_tiles, random_matrix
 
 FORMAT_NAMES = [*FIELDS, "TQ1_0"]
 SHAPES = [(1, 1), (16, 1), (63, 2), (111, 1), (320, 8)]
@@ -39,7 +40,7 @@ def test_rows_times_activations_equal_the_decoded_weights(
         for tokens in TOKENS:
             x = random.standard_normal((tokens, matrix.columns)).astype(np.float32)
             got, want = multiply(kernels, matrix, x)
-            assert relative(got, want) < 2e-6, (rows, blocks, tokens)
+            assert relative(got, want) < 5e-6, (rows, blocks, tokens)
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)
@@ -59,6 +60,30 @@ def test_any_bits_of_quants_are_read_as_the_decoder_reads_them(
     matrix = Matrix(name, name, 32, 512, raw.reshape(32, -1))
     got, want = multiply(kernels_for(isa), matrix, random.standard_normal((2, 512)).astype(np.float32))
     assert relative(got, want) < 2e-6
+
+
+@pytest.mark.parametrize("isa", TILE_ISAS)
+@pytest.mark.parametrize("name", [name for name in FORMAT_NAMES if name not in FLOATS])
+def test_tiles_round_weights_and_activations_to_bfloat16_and_nothing_else(
+    kernels_for: Callable[[str], Kernels], isa: str, name: str
+) -> None:
+    kernels, random = kernels_for(isa), np.random.default_rng(4)
+    for rows, blocks in [(1, 1), (63, 3), (144, 1)]:
+        matrix = random_matrix(name, rows, 256 * blocks)
+        for tokens in [1, 16, 50]:
+            x = random.standard_normal((tokens, matrix.columns)).astype(np.float32)
+            got, want = multiply_by_tiles(kernels, matrix, x)
+            assert relative(got, want) < 3e-4, (rows, blocks, tokens)
+
+
+@pytest.mark.parametrize("isa", TILE_ISAS)
+def test_more_tokens_than_a_panel_takes_go_through_tiles_in_turns(
+    kernels_for: Callable[[str], Kernels], isa: str
+) -> None:
+    matrix = random_matrix("Q4_0", 32, 64)
+    x = np.random.default_rng(5).standard_normal((PANEL_TOKENS + 17, 64)).astype(np.float32)
+    got, want = multiply_by_tiles(kernels_for(isa), matrix, x)
+    assert relative(got, want) < 3e-4
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)

@@ -116,8 +116,9 @@ class CpuBackend:
             for matrix, memory in zip(
                 matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
             ):
-                kernel = self._kernels.address(f"rows_{kernel_format(matrix)}")
-                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory))
+                name = f"rows_{kernel_format(matrix)}"
+                kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles)
                 self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
@@ -133,7 +134,7 @@ class CpuBackend:
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
-        builder = BlockBuilder(self._arena, workspace, self._kernels, placed, facts.width)
+        builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)

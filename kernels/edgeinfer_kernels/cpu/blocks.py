@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from edgeinfer_kernels.backend import LayerCache, padded
 from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_columns, kernel_format, padded_vector
-from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_CODES,
     ATTENTION,
@@ -13,6 +12,7 @@ from edgeinfer_kernels.cpu.structures import (
     INPUT,
     MATRIX,
     NORM,
+    TILE_TOKENS,
 )
 from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.specification import (
@@ -24,14 +24,19 @@ from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForw
 
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 NORM_KINDS = {"rms": 1, "layer": 2}
+NEVER = 1 << 40
+"""More tokens than there are."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
 class Placed(NamedTuple):
-    """A matrix where kernels find it: the address of its row kernel, and of what that takes as weights."""
+    """A matrix where kernels find it: the addresses of its row kernel, of what that takes as weights, and of
+    the row kernel by tiles or 0.
+    """
 
     kernel: int
     weights: int
+    tile_kernel: int = 0
 
 
 class BlockBuilder:
@@ -41,13 +46,11 @@ class BlockBuilder:
         self,
         arena: Arena,
         workspace: Workspace,
-        kernels: Kernels,
         placed: dict[int, Placed],
         width: int,
     ) -> None:
         self._arena = arena
         self._workspace = workspace
-        self._kernels = kernels
         self._placed = placed
         self._width = width
 
@@ -71,6 +74,7 @@ class BlockBuilder:
         return self._arena.fill(
             MATRIX,
             kernel=placed.kernel,
+            tile_kernel=placed.tile_kernel,
             weights=placed.weights,
             rows=matrix.rows,
             columns=kernel_columns(name, matrix.columns),
@@ -79,11 +83,13 @@ class BlockBuilder:
         )
 
     def _input(self, name: str, columns: int, readers: list[Matrix]) -> int:
-        """Rows that `readers` multiply with: float32, and int8 if any of them wants it."""
+        """Rows that `readers` multiply with: float32, and int8 or tiles if any of them wants it."""
         floats, float_stride = self._workspace.rows(name)
         quantised, quantised_stride = 0, 0
-        if any(kernel_format(matrix) not in FLOAT_FORMATS for matrix in readers):
-            quantised, quantised_stride = self._workspace.rows(f"{name}.int8")
+        takers = [matrix for matrix in readers if kernel_format(matrix) not in FLOAT_FORMATS]
+        if takers:
+            quantised, quantised_stride = self._workspace.rows(f"{name}.quantised")
+        tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
         return self._arena.fill(
             INPUT,
             floats=floats,
@@ -91,6 +97,7 @@ class BlockBuilder:
             quantised=quantised,
             quantised_stride=quantised_stride,
             columns=columns,
+            tile_tokens=TILE_TOKENS if tiles else NEVER,
         )
 
     def _scratch(self) -> dict[str, int]:

@@ -1,8 +1,11 @@
 """What this processor can do, and which of our instruction sets that makes available."""
 
+import ctypes
 import os
 import platform
+import sys
 from dataclasses import dataclass
+from functools import cache
 
 import llvmlite.binding as llvm
 
@@ -16,6 +19,8 @@ class InstructionSet:
     processor: str
     features: tuple[str, ...]
     summary: str
+    tiles: bool = False
+    """Whether it has row kernels by tiles. Tiles must be granted to the process, see `tiles_granted`."""
 
     @property
     def feature_string(self) -> str:
@@ -23,12 +28,17 @@ class InstructionSet:
         return ",".join(f"+{feature}" for feature in self.features)
 
 
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")
 _AVX2 = ("sse2", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
 
+_AMX = (*_AVX512, "avx512bf16", "amx-tile", "amx-bf16")
+
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
+    InstructionSet("amx", _X86, "cascadelake", _AMX, "as avx512-vnni, and tiles of bfloat16", tiles=True),
     InstructionSet("avx512-vnni", _X86, "cascadelake", _AVX512, "512-bit registers, vpdpbusd"),
     InstructionSet("avx-vnni", _X86, "haswell", (*_AVX2, "avxvnni"), "256-bit registers, vpdpbusd"),
     InstructionSet("avx2", _X86, "haswell", _AVX2, "256-bit registers, vpmaddubsw"),
@@ -75,11 +85,25 @@ def processor_flags() -> frozenset[str]:
         return frozenset({"sse2", "neon"})
 
 
+@cache
+def tiles_granted() -> bool:
+    """Ask the operating system for AMX's tiles: Linux hands them out for each process, for all its threads.
+
+    Source: Linux, Documentation/arch/x86/xstate.rst.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    ask: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+    return ask == 0
+
+
 def detect() -> CpuFeatures:
     """Read the processor's features; an unknown architecture raises `UnsupportedProcessorError`."""
     machine, flags = platform.machine(), processor_flags()
     available = tuple(
-        isa for isa in INSTRUCTION_SETS if machine in isa.machines and flags.issuperset(isa.features)
+        isa
+        for isa in INSTRUCTION_SETS
+        if machine in isa.machines and flags.issuperset(isa.features) and (not isa.tiles or tiles_granted())
     )
     if not available:
         known = sorted({name for isa in INSTRUCTION_SETS for name in isa.machines})

@@ -92,7 +92,8 @@ class KernelCache:
             "NUMBA_CPU_FEATURES": self.isa.feature_string,
             "NUMBA_OPT": "0",  # functions are optimised once, together, by the build itself
         }
-        command = [sys.executable, "-m", "edgeinfer_kernels.cpu.native.build_object", folder, *units]
+        module, tiles = "edgeinfer_kernels.cpu.native.build_object", "tiles" if self.isa.tiles else "no-tiles"
+        command = [sys.executable, "-m", module, tiles, folder, *units]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
@@ -151,10 +152,14 @@ class Kernels:
 
     def address(self, name: str) -> int:
         """Address of the C function `void name(int64, …)`."""
-        found = self._engine.get_function_address(f"edgeinfer_{name}")
+        found = self.find(name)
         if not found:
             raise KeyError(f"no kernel called {name} has been loaded")
-        return int(found)
+        return found
+
+    def find(self, name: str) -> int:
+        """As `address`; 0 if there is none of that name."""
+        return int(self._engine.get_function_address(f"edgeinfer_{name}"))
 
     def function(self, name: str, arguments: int) -> Callable[..., None]:
         """The kernel as a Python callable that takes `arguments` int and lets go of the GIL."""

@@ -40,16 +40,18 @@ CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
 PROGRAM_STEP_BYTES = 24
 """A step of a program is three int64: the addresses of a function, its block and its call."""
-MATRIX = structure("Matrix", "kernel weights rows columns quantised bias")
-"""kernel: address of the row kernel. quantised: 1 if it wants int8 activations. bias: 0 or float32, padded to
-16.
+MATRIX = structure("Matrix", "kernel tile_kernel weights rows columns quantised bias")
+"""kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. quantised: 1 if it
+wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
 """
 NORM = structure("Norm", "kind epsilon weight bias width padded")
 """kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
 zeros.
 """
-INPUT = structure("Input", "floats float_stride quantised quantised_stride columns")
-"""Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks."""
+INPUT = structure("Input", "floats float_stride quantised quantised_stride columns tile_tokens")
+"""Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks; from `tile_tokens` tokens on
+as tiles of bfloat16 in the same place.
+"""
 
 ATTENTION = structure(
     "Attention",
@@ -81,10 +83,20 @@ the kernel's format. group_offset: where in a thread's scratch sixteen rows are 
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 TOKEN_TILE = 32
 """Tokens whose sums a row kernel holds at a time."""
-ROWS_SCRATCH = 64 * TOKEN_TILE
+TILE_TOKENS = 24
+"""From so many tokens on tiles are used where there are any; measured."""
+TILE_BYTES = 1024
+TILE_STATE_BYTES = 2 * CACHE_LINE + 8 * TILE_BYTES
+PANEL_COLUMNS = 1024
+PANEL_TOKENS = 256
+PANEL_PAIRS = 2
+"""What a panel of unpacked weights spans, and how many panels of 32 rows go by while tokens stay near."""
+ROWS_SCRATCH = TILE_STATE_BYTES + 64 * PANEL_COLUMNS + 128 * PANEL_TOKENS * PANEL_PAIRS
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
 POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
+SCORES_A_THREAD = 4 * 4 * POSITIONS_A_TILE
+"""Bytes of the scores of such a tile with four query heads."""
 POSITIONS_A_PIECE = 256
 """Least positions that are worth a thread of their own."""
 
@@ -95,8 +107,8 @@ def attention_states(group: int, padded_head: int) -> int:
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', a tile of scores, and a key head's states."""
-    return ROWS_SCRATCH + 4 * POSITIONS_A_TILE + attention_states(group, padded_head)
+    """A thread's scratch: the row kernels', scores, and a key head's states."""
+    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head)
 
 
 def attention_pieces(threads: int) -> int:
@@ -104,6 +116,14 @@ def attention_pieces(threads: int) -> int:
     return 8 * threads
 
 
+ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")
+ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44)
+"""A block of 32 quantised activations: int8, then float32: their scale, and the sums of all, the first 16
+and the last 16 values times the scale.
+"""
+ACTIVATION_BYTES = 48
+
+
 def quantised_bytes(columns: int) -> int:
-    """Bytes of one quantised row: int8 values, columns/32 float32 scales, columns/16 int32 sums."""
-    return columns + columns // 8 + columns // 4
+    """Bytes of one row of activations, as int8 blocks or as its part of bfloat16 tiles, whichever is more."""
+    return -(-columns // 32) * max(ACTIVATION_BYTES, TILE_BYTES // 16)

@@ -27,7 +27,7 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
 
     def need_input(name: str, columns: int) -> None:
         need(name, 4 * padded(columns))
-        need(f"{name}.int8", quantised_bytes(padded(columns)))
+        need(f"{name}.quantised", quantised_bytes(padded(columns)))
 
     need_input("normed", specification.width)
     need("projected", 4 * padded(specification.width))
@@ -41,6 +41,11 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
         need_input("hidden", layer.feed_forward.ffn_up.rows)
         need("gate", 4 * padded(layer.feed_forward.ffn_up.rows))
     return rows
+
+
+def whole_tiles(tokens: int) -> int:
+    """Tokens for which there is room when a last tile of 16 is begun."""
+    return -(-tokens // 16) * 16
 
 
 def _widest(specification: DecoderSpecification, size: Callable[[int, int], int]) -> int:
@@ -76,7 +81,7 @@ def workspace_bytes(
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(specification, weights).values())
     scratch = threads * scratch_stride(specification, weights, repack) + states_bytes(specification, threads)
-    return batch * rows + scratch
+    return whole_tiles(batch) * rows + scratch
 
 
 class Workspace:
@@ -92,7 +97,7 @@ class Workspace:
         repack: bool = True,
     ) -> None:
         self._rows = {
-            name: (arena.keep(allocate(stride * batch)), stride)
+            name: (arena.keep(allocate(stride * whole_tiles(batch))), stride)
             for name, stride in workspace_rows(specification, weights).items()
         }
         self.scratch_stride = scratch_stride(specification, weights, repack)

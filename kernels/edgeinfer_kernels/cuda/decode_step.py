@@ -53,14 +53,14 @@ class Shape:
         """Blocks at a time; fewer for many tokens, whose activations fill the registers."""
         whole = next_power_of_two(blocks)
         if tokens > 2:
-            return min(32, whole)
+            return whole if whole <= 128 else 64
         if self.step:
             return min(self.step, whole)
         return whole if whole <= 128 else 64
 
     def warps_for(self, blocks: int, tokens: int) -> int:
         if tokens > 2:
-            return 4
+            return 8
         return self.warps or max(1, min(8, self.step_for(blocks, tokens) // 16))
 
 

@@ -340,7 +340,7 @@ def project(
                 totals, matrix, activations, stride, rows, start + blocks, BLOCKS, start + STEP > BLOCKS, TILE
             )
     else:
-        for start in range(STEP, BLOCKS, STEP):
+        for start in tl.range(STEP, BLOCKS, STEP, num_stages=1):
             totals = _add_step(
                 totals, matrix, activations, stride, rows, start + blocks, BLOCKS, BLOCKS % STEP > 0, TILE
             )
@@ -395,7 +395,7 @@ def project_pair(
                 seconds, second, activations, stride, rows, at, BLOCKS, start + STEP > BLOCKS, SECOND
             )
     else:
-        for start in range(STEP, BLOCKS, STEP):
+        for start in tl.range(STEP, BLOCKS, STEP, num_stages=1):
             at = start + blocks
             firsts = _add_step(
                 firsts, first, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, FIRST

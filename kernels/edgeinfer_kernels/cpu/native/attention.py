@@ -40,9 +40,9 @@ from edgeinfer_kernels.cpu.structures import (
     NORM,
     POSITIONS_A_PIECE,
     ROWS_SCRATCH,
+    SCORES_A_THREAD,
     TEAM,
 )
-from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
 
 
 @inner
@@ -234,8 +234,8 @@ def attend(team, counter, block, call, scratch):
         if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, scores + 4 * TILE, scores)
-            write_item(block, item, scores + 4 * TILE)
+            gather_item(block, call, item, pieces, scores + SCORES_A_THREAD, scores)
+            write_item(block, item, scores + SCORES_A_THREAD)
         else:
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
             gather_item(block, call, item, pieces, states, scores)

@@ -1,4 +1,4 @@
-"""Compile units of kernels to native object files: `python -m …native.build_object FOLDER UNIT…`.
+"""Compile units of kernels to native object files: `python -m …native.build_object TILES FOLDER UNIT…`.
 
 Runs as a process of its own, for three reasons: the engine need not import numba when its kernels are cached;
 numba reads the target processor from its environment once per process, so that each instruction set gets its
@@ -48,10 +48,10 @@ def target_machine() -> Any:
     )
 
 
-def linked_module(unit: str) -> Any:
+def linked_module(unit: str, *, tiles: bool = False) -> Any:
     """The unit's functions as one LLVM module with C symbols, not yet optimised."""
     symbols, modules = {}, []
-    for name, (function, signature) in unit_exports(unit).items():
+    for name, (function, signature) in unit_exports(unit, tiles=tiles).items():
         function.compile(signature)
         compiled = function.overloads[signature.args]
         symbols[name] = (compiled.fndesc.llvm_func_name, len(signature.args))
@@ -72,18 +72,18 @@ def optimise(module: Any, machine: Any) -> None:
     passes.getModulePassManager().run(module, passes)
 
 
-def build(unit: str) -> bytes:
+def build(unit: str, *, tiles: bool) -> bytes:
     """The unit's native object, for numba's configured processor."""
-    whole, machine = linked_module(unit), target_machine()
+    whole, machine = linked_module(unit, tiles=tiles), target_machine()
     optimise(whole, machine)
     return bytes(machine.emit_object(whole))
 
 
 def main() -> None:
-    """Write FOLDER/UNIT.o for every unit named on the command line."""
-    folder, *units = sys.argv[1:]
+    """Write FOLDER/UNIT.o for every unit named on the command line; TILES: `tiles` or `no-tiles`."""
+    kernels, folder, *units = sys.argv[1:]
     for unit in units:
-        Path(folder, f"{unit}.o").write_bytes(build(unit))
+        Path(folder, f"{unit}.o").write_bytes(build(unit, tiles=kernels == "tiles"))
 
 
 if __name__ == "__main__":

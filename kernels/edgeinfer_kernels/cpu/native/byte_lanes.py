@@ -1,4 +1,4 @@
-"""Sixteen int32, sixteen times four bytes, and the dot products that multiply them."""
+"""Sixteen int32, and sixteen times four bytes."""
 
 from typing import Any
 
@@ -105,6 +105,30 @@ def signed_byte(builder, x, index):
     return builder.ashr(raised, constant_lanes(I32, LANES, 24))
 
 
+@operation(float16x, (bytes64, types.int32))
+def signed_byte_as_float(builder, x, index):
+    """Byte `index` of each lane."""
+    left = builder.sub(I32(24), builder.mul(index, I32(8)))
+    raised = builder.shl(as_words(builder, x), splat(builder, left, LANES))
+    lowered = builder.ashr(raised, constant_lanes(I32, LANES, 24))
+    return builder.sitofp(lowered, ir.VectorType(F32, LANES))
+
+
+@operation(float16x, (bytes64, types.int32))
+def byte_above_128(builder, x, index):
+    """128 + byte `index` of each lane, which is below 128: its bits are the upper ones of the mantissa."""
+    words = as_words(builder, x)
+    place = ir.Constant(I32, 16), builder.mul(index, I32(8))
+    upwards = builder.shl(words, splat(builder, builder.sub(*place), LANES))
+    downwards = builder.lshr(words, splat(builder, builder.sub(*reversed(place)), LANES))
+    goes_up = builder.icmp_signed("<", index, I32(3))
+    moved = builder.select(goes_up, upwards, downwards)
+    bits = builder.or_(
+        builder.and_(moved, constant_lanes(I32, LANES, 0xFF0000)), constant_lanes(I32, LANES, 0x43000000)
+    )
+    return builder.bitcast(bits, ir.VectorType(F32, LANES))
+
+
 @operation(int16x, (int16x, types.int32))
 def shift_left(builder, x, count):
     return builder.shl(x, splat(builder, count, LANES))
@@ -148,104 +172,10 @@ def spread_four_bits(builder, x):
     return as_bytes(builder, builder.and_(spread, constant_lanes(I32, LANES, 0x01010101)))
 
 
-def _by_halves(builder: Any, emit: Emitter, *vectors: Any) -> Any:
+def by_halves(builder: Any, emit: Emitter, *vectors: Any) -> Any:
+    """`emit` on the low halves and on the high halves of vectors, joined."""
     halves = [emit(*(part(builder, vector, half, 2) for vector in vectors)) for half in (0, 1)]
     return join(builder, halves)
-
-
-def _multiply_pairs(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
-    """AVX2: u8·s8 pairs to i16 (no overflow for |weight| <= 128), i16 pairs to i32; 256 bits."""
-    words, shorts = ir.VectorType(I32, 8), ir.VectorType(I16, 16)
-    pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, [unsigned, signed])
-    ones = constant_lanes(I16, 16, 1)
-    return builder.add(acc, call(builder, "llvm.x86.avx2.pmadd.wd", words, [pairs, ones]))
-
-
-def _widened_dot(builder: Any, acc: Any, weights: Any, activations: Any, signed: bool) -> Any:
-    """Plain LLVM: widen to i16, multiply, and add the four products of each lane."""
-    shorts = ir.VectorType(I16, 64)
-    wide_weights = (builder.sext if signed else builder.zext)(weights, shorts)
-    products = builder.mul(wide_weights, builder.sext(activations, shorts))
-    for offset in range(4):
-        mask = ir.Constant(ir.VectorType(I32, LANES), [4 * lane + offset for lane in range(LANES)])
-        picked = builder.shuffle_vector(products, ir.Constant(shorts, ir.Undefined), mask)
-        acc = builder.add(acc, builder.sext(picked, ir.VectorType(I32, LANES)))
-    return acc
-
-
-def _dot_by_instruction(features: str, builder: Any, acc: Any, weights: Any, activations: Any) -> Any | None:
-    """u8·s8 through one instruction, or None where the target has none."""
-    if "+avx512vnni" in features:
-        words = ir.VectorType(I32, 16)
-        operands = [acc, as_words(builder, weights), activations]
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", words, operands)
-    if "+avxvnni" in features:
-        words = ir.VectorType(I32, 8)
-        name = "llvm.x86.avx512.vpdpbusd.256"
-        return _by_halves(
-            builder,
-            lambda *v: call(builder, name, words, list(v)),
-            acc,
-            as_words(builder, weights),
-            activations,
-        )
-    return None
-
-
-@operation(int16x, (int16x, bytes64, int16x))
-def dot_unsigned(features, builder, acc, weights, activations):
-    """Weights of 0..127 in u8, activations in s8."""
-    by_instruction = _dot_by_instruction(features, builder, acc, weights, activations)
-    if by_instruction is not None:
-        return by_instruction
-    signed = as_bytes(builder, activations)
-    if "+avx2" in features:
-        return _by_halves(builder, lambda *v: _multiply_pairs(builder, *v), acc, weights, signed)
-    if "+dotprod" in features:
-        return _neon_dot(builder, acc, weights, signed)
-    return _widened_dot(builder, acc, weights, signed, signed=False)
-
-
-def _neon_dot(builder: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """Four sdot of 128 bits; right for unsigned weights too while they stay below 128."""
-    words = ir.VectorType(I32, 4)
-    quarters = []
-    for index in range(4):
-        operands = [part(builder, vector, index, 4) for vector in (acc, weights, activations)]
-        quarters.append(call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", words, operands))
-    return join(builder, quarters)
-
-
-def has_unsigned_instruction(features: str) -> bool:
-    return "+avx512vnni" in features or "+avxvnni" in features
-
-
-@operation(int16x, (int16x, bytes64, int16x))
-def dot_signed(features, builder, acc, weights, activations):
-    """Weights and activations in s8. Where the instruction wants unsigned weights they are raised by 128:
-    the caller starts the accumulator at -`signed_offset()`·(sum of the activations)."""
-    signed = as_bytes(builder, activations)
-    if has_unsigned_instruction(features):
-        raised = builder.xor(weights, constant_lanes(I8, 64, -128))
-        return _dot_by_instruction(features, builder, acc, raised, activations)
-    if "+avx2" in features:
-
-        def by_sign(acc: Any, weights: Any, signed: Any) -> Any:
-            half = ir.VectorType(I8, 32)
-            magnitude = call(builder, "llvm.x86.avx2.psign.b", half, [weights, weights])
-            flipped = call(builder, "llvm.x86.avx2.psign.b", half, [signed, weights])
-            return _multiply_pairs(builder, acc, magnitude, flipped)
-
-        return _by_halves(builder, by_sign, acc, weights, signed)
-    if "+dotprod" in features:
-        return _neon_dot(builder, acc, weights, signed)
-    return _widened_dot(builder, acc, weights, signed, signed=True)
-
-
-@operation(types.int32, ())
-def signed_offset(features, builder):
-    """What `dot_signed` adds to every weight on this target: 128 or 0."""
-    return ir.Constant(I32, 128 if has_unsigned_instruction(features) else 0)
 
 
 def table_lookup(table: tuple[int, ...]) -> Any:
@@ -258,7 +188,7 @@ def table_lookup(table: tuple[int, ...]) -> Any:
             return call(builder, "llvm.x86.avx512.pshuf.b.512", constant.type, [constant, indices])
         if "+avx2" in features:
             constant = ir.Constant(ir.VectorType(I8, 32), row * 2)
-            return _by_halves(
+            return by_halves(
                 builder,
                 lambda half: call(builder, "llvm.x86.avx2.pshuf.b", constant.type, [constant, half]),
                 indices,

@@ -8,7 +8,7 @@ from edgeinfer_kernels.cpu.native.phases import (
     normalise_and_quantise,
     project,
 )
-from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
 from edgeinfer_kernels.cpu.native.team import barrier, next_item
 from edgeinfer_kernels.cpu.native.vector_math import activate
@@ -29,7 +29,7 @@ def biased(row, matrix, i):
 
 @inner
 def activate_and_quantise(team, counter, block, call):
-    """Phase: hidden = activation(gate)·up, or activation(up) if ungated, then to int8; by pieces of a row."""
+    """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
     hidden = load_i64(block + FEED_FORWARD.hidden)
     gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
     up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
@@ -37,10 +37,11 @@ def activate_and_quantise(team, counter, block, call):
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
     pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    tokens = load_i64(call + CALL.tokens)
     while True:
         item = next_item(team, counter)
         token = item // pieces
-        if token >= load_i64(call + CALL.tokens):
+        if token >= tokens:
             break
         first = (item - token * pieces) * COLUMNS_A_PIECE
         last = min(columns, first + COLUMNS_A_PIECE)
@@ -53,10 +54,7 @@ def activate_and_quantise(team, counter, block, call):
             else:
                 value = activate(code, value)
             store_floats(up + 4 * i, value)
-        quantised = load_i64(hidden + INPUT.quantised)
-        if quantised != 0:
-            out = quantised + token * load_i64(hidden + INPUT.quantised_stride)
-            quantise_blocks(up, out, columns, first, last)
+        write_activations(up, hidden, token, tokens, first, last)
 
 
 @exports.add("feed_forward_block", 4)

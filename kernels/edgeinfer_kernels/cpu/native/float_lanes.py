@@ -49,6 +49,11 @@ def subtract(builder, x, y):
     return builder.fsub(x, y)
 
 
+@operation(float16x, (float16x,))
+def negative(builder, x):
+    return builder.fneg(x)
+
+
 @operation(float16x, (float16x, float16x))
 def multiply(builder, x, y):
     return builder.fmul(x, y)
@@ -63,6 +68,12 @@ def divide(builder, x, y):
 def multiply_add(builder, x, y, z):
     """x·y + z; fused where the target fuses, two roundings where it doesn't (never a library call)."""
     return call(builder, "llvm.fmuladd.v16f32", ir.VectorType(F32, LANES), [x, y, z])
+
+
+@operation(float16x, (float16x, float16x, float16x))
+def subtract_product(builder, x, y, z):
+    """z - x·y, as `multiply_add`."""
+    return call(builder, "llvm.fmuladd.v16f32", ir.VectorType(F32, LANES), [builder.fneg(x), y, z])
 
 
 @operation(float16x, (float16x, float16x))

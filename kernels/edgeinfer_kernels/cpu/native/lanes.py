@@ -1,10 +1,11 @@
 """Vectors of sixteen lanes as numba values: how kernels reach the processor's own instructions.
 
-A kernel is written once against the operations of this and the three modules beside it (`scalars`,
+A kernel is written once against the operations of this and the modules beside it (`scalars`,
 `float_lanes`, `byte_lanes`). Nearly all of them are plain LLVM vector operations, which LLVM lowers to
-whatever the target has (one 512-bit instruction, two of 256 bits, four of 128). Only three kinds depend on
-the instruction set, chosen by the features that the build targets: the four-way byte dot products, the byte
-table lookup, and the half-precision conversions. Addresses are int64; loads and stores need no alignment.
+whatever the target has (one 512-bit instruction, two of 256 bits, four of 128). Only four kinds depend on
+the instruction set, chosen by the features that the build targets: the byte dot products (`dots`), the byte
+table lookup, the half-precision conversions, and tiles (`tiles`).
+Addresses are int64; loads and stores need no alignment.
 """
 
 from collections.abc import Callable

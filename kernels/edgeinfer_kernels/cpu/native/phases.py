@@ -6,9 +6,10 @@ between a phase and the next that reads what it wrote.
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, multiply_add, splat_f32, store_floats
-from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
+from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import call_pointer_10, load_f32, load_i64
 from edgeinfer_kernels.cpu.native.team import next_item
 from edgeinfer_kernels.cpu.native.vector_math import layer_norm, rms_norm
@@ -16,6 +17,8 @@ from edgeinfer_kernels.cpu.structures import CALL, INPUT, MATRIX, NORM, TEAM
 
 COLUMNS_A_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
+ROWS_A_PAIR = 2 * ROWS_A_GROUP
+"""Several tokens' kernels work on two groups of rows together."""
 
 
 @inner
@@ -37,7 +40,7 @@ def normalise(norm, x, out):
 
 @inner
 def normalise_and_quantise(team, counter, call, norm, target):
-    """Phase: every token's x through the norm into the rows of `target`, and those to int8 if wanted."""
+    """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
     while True:
@@ -47,38 +50,38 @@ def normalise_and_quantise(team, counter, call, norm, target):
         x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
         row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
         normalise(norm, x, row)
-        quantised = load_i64(target + INPUT.quantised)
-        if quantised != 0:
-            out = quantised + token * load_i64(target + INPUT.quantised_stride)
-            quantise_blocks(row, out, columns, 0, columns)
+        write_activations(row, target, token, tokens, 0, columns)
 
 
 @inner
 def quantise_input(team, counter, call, target):
-    """Phase: the float rows of `target` to int8, in pieces of COLUMNS_A_PIECE columns."""
-    quantised = load_i64(target + INPUT.quantised)
-    if quantised == 0:
+    """Phase: the float rows of `target` as matrices want them, in pieces of COLUMNS_A_PIECE columns."""
+    if load_i64(target + INPUT.quantised) == 0:
         return
+    tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
     pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
     while True:
         item = next_item(team, counter)
         token = item // pieces
-        if token >= load_i64(call + CALL.tokens):
+        if token >= tokens:
             break
         first = (item - token * pieces) * COLUMNS_A_PIECE
         last = min(columns, first + COLUMNS_A_PIECE)
         row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
-        out = quantised + token * load_i64(target + INPUT.quantised_stride)
-        quantise_blocks(row, out, columns, first, last)
+        write_activations(row, target, token, tokens, first, last)
 
 
 @inner
 def project(team, counter, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias."""
     rows = load_i64(matrix + MATRIX.rows)
-    chunk = max(16, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // 16 * 16)
+    kernel = load_i64(matrix + MATRIX.kernel)
+    step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
+    chunk = max(step, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // step * step)
     if load_i64(matrix + MATRIX.quantised) != 0:
+        if tokens >= load_i64(source + INPUT.tile_tokens):
+            kernel = load_i64(matrix + MATRIX.tile_kernel)
         activations = load_i64(source + INPUT.quantised)
         stride = load_i64(source + INPUT.quantised_stride)
     else:
@@ -89,7 +92,7 @@ def project(team, counter, tokens, matrix, source, out, out_stride, scratch):
         if first >= rows:
             break
         call_pointer_10(
-            load_i64(matrix + MATRIX.kernel),
+            kernel,
             load_i64(matrix + MATRIX.weights),
             load_i64(matrix + MATRIX.columns),
             first,

@@ -1,4 +1,4 @@
-"""How each GGUF block format unpacks 32 columns of 16 interleaved rows, and the row kernel made of it.
+"""How each GGUF block format unpacks 32 columns of 16 interleaved rows.
 
 A field of the file's block at byte `offset`, in units of `u` bytes, lies at 16·offset, unit after unit, each
 unit sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
@@ -39,13 +39,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     multiply,
     splat_f32,
 )
-from edgeinfer_kernels.cpu.native.rows import (
-    rows_of_16,
-    rows_of_16_with_minimum,
-    rows_of_32,
-    rows_of_32_with_minimum,
-    rows_of_floats,
-)
+from edgeinfer_kernels.cpu.native.rows import RowFormat, rows_of_floats
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES_RAISED = tuple(12 + v for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
@@ -302,23 +296,25 @@ def unpack_tq2_0(block, index):
     return (*fields(block + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + 1024))
 
 
-ROW_KERNELS: dict[str, Callable[[], Any]] = {
+ROW_FORMATS: dict[str, RowFormat] = {
+    "Q4_0": RowFormat(unpack_q4_0, 18, 15, offset=8),
+    "Q4_1": RowFormat(unpack_q4_1, 20, 15, minima=True),
+    "Q5_0": RowFormat(unpack_q5_0, 22, 31, offset=16),
+    "Q5_1": RowFormat(unpack_q5_1, 24, 31, minima=True),
+    "Q8_0": RowFormat(unpack_q8_0, 34, 128, signed=True),
+    "Q2_K": RowFormat(unpack_q2_k, 84, 3, 8, scales=2, minima=True),
+    "Q3_K": RowFormat(unpack_q3_k, 110, 7, 8, scales=2, offset=4),
+    "Q4_K": RowFormat(unpack_q4_k, 144, 15, 8, minima=True),
+    "Q5_K": RowFormat(unpack_q5_k, 176, 31, 8, minima=True),
+    "Q6_K": RowFormat(unpack_q6_k, 210, 63, 8, scales=2, offset=32),
+    "IQ4_NL": RowFormat(unpack_iq4_nl, 18, 127, signed=True),
+    "IQ4_XS": RowFormat(unpack_iq4_xs, 136, 127, 8, signed=True),
+    "MXFP4": RowFormat(unpack_mxfp4, 17, 24, offset=12),
+    "TQ2_0": RowFormat(unpack_tq2_0, 66, 3, 8, offset=1),
+}
+FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
     "F32": lambda: rows_of_floats(load_floats, 4),
     "F16": lambda: rows_of_floats(load_halves, 2),
     "BF16": lambda: rows_of_floats(load_bfloats, 2),
-    "Q4_0": lambda: rows_of_32(unpack_q4_0, 18, offset=8),
-    "Q4_1": lambda: rows_of_32_with_minimum(unpack_q4_1, 20),
-    "Q5_0": lambda: rows_of_32(unpack_q5_0, 22, offset=16),
-    "Q5_1": lambda: rows_of_32_with_minimum(unpack_q5_1, 24),
-    "Q8_0": lambda: rows_of_32(unpack_q8_0, 34, signed=True),
-    "Q2_K": lambda: rows_of_16_with_minimum(unpack_q2_k, 84, 8),
-    "Q3_K": lambda: rows_of_16(unpack_q3_k, 110, 8, offset=4),
-    "Q4_K": lambda: rows_of_32_with_minimum(unpack_q4_k, 144, 8),
-    "Q5_K": lambda: rows_of_32_with_minimum(unpack_q5_k, 176, 8),
-    "Q6_K": lambda: rows_of_16(unpack_q6_k, 210, 8, offset=32),
-    "IQ4_NL": lambda: rows_of_32(unpack_iq4_nl, 18, signed=True),
-    "IQ4_XS": lambda: rows_of_32(unpack_iq4_xs, 136, 8, signed=True),
-    "MXFP4": lambda: rows_of_32(unpack_mxfp4, 17, offset=12),
-    "TQ2_0": lambda: rows_of_32(unpack_tq2_0, 66, 8, offset=1),
 }
 """Format name -> its row kernel as a Python function, to be compiled for ROW_ARGUMENTS int64."""

@@ -1,46 +1,37 @@
-"""Rows of a weight matrix times activations: the templates that every block format fills in.
+"""Rows of a weight matrix times int8 activations: the arithmetic that every block format shares.
 
 Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the
 same element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot
 instruction advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight
-registers of bytes, with their scales. Scales span 32 or 16 columns; floats have none: hence three templates.
+registers of bytes, with their scales (`RowFormat`).
 
-Quantised activations of one token are `columns` int8, then columns/32 float32 scales, then columns/16 int32
-sums of the int8 values (`quantise.py` writes them).
+Quantised activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
+the values times s, which corrections need (`quantise.py` writes them).
 
-Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations - offset·sum[t, b]) - minimum[r,
-b]·s[t, b]·sum[t, b]. Traffic: reads the rows once for every `TOKEN_TILE` tokens, writes rows·tokens·4 bytes.
+Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
+the correction is the block's minimum, or its scale times what its weights are stored too high.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from edgeinfer_kernels.cpu.native.byte_lanes import (
-    add_i32,
-    dot_signed,
-    dot_unsigned,
-    signed_offset,
-    splat_i32,
-    splat_word,
-    to_float,
-)
+from edgeinfer_kernels.cpu.native.byte_lanes import to_float
+from edgeinfer_kernels.cpu.native.dots import dot_product, raise_signed, raised_by
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
     add,
-    load_floats,
     multiply,
     multiply_add,
     splat_f32,
     store_floats,
+    subtract_product,
 )
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i32, prefetch
-from edgeinfer_kernels.cpu.structures import CACHE_LINE, TOKEN_TILE
+from edgeinfer_kernels.cpu.native.scalars import load_f32
+from edgeinfer_kernels.cpu.structures import ACTIVATIONS
 
-PREFETCH_BYTES = 2048
-"""How far ahead decoding asks for weights; measured: 1 to 2 KB is best, 4 KB no better than none."""
 ROW_ARGUMENTS = 10
 """weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride,
 scratch.
@@ -50,216 +41,98 @@ rows; `scratch` is ROWS_SCRATCH of the calling thread's own.
 """
 
 
-def make_start(offset: int) -> Any:
-    """What the accumulator of a block starts at, for weights that are stored `offset` too high."""
+@dataclass(frozen=True)
+class RowFormat:
+    """A block format as kernels see it.
 
-    @inner
-    def start(sum_of_activations):
-        return splat_i32(types.int32(-offset * sum_of_activations))
-
-    return start
-
-
-@inner
-def signed_start(sum_of_activations):
-    return splat_i32(types.int32(-signed_offset() * sum_of_activations))
-
-
-def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
-    """One token's product with a group; eight sub-blocks are written out so that shifts are constant."""
-    share = group_bytes // 8
-
-    @inner
-    def decode_group(group, blocks, columns, activations):
-        total = splat_f32(np.float32(0))
-        for block in range(blocks):
-            at = group + block * group_bytes
-            first = 8 * block
-            prefetch_share(at, share)
-            total = accumulate(unpack(at, 0), activations, columns, first, total)
-            prefetch_share(at + share, share)
-            total = accumulate(unpack(at, 1), activations, columns, first + 1, total)
-            prefetch_share(at + 2 * share, share)
-            total = accumulate(unpack(at, 2), activations, columns, first + 2, total)
-            prefetch_share(at + 3 * share, share)
-            total = accumulate(unpack(at, 3), activations, columns, first + 3, total)
-            prefetch_share(at + 4 * share, share)
-            total = accumulate(unpack(at, 4), activations, columns, first + 4, total)
-            prefetch_share(at + 5 * share, share)
-            total = accumulate(unpack(at, 5), activations, columns, first + 5, total)
-            prefetch_share(at + 6 * share, share)
-            total = accumulate(unpack(at, 6), activations, columns, first + 6, total)
-            prefetch_share(at + 7 * share, share)
-            total = accumulate(unpack(at, 7), activations, columns, first + 7, total)
-        return total
-
-    return decode_group
-
-
-def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
-    """One token's product with a group whose blocks are 32 columns."""
-
-    @inner
-    def decode_group(group, blocks, columns, activations):
-        total = splat_f32(np.float32(0))
-        for block in range(blocks):
-            at = group + block * group_bytes
-            prefetch_share(at, group_bytes)
-            total = accumulate(unpack(at, 0), activations, columns, block, total)
-        return total
-
-    return decode_group
-
-
-@inner
-def prefetch_share(at, nbytes):
-    """Ask for the lines PREFETCH_BYTES behind the next `nbytes`: rows are read once, in order."""
-    for line in range(0, nbytes, CACHE_LINE):
-        prefetch(at + PREFETCH_BYTES + line)
-
-
-def make_rows(accumulate: Any, unpack: Any, block_bytes: int, sub_blocks: int) -> Callable[..., None]:
-    """The loops over groups of rows, tiles of tokens and blocks, around one format's arithmetic.
-
-    `unpack(block, index)` gives the 32 columns of sub-block `index`; `accumulate(unpacked, activations,
-    columns, index, total)` adds their product with one token's activations to `total`.
+    `unpack(block, index)` gives the 32 columns of sub-block `index` of sixteen rows: eight registers of four
+    columns, `scales` scales (one for 32 columns or two for 16 each), and as many minima if it has `minima`,
+    to be subtracted. No weight's magnitude is above `largest`; unsigned ones are stored `offset` too high.
     """
-    group_bytes = 16 * block_bytes
-    make_decode = decode_super_blocks if sub_blocks == 8 else decode_blocks
-    decode_group = make_decode(accumulate, unpack, group_bytes)
+
+    unpack: Any
+    block_bytes: int
+    largest: int
+    sub_blocks: int = 1
+    scales: int = 1
+    signed: bool = False
+    offset: int = 0
+    minima: bool = False
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a block of sixteen rows."""
+        return 16 * self.block_bytes
+
+
+def with_corrections(form: RowFormat) -> Any:
+    """The format's unpack, its weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
+    unpack, offset = form.unpack, np.float32(form.offset)
+    if form.minima:
+        return unpack
 
     @inner
-    def tile_group(group, blocks, columns, activations, stride, tokens, scratch):
-        for token in range(tokens):
-            store_floats(scratch + 64 * token, splat_f32(np.float32(0)))
-        for block in range(blocks):
-            for index in range(sub_blocks):
-                unpacked = unpack(group + block * group_bytes, index)
-                for token in range(tokens):
-                    total = load_floats(scratch + 64 * token)
-                    row = activations + token * stride
-                    total = accumulate(unpacked, row, columns, block * sub_blocks + index, total)
-                    store_floats(scratch + 64 * token, total)
-
-    def rows(
-        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
-    ):
-        blocks = columns // (32 * sub_blocks)
-        for index in range(first_row // 16, (last_row + 15) // 16):
-            group = weights + index * blocks * group_bytes
-            if tokens == 1:
-                store_floats(output + 64 * index, decode_group(group, blocks, columns, activations))
-                continue
-            for first in range(0, tokens, TOKEN_TILE):
-                tile = min(TOKEN_TILE, tokens - first)
-                tile_group(group, blocks, columns, activations + first * stride, stride, tile, scratch)
-                for token in range(tile):
-                    place = output + (first + token) * output_stride + 64 * index
-                    store_floats(place, load_floats(scratch + 64 * token))
-
-    return rows
-
-
-def make_halves(dot: Any) -> Any:
-    """The products of 32 columns of weights with activations `a`, added to a sum of each half."""
+    def raised(block, index):
+        u = unpack(block, index)
+        return (
+            raise_signed(u[0]),
+            raise_signed(u[1]),
+            raise_signed(u[2]),
+            raise_signed(u[3]),
+            raise_signed(u[4]),
+            raise_signed(u[5]),
+            raise_signed(u[6]),
+            raise_signed(u[7]),
+            u[8],
+            multiply(u[8], splat_f32(np.float32(raised_by()))),
+        )
 
     @inner
-    def halves(w, a, first, last):
-        first = dot(first, w[0], splat_word(a))
-        last = dot(last, w[4], splat_word(a + 16))
-        first = dot(first, w[1], splat_word(a + 4))
-        last = dot(last, w[5], splat_word(a + 20))
-        first = dot(first, w[2], splat_word(a + 8))
-        last = dot(last, w[6], splat_word(a + 24))
-        first = dot(first, w[3], splat_word(a + 12))
-        last = dot(last, w[7], splat_word(a + 28))
-        return first, last
+    def with_one(block, index):
+        u = unpack(block, index)
+        return (*u, multiply(u[8], splat_f32(offset)))
 
-    return halves
+    @inner
+    def with_two(block, index):
+        u = unpack(block, index)
+        return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))
 
-
-halves_unsigned = make_halves(dot_unsigned)
-halves_signed = make_halves(dot_signed)
+    if form.signed:
+        return raised
+    return with_one if form.scales == 1 else with_two
 
 
 @inner
-def half_sums(activations, columns, index):
-    """The sums of the two halves of 32 activations."""
-    sums = activations + columns + columns // 8 + 8 * index
-    return load_i32(sums), load_i32(sums + 4)
+def broadcast(activations, offset):
+    return splat_f32(load_f32(activations + offset))
 
 
-@inner
-def activation_scale(activations, columns, index):
-    return load_f32(activations + columns + 4 * index)
-
-
-def rows_of_32(
-    unpack: Any, block_bytes: int, sub_blocks: int = 1, *, signed: bool = False, offset: int = 0
-) -> Callable[..., None]:
-    """One scale and no minimum for 32 columns; `unpack` -> (w0, …, w7, scale)."""
-    halves = halves_signed if signed else halves_unsigned
-    start = signed_start if signed else make_start(offset)
+def make_accumulate(form: RowFormat) -> Any:
+    """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as `with_corrections`
+    unpacks them, with one token's block of activations to `total`.
+    """
+    always = form.minima or form.offset > 0
+    of_16 = dot_product(4, signed=form.signed, largest=form.largest)
+    of_32 = dot_product(8, signed=form.signed, largest=form.largest)
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):
-        sums = half_sums(activations, columns, index)
-        begin = start(sums[0] + sums[1])
-        both = halves(unpacked, activations + 32 * index, begin, splat_i32(types.int32(0)))
-        scale = multiply(unpacked[8], splat_f32(activation_scale(activations, columns, index)))
-        return multiply_add(to_float(add_i32(both[0], both[1])), scale, total)
-
-    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
-
-
-def rows_of_32_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int = 1) -> Callable[..., None]:
-    """One scale and one minimum (subtracted) for 32 columns; `unpack` -> (w0, …, w7, scale, minimum)."""
+    def accumulate_32(u, a, total):
+        sums = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
+        total = multiply_add(to_float(sums), multiply(u[8], broadcast(a, ACTIVATIONS.scale)), total)
+        if always or raised_by() != 0:
+            total = subtract_product(u[9], broadcast(a, ACTIVATIONS.sum), total)
+        return total
 
     @inner
-    def accumulate(unpacked, activations, columns, index, total):
-        zero = splat_i32(types.int32(0))
-        both = halves_unsigned(unpacked, activations + 32 * index, zero, zero)
-        scale = activation_scale(activations, columns, index)
-        scaled = multiply(unpacked[8], splat_f32(scale))
-        total = multiply_add(to_float(add_i32(both[0], both[1])), scaled, total)
-        sums = half_sums(activations, columns, index)
-        return multiply_add(unpacked[9], splat_f32(np.float32(-(sums[0] + sums[1])) * scale), total)
+    def accumulate_16(u, a, total):
+        first = of_16(u[0], u[1], u[2], u[3], a)
+        last = of_16(u[4], u[5], u[6], u[7], a + 16)
+        weighted = multiply_add(to_float(last), u[9], multiply(to_float(first), u[8]))
+        total = multiply_add(weighted, broadcast(a, ACTIVATIONS.scale), total)
+        total = subtract_product(u[10], broadcast(a, ACTIVATIONS.first_sum), total)
+        return subtract_product(u[11], broadcast(a, ACTIVATIONS.last_sum), total)
 
-    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
-
-
-def rows_of_16(unpack: Any, block_bytes: int, sub_blocks: int, *, offset: int) -> Callable[..., None]:
-    """Two scales for 32 columns; `unpack` -> (w0, …, w7, scale of the first 16, scale of the last 16)."""
-    start = make_start(offset)
-
-    @inner
-    def accumulate(unpacked, activations, columns, index, total):
-        sums = half_sums(activations, columns, index)
-        both = halves_unsigned(unpacked, activations + 32 * index, start(sums[0]), start(sums[1]))
-        weighted = multiply(to_float(both[0]), unpacked[8])
-        weighted = multiply_add(to_float(both[1]), unpacked[9], weighted)
-        scale = activation_scale(activations, columns, index)
-        return multiply_add(weighted, splat_f32(scale), total)
-
-    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
-
-
-def rows_of_16_with_minimum(unpack: Any, block_bytes: int, sub_blocks: int) -> Callable[..., None]:
-    """Two scales and two minima for 32 columns; `unpack` -> (w0, …, w7, scale, scale, minimum, minimum)."""
-
-    @inner
-    def accumulate(unpacked, activations, columns, index, total):
-        zero = splat_i32(types.int32(0))
-        both = halves_unsigned(unpacked, activations + 32 * index, zero, zero)
-        sums = half_sums(activations, columns, index)
-        weighted = multiply(to_float(both[0]), unpacked[8])
-        weighted = multiply_add(to_float(both[1]), unpacked[9], weighted)
-        weighted = multiply_add(unpacked[10], splat_f32(np.float32(-sums[0])), weighted)
-        weighted = multiply_add(unpacked[11], splat_f32(np.float32(-sums[1])), weighted)
-        scale = activation_scale(activations, columns, index)
-        return multiply_add(weighted, splat_f32(scale), total)
-
-    return make_rows(accumulate, unpack, block_bytes, sub_blocks)
+    return accumulate_32 if form.scales == 1 else accumulate_16
 
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:

@@ -9,6 +9,7 @@ no sum runs across lanes; values lie in rows.
 """
 
 import numpy as np
+from numba import config
 
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
@@ -32,6 +33,10 @@ from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
 NEGATIVE = np.float32(-1e30)
 LANES = 16
 STATE_BYTES = CACHE_LINE
+DECAY = 8
+"""Where a state keeps by how much its values must shrink next, behind its largest score and its sum."""
+SCORES_BYTES = 4 * TILE
+"""Of one query head."""
 
 
 @inner
@@ -102,62 +107,170 @@ def exponentiate(scores, top):
     return lanes_sum(total)
 
 
-def make_gather(load_cached, element_bytes):
-    """What query heads gather from a range of positions, for a cache of one element type."""
+@inner
+def four_zeros():
+    zero = splat_f32(np.float32(0))
+    return zero, zero, zero, zero
+
+
+@inner
+def scaled_four(at, factor):
+    """Sixty-four floats times a factor."""
+    f = splat_f32(factor)
+    return (
+        multiply(load_floats(at), f),
+        multiply(load_floats(at + 64), f),
+        multiply(load_floats(at + 128), f),
+        multiply(load_floats(at + 192), f),
+    )
+
+
+@inner
+def store_four(at, x):
+    store_floats(at, x[0])
+    store_floats(at + 64, x[1])
+    store_floats(at + 128, x[2])
+    store_floats(at + 192, x[3])
+
+
+@inner
+def add_products(factor, x, total):
+    """total + factor·x, for the float32 at the address `factor`."""
+    f = splat_f32(load_f32(factor))
+    return (
+        multiply_add(f, x[0], total[0]),
+        multiply_add(f, x[1], total[1]),
+        multiply_add(f, x[2], total[2]),
+        multiply_add(f, x[3], total[3]),
+    )
+
+
+@inner
+def store_capped(scores, x, scale, soft_cap):
+    store_floats(scores, cap_scores(x[0], scale, soft_cap))
+    store_floats(scores + 64, cap_scores(x[1], scale, soft_cap))
+    store_floats(scores + 128, cap_scores(x[2], scale, soft_cap))
+    store_floats(scores + 192, cap_scores(x[3], scale, soft_cap))
+
+
+def make_load_four(load_cached):
+    @inner
+    def load_four(at, stride):
+        return (
+            load_cached(at),
+            load_cached(at + stride),
+            load_cached(at + 2 * stride),
+            load_cached(at + 3 * stride),
+        )
+
+    return load_four
+
+
+def make_score_tiles(load_cached, element_bytes):
+    """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`."""
     row_bytes = element_bytes * LANES
+    load_four = make_load_four(load_cached)
 
     @inner
-    def score_tile(query, keys, head_dim, padded, scale, soft_cap, scores):
-        """scores[i] = scale·(q·k_i), soft-capped, for the 64 positions at `keys`."""
-        tile_bytes = row_bytes * padded
-        s0 = splat_f32(np.float32(0))
-        s1 = splat_f32(np.float32(0))
-        s2 = splat_f32(np.float32(0))
-        s3 = splat_f32(np.float32(0))
+    def score_one(query, keys, head_dim, padded, scale, soft_cap, scores):
+        total = four_zeros()
         for d in range(head_dim):
-            q = splat_f32(load_f32(query + 4 * d))
-            key = keys + row_bytes * d
-            s0 = multiply_add(q, load_cached(key), s0)
-            s1 = multiply_add(q, load_cached(key + tile_bytes), s1)
-            s2 = multiply_add(q, load_cached(key + 2 * tile_bytes), s2)
-            s3 = multiply_add(q, load_cached(key + 3 * tile_bytes), s3)
-        store_floats(scores, cap_scores(s0, scale, soft_cap))
-        store_floats(scores + 64, cap_scores(s1, scale, soft_cap))
-        store_floats(scores + 128, cap_scores(s2, scale, soft_cap))
-        store_floats(scores + 192, cap_scores(s3, scale, soft_cap))
+            key = load_four(keys + row_bytes * d, row_bytes * padded)
+            total = add_products(query + 4 * d, key, total)
+        store_capped(scores, total, scale, soft_cap)
 
     @inner
-    def add_values_64(weights, values, first, last, padded, decay, mixed):
-        """mixed = mixed·decay + Σ weight·value, for 64 dimensions at once."""
-        m0 = multiply(load_floats(mixed), splat_f32(decay))
-        m1 = multiply(load_floats(mixed + 64), splat_f32(decay))
-        m2 = multiply(load_floats(mixed + 128), splat_f32(decay))
-        m3 = multiply(load_floats(mixed + 192), splat_f32(decay))
-        for i in range(first, last):
-            w = splat_f32(load_f32(weights + 4 * i))
-            value = values + element_bytes * padded * i
-            m0 = multiply_add(w, load_cached(value), m0)
-            m1 = multiply_add(w, load_cached(value + row_bytes), m1)
-            m2 = multiply_add(w, load_cached(value + 2 * row_bytes), m2)
-            m3 = multiply_add(w, load_cached(value + 3 * row_bytes), m3)
-        store_floats(mixed, m0)
-        store_floats(mixed + 64, m1)
-        store_floats(mixed + 128, m2)
-        store_floats(mixed + 192, m3)
+    def score_four(query, keys, head_dim, padded, scale, soft_cap, scores):
+        t0 = four_zeros()
+        t1 = four_zeros()
+        t2 = four_zeros()
+        t3 = four_zeros()
+        for d in range(head_dim):
+            key = load_four(keys + row_bytes * d, row_bytes * padded)
+            q = query + 4 * d
+            t0 = add_products(q, key, t0)
+            t1 = add_products(q + 4 * padded, key, t1)
+            t2 = add_products(q + 8 * padded, key, t2)
+            t3 = add_products(q + 12 * padded, key, t3)
+        store_capped(scores, t0, scale, soft_cap)
+        store_capped(scores + SCORES_BYTES, t1, scale, soft_cap)
+        store_capped(scores + 2 * SCORES_BYTES, t2, scale, soft_cap)
+        store_capped(scores + 3 * SCORES_BYTES, t3, scale, soft_cap)
+
+    return score_one, score_four
+
+
+def make_add_values(load_cached, element_bytes):
+    """mixed = mixed·decay + Σ weight·value for one query head, and for four that share their values.
+
+    A head's weights lie SCORES_BYTES, its state a state's bytes behind the head's before; its decay is kept
+    at byte DECAY of the state.
+    """
+    row_bytes = element_bytes * LANES
+    load_four = make_load_four(load_cached)
 
     @inner
-    def add_values(weights, values, first, last, padded, decay, mixed):
-        """mixed = mixed·decay + Σ weight·value."""
+    def add_one(weights, values, first, last, padded, state):
+        decay = load_f32(state + DECAY)
+        mixed = state + STATE_BYTES
         whole = padded // 64 * 64
         for d in range(0, whole, 64):
-            at = values + element_bytes * d
-            add_values_64(weights, at, first, last, padded, decay, mixed + 4 * d)
+            total = scaled_four(mixed + 4 * d, decay)
+            for i in range(first, last):
+                value = load_four(values + element_bytes * (padded * i + d), row_bytes)
+                total = add_products(weights + 4 * i, value, total)
+            store_four(mixed + 4 * d, total)
         for d in range(whole, padded, LANES):
             m = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
             for i in range(first, last):
                 cached = load_cached(values + element_bytes * (padded * i + d))
                 m = multiply_add(splat_f32(load_f32(weights + 4 * i)), cached, m)
             store_floats(mixed + 4 * d, m)
+
+    @inner
+    def add_four(weights, values, first, last, padded, state):
+        """For padded head dimensions that are whole multiples of 64."""
+        step = STATE_BYTES + 4 * padded
+        for d in range(0, padded, 64):
+            mixed = state + STATE_BYTES + 4 * d
+            t0 = scaled_four(mixed, load_f32(state + DECAY))
+            t1 = scaled_four(mixed + step, load_f32(state + step + DECAY))
+            t2 = scaled_four(mixed + 2 * step, load_f32(state + 2 * step + DECAY))
+            t3 = scaled_four(mixed + 3 * step, load_f32(state + 3 * step + DECAY))
+            for i in range(first, last):
+                value = load_four(values + element_bytes * (padded * i + d), row_bytes)
+                w = weights + 4 * i
+                t0 = add_products(w, value, t0)
+                t1 = add_products(w + SCORES_BYTES, value, t1)
+                t2 = add_products(w + 2 * SCORES_BYTES, value, t2)
+                t3 = add_products(w + 3 * SCORES_BYTES, value, t3)
+            store_four(mixed, t0)
+            store_four(mixed + step, t1)
+            store_four(mixed + 2 * step, t2)
+            store_four(mixed + 3 * step, t3)
+
+    return add_one, add_four
+
+
+@inner
+def weigh_scores(state, scores, first, last):
+    """Scores of a tile to weights below the largest yet; the state's largest, sum and decay follow."""
+    top = max(load_f32(state), mask_scores(scores, first, last))
+    decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    total = exponentiate(scores, top)
+    store_f32(state, top)
+    store_f32(state + 4, load_f32(state + 4) * decay + total)
+    store_f32(state + DECAY, decay)
+
+
+def make_gather(load_cached, element_bytes, *, wide):
+    """What query heads gather from a range of positions, for a cache of one element type.
+
+    `wide`: the target has 32 registers of 64 bytes, enough for four heads at once.
+    """
+    row_bytes = element_bytes * LANES
+    score_one, score_four = make_score_tiles(load_cached, element_bytes)
+    add_one, add_four = make_add_values(load_cached, element_bytes)
 
     @inner
     def gather(block, query, kv_head, begin, end, states, scores):
@@ -171,6 +284,8 @@ def make_gather(load_cached, element_bytes):
         context = load_i64(block + ATTENTION.context)
         scale = load_f32(block + ATTENTION.scale)
         soft_cap = load_f32(block + ATTENTION.soft_cap)
+        step = STATE_BYTES + 4 * padded
+        together = group // 4 * 4 if wide and padded % 64 == 0 else 0
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)
             last = min(TILE, end - tile)
@@ -178,18 +293,21 @@ def make_gather(load_cached, element_bytes):
             keys += row_bytes * padded * (kv_head * (context // LANES) + tile // LANES)
             values = load_i64(block + ATTENTION.value_cache)
             values += element_bytes * padded * (kv_head * context + tile)
-            for g in range(group):
-                state = states + g * (STATE_BYTES + 4 * padded)
-                score_tile(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
-                top = max(load_f32(state), mask_scores(scores, first, last))
-                decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
-                total = exponentiate(scores, top)
-                add_values(scores, values, first, last, padded, decay, state + STATE_BYTES)
-                store_f32(state, top)
-                store_f32(state + 4, load_f32(state + 4) * decay + total)
+            for g in range(0, together, 4):
+                state = states + g * step
+                score_four(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
+                for head in range(4):
+                    weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
+                add_four(scores, values, first, last, padded, state)
+            for g in range(together, group):
+                state = states + g * step
+                score_one(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
+                weigh_scores(state, scores, first, last)
+                add_one(scores, values, first, last, padded, state)
 
     return gather
 
 
-gather_halves = make_gather(load_halves, 2)
-gather_floats = make_gather(load_floats, 4)
+WIDE = "+avx512f" in config.CPU_FEATURES
+gather_halves = make_gather(load_halves, 2, wide=WIDE)
+gather_floats = make_gather(load_floats, 4, wide=WIDE)

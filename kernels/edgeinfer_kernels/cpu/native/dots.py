@@ -1,0 +1,148 @@
+"""Dot products of bytes: sixteen rows' weights with one token's int8 activations.
+
+What a target has decides the way. One instruction (VNNI) multiplies four bytes and adds them to an int32; it
+wants unsigned weights, so signed ones are raised by 128 beforehand (`raise_signed`, `raised_by`). AVX2 adds
+pairs of products in int16, several registers' worth before it widens where the weights are small enough.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from edgeinfer_kernels.cpu.native.lanes import (
+    I8,
+    I16,
+    I32,
+    LANES,
+    address,
+    as_bytes,
+    as_words,
+    bytes64,
+    call,
+    constant_lanes,
+    int16x,
+    join,
+    load,
+    operation,
+    part,
+    splat,
+)
+
+LARGEST_ACTIVATION = 127
+LARGEST_INT16 = 32767
+
+
+def has_unsigned_instruction(features: str) -> bool:
+    return "+avx512vnni" in features or "+avxvnni" in features
+
+
+@operation(types.int32, ())
+def raised_by(features, builder):
+    """What `raise_signed` adds to every weight on this target: 128 or 0."""
+    return ir.Constant(I32, 128 if has_unsigned_instruction(features) else 0)
+
+
+@operation(bytes64, (bytes64,))
+def raise_signed(features, builder, weights):
+    """Signed weights as the dot product of this target wants them."""
+    if not has_unsigned_instruction(features):
+        return weights
+    return builder.xor(weights, constant_lanes(I8, 64, -128))
+
+
+def _by_instruction(features: str, builder: Any, weights: list[Any], activations: list[Any]) -> Any:
+    """VNNI: u8·s8, four products a lane."""
+    if "+avx512vnni" in features:
+        total = constant_lanes(I32, 16, 0)
+        for w, a in zip(weights, activations, strict=True):
+            operands = [total, as_words(builder, w), splat(builder, a, 16)]
+            total = call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
+        return total
+    halves = [constant_lanes(I32, 8, 0)] * 2
+    for w, a in zip(weights, activations, strict=True):
+        signed = splat(builder, a, 8)
+        for half in (0, 1):
+            operands = [halves[half], part(builder, as_words(builder, w), half, 2), signed]
+            halves[half] = call(builder, "llvm.x86.avx512.vpdpbusd.256", halves[half].type, operands)
+    return join(builder, halves)
+
+
+def _by_pairs(builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int) -> Any:
+    """AVX2: pairs of products to int16, as many of these as fit in one, then to int32.
+
+    Signed weights: their magnitudes, with the signs moved to the activations.
+    """
+    words, ones = ir.VectorType(I32, 8), constant_lanes(I16, 16, 1)
+    fitting = max(1, LARGEST_INT16 // (2 * largest * LARGEST_ACTIVATION))
+    totals: list[Any] = [None, None]
+    narrow: list[Any] = [None, None]
+    for index, (w, a) in enumerate(zip(weights, activations, strict=True)):
+        activation = builder.bitcast(splat(builder, a, 8), ir.VectorType(I8, 32))
+        last = index % fitting == fitting - 1 or index == len(weights) - 1
+        for half in (0, 1):
+            pairs = _pairs(builder, part(builder, w, half, 2), activation, signed)
+            narrow[half] = pairs if narrow[half] is None else builder.add(narrow[half], pairs)
+            if last:
+                wide = call(builder, "llvm.x86.avx2.pmadd.wd", words, [narrow[half], ones])
+                totals[half] = wide if totals[half] is None else builder.add(totals[half], wide)
+                narrow[half] = None
+    return join(builder, totals)
+
+
+def _pairs(builder: Any, weight: Any, activation: Any, signed: bool) -> Any:
+    """Sums of two products each, int16; 256 bits."""
+    if signed:
+        sign = "llvm.x86.avx2.psign.b"
+        activation = call(builder, sign, weight.type, [activation, weight])
+        weight = call(builder, sign, weight.type, [weight, weight])
+    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), [weight, activation])
+
+
+def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
+    """Four sdot of 128 bits; right for unsigned weights too while they stay below 128."""
+    quarters = [constant_lanes(I32, 4, 0)] * 4
+    for w, a in zip(weights, activations, strict=True):
+        signed = builder.bitcast(splat(builder, a, 4), ir.VectorType(I8, 16))
+        for index in range(4):
+            operands = [quarters[index], part(builder, w, index, 4), signed]
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            quarters[index] = call(builder, name, quarters[index].type, operands)
+    return join(builder, quarters)
+
+
+def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signed: bool) -> Any:
+    """Plain LLVM: widen to int16, multiply, and add the four products of each lane."""
+    shorts, words = ir.VectorType(I16, 64), ir.VectorType(I32, LANES)
+    total = constant_lanes(I32, LANES, 0)
+    for w, a in zip(weights, activations, strict=True):
+        wide = (builder.sext if signed else builder.zext)(w, shorts)
+        products = builder.mul(wide, builder.sext(as_bytes(builder, splat(builder, a, LANES)), shorts))
+        for offset in range(4):
+            mask = ir.Constant(words, [4 * lane + offset for lane in range(LANES)])
+            picked = builder.shuffle_vector(products, ir.Constant(shorts, ir.Undefined), mask)
+            total = builder.add(total, builder.sext(picked, words))
+    return total
+
+
+def dot_product(registers: int, *, signed: bool, largest: int) -> Any:
+    """An intrinsic: Σ weights·activations of 4·`registers` columns, for sixteen rows as int32.
+
+    Its arguments are the weights, four columns a register, as `raise_signed` leaves them, and the address of
+    the activations. `largest`: no weight's magnitude is above it.
+    """
+
+    def dot(features, builder, *operands):
+        *weights, at = operands
+        words = [
+            load(builder, builder.add(at, ir.Constant(at.type, 4 * index)), I32) for index in range(registers)
+        ]
+        if has_unsigned_instruction(features):
+            return _by_instruction(features, builder, weights, words)
+        if "+avx2" in features:
+            return _by_pairs(builder, weights, words, signed, largest)
+        if "+dotprod" in features:
+            return _by_neon(builder, weights, words)
+        return _by_widening(builder, weights, words, signed)
+
+    return operation(int16x, (*(bytes64,) * registers, address))(dot)

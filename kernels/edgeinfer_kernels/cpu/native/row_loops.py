@@ -1,0 +1,175 @@
+"""The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
+
+One token: a group of sixteen rows at a time, its sums in a register. More: tiles of TOKEN_TILE tokens, whose
+activations stay in a near cache while all rows go by; a block of two groups is unpacked once for the tile.
+While memory is slower than that, a few tokens cost little more than one.
+
+Traffic: reads the rows once for every TOKEN_TILE tokens, writes rows·tokens·4 bytes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.rows import RowFormat, make_accumulate, with_corrections
+from edgeinfer_kernels.cpu.native.scalars import prefetch
+from edgeinfer_kernels.cpu.structures import ACTIVATION_BYTES, CACHE_LINE, TOKEN_TILE
+
+PREFETCH_BYTES = 2048
+"""How far ahead weights are asked for; measured: 1 to 2 KB is best, 4 KB no better than none."""
+
+
+@inner
+def prefetch_share(at, nbytes):
+    """Ask for the lines PREFETCH_BYTES behind the next `nbytes`: rows are read once, in order."""
+    for line in range(0, nbytes, CACHE_LINE):
+        prefetch(at + PREFETCH_BYTES + line)
+
+
+def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """One token's product with a group; eight sub-blocks written out, so that shifts are constant."""
+    share = group_bytes // 8
+
+    @inner
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            a = activations + 8 * ACTIVATION_BYTES * block
+            prefetch_share(at, share)
+            total = accumulate(unpack(at, 0), a, total)
+            prefetch_share(at + share, share)
+            total = accumulate(unpack(at, 1), a + ACTIVATION_BYTES, total)
+            prefetch_share(at + 2 * share, share)
+            total = accumulate(unpack(at, 2), a + 2 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 3 * share, share)
+            total = accumulate(unpack(at, 3), a + 3 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 4 * share, share)
+            total = accumulate(unpack(at, 4), a + 4 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 5 * share, share)
+            total = accumulate(unpack(at, 5), a + 5 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 6 * share, share)
+            total = accumulate(unpack(at, 6), a + 6 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 7 * share, share)
+            total = accumulate(unpack(at, 7), a + 7 * ACTIVATION_BYTES, total)
+        return total
+
+    return decode_group
+
+
+def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """One token's product with a group, for blocks of 32 columns."""
+
+    @inner
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            prefetch_share(at, group_bytes)
+            a = activations + ACTIVATION_BYTES * block
+            total = accumulate(unpack(at, 0), a, total)
+        return total
+
+    return decode_group
+
+
+def make_decode(form: RowFormat) -> Any:
+    """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
+    make = decode_super_blocks if form.sub_blocks == 8 else decode_blocks
+    return make(make_accumulate(form), with_corrections(form), form.group_bytes)
+
+
+def make_pair_tile(form: RowFormat) -> Any:
+    """`pair_tile(group, next_group, blocks, activations, stride, tokens, sums)`.
+
+    The sums of two groups with up to TOKEN_TILE tokens, 128 bytes a token. For targets with registers for
+    the weights of both.
+    """
+    unpack, accumulate = with_corrections(form), make_accumulate(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
+        for token in range(2 * tokens):
+            store_floats(sums + 64 * token, splat_f32(np.float32(0)))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                prefetch_share(group + block * group_bytes + index * share, share)
+                prefetch_share(next_group + block * group_bytes + index * share, share)
+                here = unpack(group + block * group_bytes, index)
+                beside = unpack(next_group + block * group_bytes, index)
+                start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                for token in range(tokens):
+                    at = sums + 128 * token
+                    a = start + token * stride
+                    first = accumulate(here, a, load_floats(at))
+                    second = accumulate(beside, a, load_floats(at + 64))
+                    store_floats(at, first)
+                    store_floats(at + 64, second)
+
+    return pair_tile
+
+
+def make_single_tile(form: RowFormat) -> Any:
+    """As `make_pair_tile` for one group: only the first 64 bytes of a token's sums are computed."""
+    unpack, accumulate = with_corrections(form), make_accumulate(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def single_tile(group, blocks, activations, stride, tokens, sums):
+        for token in range(tokens):
+            store_floats(sums + 128 * token, splat_f32(np.float32(0)))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                prefetch_share(group + block * group_bytes + index * share, share)
+                unpacked = unpack(group + block * group_bytes, index)
+                start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                for token in range(tokens):
+                    at = sums + 128 * token
+                    store_floats(at, accumulate(unpacked, start + token * stride, load_floats(at)))
+
+    @inner
+    def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
+        single_tile(group, blocks, activations, stride, tokens, sums)
+        if next_group != group:
+            single_tile(next_group, blocks, activations, stride, tokens, sums + 64)
+
+    return pair_tile
+
+
+def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
+    """The row kernel of a format, for ROW_ARGUMENTS int64. `wide`: it has 32 registers of 64 bytes."""
+    decode_group = make_decode(form)
+    pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+
+    def rows(
+        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+    ):
+        blocks = columns // (32 * sub_blocks)
+        row_bytes = blocks * group_bytes
+        end = (last_row + 15) // 16
+        if tokens == 1:
+            for index in range(first_row // 16, end):
+                group = weights + index * row_bytes
+                store_floats(output + 64 * index, decode_group(group, blocks, activations))
+            return
+        for first in range(0, tokens, TOKEN_TILE):
+            tile = min(TOKEN_TILE, tokens - first)
+            a = activations + first * stride
+            for index in range(first_row // 16, end, 2):
+                beside = min(index + 1, end - 1)
+                group = weights + index * row_bytes
+                next_group = weights + beside * row_bytes
+                pair_tile(group, next_group, blocks, a, stride, tile, scratch)
+                for token in range(tile):
+                    place = output + (first + token) * output_stride
+                    store_floats(place + 64 * beside, load_floats(scratch + 128 * token + 64))
+                    store_floats(place + 64 * index, load_floats(scratch + 128 * token))
+
+    return rows
