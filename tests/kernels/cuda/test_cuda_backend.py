@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cuda.backend import device_bytes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import CONTEXT, opened, read, worst
+from tests.kernels.cuda.decoders import choose_best, opened, read, worst
 from tests.random_models import ZOO, RandomModel
 
 FLOATS_AGREE = 2.5e-3
@@ -105,12 +104,12 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
             plain.append(int(backend.logits(x)[0].argmax()))
         ahead = plain[:1]
         for position in range(steps):
-            ahead.append(backend.choose_best(ahead[-1], position, position + 1 < steps))
+            ahead.append(choose_best(backend, ahead[-1], position, position + 1 < steps))
         assert ahead == plain
         # another token than the one that the device went on with, and from an earlier position
-        backend.choose_best(plain[0], 0, True)
+        choose_best(backend, plain[0], 0, True)
         changed = (plain[1] + 1) % decoder.specification.vocabulary_size
-        chosen = backend.choose_best(changed, 1, False)
+        chosen = choose_best(backend, changed, 1, False)
         backend.close()
         want = decoder.reference_logits([plain[0], changed])[1]
         assert want.max() - want[chosen] < FLOATS_AGREE * np.linalg.norm(want)
@@ -119,14 +118,7 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
 def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path) -> None:
     with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
         backend = decoder.backend(device, quantised_cache=True)
-        counted = device_bytes(
-            decoder.specification,
-            decoder.weights,
-            CONTEXT,
-            backend.device,
-            quantised_cache=True,
-            chunk=16,
-        )
+        counted = decoder.counted_bytes(device, quantised_cache=True)
         assert backend.nbytes == counted
         backend.close()
 
