@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer import loading
+from edgeinfer import cpu_loading
 from edgeinfer.errors import (
     ChatTemplateError,
     EdgeInferError,
@@ -189,7 +189,7 @@ def test_failures_of_the_floors_below_are_told_in_one_line(
     def fail(*arguments: Any, **settings: Any) -> Callable[[], None]:
         raise raised
 
-    monkeypatch.setattr(loading, "CpuBackend", fail)
+    monkeypatch.setattr(cpu_loading, "CpuBackend", fail)
     with pytest.raises(expected) as caught:
         edgeinfer.load(zoo_file("llama"))
     assert str(caught.value).startswith(text)
