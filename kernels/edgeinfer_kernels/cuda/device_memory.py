@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALIGNMENT = 256
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 8 << 20
 """Bytes of the file that travel and are packed at a time."""
 RING = 3
 COPY_THREADS = 4
-PACKING_FACTOR = 24
-"""Most bytes that packing a chunk takes on the device, over the chunk's own; measured 11 to 20."""
 
 
 class DeviceMemoryError(MemoryError):
