@@ -99,7 +99,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
 
 
 SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
-SMALL_TYPES = {75: "Q8_0", 80: "IQ4_XS", 90: "Q4_K_M", 120: "Q6_K"}
+SMALL_TYPES = {75: "Q8_0", 80: "IQ4_XS", 90: "Q6_K", 120: "Q4_K_M"}
 """In brief, some targets compile the steps, each of another family of formats."""
 
 
