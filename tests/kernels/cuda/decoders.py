@@ -13,7 +13,7 @@ import torch
 from edgeinfer.model_config import ModelConfig
 from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import LayerCache
-from edgeinfer_kernels.cuda.backend import CudaBackend, device_bytes
+from edgeinfer_kernels.cuda.backend import CudaBackend, device_parts
 from edgeinfer_kernels.cuda.decode_step import Tuning
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -58,14 +58,15 @@ class Decoder:
     def counted_bytes(self, device: str, **options: Any) -> int:
         """What the backend says that it will take."""
         usual: dict[str, Any] = {"chunk": 16}
-        return device_bytes(
+        parts = device_parts(
             self.specification, self.weights, CONTEXT, torch.device(device), **usual | options
         )
+        return sum(part.nbytes for part in parts)
 
 
 def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
     """The id of the highest logit behind a token, chosen on the device."""
-    return backend.choose_best(token_id, start, room)
+    return backend.choose(token_id, start, room=room)
 
 
 @contextmanager
