@@ -1,0 +1,169 @@
+"""The tuner with a made-up clock and made-up costs, and what it remembers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.benchmarking.empty_decoders import empty_decoder
+from edgeinfer.benchmarking.shapes import find_shape
+from edgeinfer_kernels.cuda.decode_step import Shape, Tuning
+from edgeinfer_kernels.cuda.tuner import (
+    FILE,
+    TRIALS,
+    RejectedTrialError,
+    remember_tuning,
+    remembered_tuning,
+    tune,
+    tuning_key,
+)
+
+ALL = sum(map(len, TRIALS))
+KERNELS = ("gated", "down", "head", "qkv", "output")
+
+
+class MadeUpStep:
+    """A step that takes what `cost` says; every timing of it takes a second."""
+
+    def __init__(self, cost: Callable[[Tuning], float]) -> None:
+        self._cost = cost
+        self.now = 100.0
+        self.timed: list[Tuning] = []
+
+    def __call__(self, tuning: Tuning) -> float:
+        self.now += 1
+        self.timed.append(tuning)
+        return self._cost(tuning)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def distance_from(best: Tuning) -> Callable[[Tuning], float]:
+    """A second, and a tenth for each kernel that is cut in another way."""
+
+    def cost(tuning: Tuning) -> float:
+        names = (*KERNELS, "splits", "positions", "attention_warps")
+        return 1 + 0.1 * sum(getattr(tuning, name) != getattr(best, name) for name in names)
+
+    return cost
+
+
+BEST = Tuning(
+    qkv=Shape(32, 2), output=Shape(16, 1), gated=Shape(128, 16), down=Shape(64, 2), head=Shape(128, 4),
+    splits=32, positions=16, attention_warps=1,
+)  # fmt: skip
+
+
+def test_the_best_cut_of_every_kernel_is_found() -> None:
+    step = MadeUpStep(distance_from(BEST))
+    found = tune(step, Tuning(), 1e6, step.clock)
+    assert found.tuning == BEST
+    assert (found.seconds_before, found.seconds) == (step(Tuning()), 1.0)
+    assert ALL - len(TRIALS) <= found.trials <= ALL
+
+
+def test_less_than_a_third_of_a_percent_is_noise() -> None:
+    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.998)
+    assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
+    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.996)
+    assert tune(step, Tuning(), 1e6, step.clock).tuning != Tuning()
+
+
+def test_what_is_faster_only_once_is_not_kept() -> None:
+    seen: set[Tuning] = {Tuning()}
+
+    def lucky_at_first(tuning: Tuning) -> float:
+        luck = 0.0 if tuning in seen else 0.5
+        seen.add(tuning)
+        return 1 - luck
+
+    step = MadeUpStep(lucky_at_first)
+    assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
+
+
+def test_a_clock_that_slows_down_makes_no_trial_look_bad() -> None:
+    step = MadeUpStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
+    assert tune(step, Tuning(), 1e6, step.clock).tuning == BEST
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 20])
+def test_no_trial_is_begun_when_the_time_is_over(budget: int) -> None:
+    step = MadeUpStep(lambda _: 1.0)
+    begun = step.now
+    found = tune(step, Tuning(), budget, step.clock)
+    assert found.tuning == Tuning()
+    assert step.now - begun <= max(budget, 1)
+
+
+def test_what_cannot_be_compiled_is_passed_over() -> None:
+    def cost(tuning: Tuning) -> float:
+        if tuning.gated.step == 128 or tuning.attention_warps == 1:
+            raise RejectedTrialError("out of shared memory")
+        return distance_from(BEST)(tuning)
+
+    step = MadeUpStep(cost)
+    found = tune(step, Tuning(), 1e6, step.clock).tuning
+    assert found.gated == Tuning().gated
+    assert found.attention_warps != 1
+    assert all(getattr(found, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
+
+
+def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
+    def cost(_: Tuning) -> float:
+        raise RejectedTrialError("12 words a thread are spilled")
+
+    with pytest.raises(RejectedTrialError, match="12 words a thread are spilled"):
+        tune(cost, Tuning(), 1e6, lambda: 0.0)
+
+
+def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert remembered_tuning(folder, "a") is None
+    remember_tuning(folder, "a", BEST)
+    remember_tuning(folder, "b", Tuning())
+    assert remembered_tuning(folder, "a") == BEST
+    assert remembered_tuning(folder, "b") == Tuning()
+    assert remembered_tuning(folder, "c") is None
+    remember_tuning(folder, "a", Tuning())
+    assert remembered_tuning(folder, "a") == Tuning()
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"splits": 32', '"splits": 128'),
+        ('"splits": 32', '"splits": 31'),
+        ('"splits": 32', '"splits": true'),
+        ('"splits": 32', '"splits": 0'),
+        ('"splits"', '"stretches"'),
+        ('"positions": 16', '"positions": [16, 1]'),
+        ('"qkv": [', '"qkv": [1, '),
+        ('"a": {', '"a": [{}], "b": {'),
+        ("{", ""),
+    ],
+)
+def test_what_cannot_be_used_is_not_remembered(tmp_path: Path, was: str, becomes: str) -> None:
+    remember_tuning(tmp_path, "a", BEST)
+    file = tmp_path / FILE
+    text = " ".join(file.read_text(encoding="utf-8").split()).replace("[ ", "[")
+    assert was in text
+    file.write_text(text.replace(was, becomes, 1), encoding="utf-8")
+    assert remembered_tuning(tmp_path, "a") is None
+    remember_tuning(tmp_path, "a", BEST)
+    assert remembered_tuning(tmp_path, "a") == BEST
+
+
+def test_a_key_tells_gpus_shapes_formats_and_caches_apart() -> None:
+    small, other = find_shape("smollm2-135m"), find_shape("qwen3-0.6b")
+    keys = {
+        tuning_key(gpu, *empty_decoder(shape, kind), quantised)
+        for gpu in ("RTX", "H200")
+        for shape in (small, replace(small, feed_forward=1504), other)
+        for kind in ("Q4_0", "Q8_0")
+        for quantised in (False, True)
+    }
+    assert len(keys) == 24
+    assert tuning_key("RTX", *empty_decoder(small, "Q4_0"), False) in keys
