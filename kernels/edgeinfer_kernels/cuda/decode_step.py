@@ -5,167 +5,51 @@
 Where a norm stands behind a block, or is a layer norm, a join kernel follows the block.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda import row_kernels as kernels
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
-from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import (
-    DeviceFeedForward,
-    DeviceLayer,
-    DeviceModel,
-    Stack,
-    padded_rows,
-)
+from edgeinfer_kernels.cuda.device_model import DeviceFeedForward, DeviceLayer, DeviceModel, Stack
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
+from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.workspace import (
+    CACHED_AT,
+    MOST_TOKENS,
+    ROWS,
+    STATE_WORDS,
+    Activations,
+    Workspace,
+    attention_rows,
+    head_dimensions,
+)
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     FeedForwardSpecification,
     NormSpecification,
 )
 
-MOST_TOKENS = 8
-STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
-CACHED_AT = 24
-ROWS = 16
+__all__ = ["CACHED_AT", "MOST_TOKENS", "ROWS", "STATE_WORDS", "DecodeStep", "Tuning", "Workspace"]
+
 ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
-
-
-def next_power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere."""
-
-    step: int = 0
-    warps: int = 0
-
-    def step_for(self, blocks: int) -> int:
-        return min(self.step or 64, next_power_of_two(blocks))
-
-    def warps_for(self, blocks: int) -> int:
-        return self.warps or max(1, self.step_for(blocks) // 16)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The shapes of a step's kernels; the defaults were best or near it on an H200."""
-
-    qkv: Shape = Shape()
-    output: Shape = Shape(128, 8)
-    gated: Shape = Shape()
-    down: Shape = Shape()
-    head: Shape = Shape(128, 8)
-    several: Shape = Shape()
-    """Of all of these in a step of several tokens, whose activations fill the registers."""
-    splits: int = 16
-    positions: int = 32
-    attention_warps: int = 2
-
-    def replace(self, **changes: Any) -> "Tuning":
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class _Activations:
-    """A buffer of activations (tokens, planes, blocks) int32."""
-
-    words: Tensor
-    planes: int
-    blocks: int
 
 
 @dataclass
 class _Source:
     """What a projection reads: activations, and the squares of a norm that is still to be applied."""
 
-    activations: _Activations
+    activations: Activations
     squares: Tensor
     norm: NormSpecification | None = None
-
-
-def _has_floats(*matrices: DeviceMatrix | None) -> bool:
-    return any(m is not None and m.shapes.tile.code in FLOAT_CODES for m in matrices)
-
-
-class Workspace:
-    """The buffers of a decode step; in a counting arena only their size."""
-
-    def __init__(self, model: DeviceModel, arena: Arena) -> None:
-        facts = model.specification
-        tokens, width = MOST_TOKENS, facts.width
-        first = model.layers[0]
-        of_width = [m for layer in model.layers for m in (*layer.attention.qkv.parts, layer.feed_forward.up)]
-        of_width += [layer.feed_forward.gate for layer in model.layers if layer.feed_forward.gate]
-        heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
-        hidden = max(layer.feed_forward.up.shapes.rows for layer in model.layers)
-        self.state = arena.take((STATE_WORDS,), torch.int32)
-        self.x = arena.take((tokens, width), torch.float32)
-        self.y = arena.take((tokens, padded_rows(width)), torch.float32)
-        self.entering = [
-            self._activations(arena, width, _has_floats(model.head, *of_width)) for _ in range(2)
-        ]
-        outputs = [layer.attention.output for layer in model.layers]
-        self.mixed = self._activations(arena, heads, _has_floats(*outputs))
-        downs = [layer.feed_forward.down for layer in model.layers]
-        self.hidden = self._activations(arena, hidden, _has_floats(*downs))
-        self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
-        qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
-        self.qkv = arena.take((tokens, qkv_rows), torch.float32)
-        self.flat = arena.take((tokens, heads), torch.float32)
-        most_splits = 64
-        parts = max(
-            layer.attention.kv_heads
-            * most_splits
-            * attention_rows(layer.attention, tokens)
-            * head_dimensions(layer.attention)
-            for layer in facts.layers
-        )
-        peaks = max(
-            layer.attention.kv_heads * most_splits * attention_rows(layer.attention, tokens)
-            for layer in facts.layers
-        )
-        kv_heads = max(layer.attention.kv_heads for layer in facts.layers)
-        self.parts = arena.take((parts,), torch.float32)
-        self.peaks = arena.take((peaks, 2), torch.float32)
-        self.arrived = arena.take((kv_heads,), torch.int32)
-        self.logits = arena.take((tokens, facts.vocabulary_size), torch.float32)
-        programs = model.head.shapes.padded_rows // ROWS
-        self.best = arena.take((tokens, programs), torch.float32)
-        self.best_ids = arena.take((tokens, programs), torch.int32)
-        self.nothing = first.attention.output.words  # stands where a kernel has no such argument
-
-    @staticmethod
-    def _activations(arena: Arena, columns: int, floats: bool) -> _Activations:
-        planes, blocks = 44 if floats else 12, padded_blocks(columns)
-        return _Activations(arena.take((MOST_TOKENS, planes, blocks), torch.int32), planes, blocks)
-
-
-def attention_rows(facts: AttentionSpecification, tokens: int) -> int:
-    """Rows of the query tile of a key-value head."""
-    return max(16, next_power_of_two(facts.heads // facts.kv_heads * tokens))
-
-
-def head_dimensions(facts: AttentionSpecification) -> int:
-    """A head's dimensions as kernels cut them."""
-    return max(16, next_power_of_two(facts.head_dim))
 
 
 class DecodeStep:
     """Launches a step's kernels on the current stream; `dependent`: with programmatic dependent launch."""
 
-    def __init__(
-        self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool
-    ) -> None:
+    def __init__(self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool) -> None:
         self.model = model
         self.workspace = workspace
         self.tuning = tuning
@@ -175,9 +59,7 @@ class DecodeStep:
         """From `state` to `logits`, and the new keys and values into the caches."""
         source = self._embed(tokens)
         layers = self.model.layers
-        for index, (facts, layer) in enumerate(
-            zip(self.model.specification.layers, layers, strict=True)
-        ):
+        for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
             self._attention(facts.attention, layer, source, tokens)
             ffn = layer.feed_forward
             source = self._close_block(
@@ -216,9 +98,12 @@ class DecodeStep:
         facts = self.model.specification.layers[index + 1].attention
         return facts.norm, following.attention.norm, following.attention.norm_bias
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
+    def _launch(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+    ) -> Any:
+        """The compiled kernel; None from the interpreter."""
         options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
-        kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
+        return kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
 
     def _shape(self, wished: Shape, tokens: int) -> Shape:
         return wished if tokens == 1 else self.tuning.several
@@ -402,7 +287,7 @@ class DecodeStep:
         self,
         matrix: DeviceMatrix,
         bias: Tensor | None,
-        read: _Activations,
+        read: Activations,
         norm: NormSpecification,
         post_norm: Tensor | None,
         scale: float,
@@ -416,7 +301,8 @@ class DecodeStep:
         out, squares = space.entering[index], space.squares[index]
         next_norm, weight, next_bias = following
         shape = self._shape(shape, tokens)
-        if post_norm is not None or (weight is not None and (next_norm.kind != "rms" or next_bias is not None)):
+        foldable = weight is None or (next_norm.kind == "rms" and next_bias is None)
+        if post_norm is not None or not foldable:
             source = _Source(read, squares)
             programs = [matrix.shapes.padded_rows // ROWS]
             self._rows((matrix,), programs, source, space.y, space.y.shape[1], bias, shape, tokens)
@@ -454,7 +340,7 @@ class DecodeStep:
         post_facts: NormSpecification | None,
         scale: float,
         following: tuple[NormSpecification, Tensor | None, Tensor | None],
-        out: _Activations,
+        out: Activations,
         tokens: int,
     ) -> None:
         """x += scale·post_norm(y), or x alone without y; then its norm into `out`."""
@@ -486,7 +372,7 @@ class DecodeStep:
             warps=8,
         )
 
-    def _requantise(self, values: Tensor, width: int, out: _Activations, tokens: int) -> None:
+    def _requantise(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
         """Rows of floats as activations."""
         nothing = self.workspace.nothing
         self._launch(
@@ -518,7 +404,8 @@ class DecodeStep:
         """Logits of rows that lie in the workspace's x already."""
         out = self.workspace.entering[0]
         model = self.model
-        self._join(None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens)
+        norm = model.specification.norm, model.norm, model.norm_bias
+        self._join(None, None, None, 0.0, norm, out, tokens)
         self._head(_Source(out, self.workspace.squares[0]), tokens)
 
     def _head(self, source: _Source, tokens: int) -> None:

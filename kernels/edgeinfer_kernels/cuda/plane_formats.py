@@ -115,7 +115,7 @@ def _up(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class PlaneShapes:
-    """Sizes of a matrix of `rows` × `columns` weights on the device."""
+    """Sizes of a matrix of `rows` · `columns` weights on the device."""
 
     tile: Tile
     rows: int

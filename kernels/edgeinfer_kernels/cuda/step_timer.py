@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from edgeinfer_kernels.cuda.decode_step import CACHED_AT, DecodeStep, Tuning
+from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError
+from edgeinfer_kernels.cuda.workspace import CACHED_AT
 
 REPLAYS = 24
 ROUNDS = 3

@@ -166,9 +166,9 @@ def _masked_load(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
-    """Words, scale and super-scale of `rows` × `blocks`; each (rows, blocks) int32.
+    """Words, scale and super-scale of `rows` and `blocks`; each (rows, blocks) int32.
 
-    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED if `blocks` may go beyond.
+    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED: `blocks` may go beyond.
     """
     inside = (blocks < BLOCKS)[None, :]
     row, block = rows[:, None], blocks[None, :]
@@ -206,9 +206,7 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
 
 
 @triton.jit
-def load_activations(
-    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
-):
+def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
     """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
     inside = blocks < BLOCKS
     planes = ()
@@ -314,7 +312,7 @@ def _add_step(
 def _zeros(rows, TOKENS: tl.constexpr):
     """A tuple of TOKENS zeroed vectors."""
     sums = ()
-    for token in tl.static_range(TOKENS):
+    for _ in tl.static_range(TOKENS):
         sums = sums + (rows * 0.0,)
     return sums
 
@@ -333,8 +331,9 @@ def project(
 ):
     """`rows` of the matrix times the activations of TOKENS tokens: a tuple of TOKENS float32 vectors.
 
-    Takes STEP blocks of a row at a time. For one token the steps are laid out behind each other, and the first
-    weights are loaded before the producers of the activations are waited for; for several they are a loop.
+    Takes STEP blocks of a row at a time. For one token the steps are laid out behind each other, and the
+    first weights are loaded before the producers of the activations are waited for; for several they are a
+    loop.
     Tokens lie `stride` words apart.
     """
     blocks = tl.arange(0, STEP)
@@ -430,7 +429,11 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        tl.store(activations + plane * BLOCKS + place[:, None], values.to(tl.int32, bitcast=True), mask=inside[:, None])
+        tl.store(
+            activations + plane * BLOCKS + place[:, None],
+            values.to(tl.int32, bitcast=True),
+            mask=inside[:, None],
+        )
 
 
 @triton.jit
@@ -480,9 +483,7 @@ def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TI
 
 
 @triton.jit
-def _scale_code(
-    matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):
+def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Code to weight."""
     SUPERS: tl.constexpr = BLOCKS // 8
     value = code.to(tl.float32)

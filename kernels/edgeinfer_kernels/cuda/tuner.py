@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_kernels.cuda.decode_step import Shape, Tuning
+from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, Shape, Tuning
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
@@ -23,8 +23,6 @@ GAIN = 0.003
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = ("tiles.py", "row_kernels.py", "decode_attention.py", "cache_tiles.py", "decode_step.py")
 """When one of these changes, what was tuned before is forgotten."""
-MOST_SPLITS = 64
-"""Stretches of a cache that the step's buffers have room for."""
 
 _SHAPES = (
     Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
@@ -152,7 +150,8 @@ def _as_json(tuning: Tuning) -> dict[str, Any]:
 def _as_tuning(found: Any) -> Tuning | None:
     if not isinstance(found, dict) or found.keys() != {field.name for field in fields(Tuning)}:
         return None
-    usual, values = Tuning(), {}
+    usual = Tuning()
+    values: dict[str, Any] = {}
     for name, value in found.items():
         is_shape = isinstance(getattr(usual, name), Shape)
         numbers = value if isinstance(value, list) else [value]

@@ -14,7 +14,7 @@ from edgeinfer.model_config import ModelConfig
 from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cuda.backend import CudaBackend, device_parts
-from edgeinfer_kernels.cuda.decode_step import Tuning
+from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights

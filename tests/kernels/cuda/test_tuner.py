@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import find_shape
-from edgeinfer_kernels.cuda.decode_step import Shape, Tuning
+from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuner import (
     FILE,
     TRIALS,
@@ -45,7 +45,8 @@ def distance_from(best: Tuning) -> Callable[[Tuning], float]:
 
     def cost(tuning: Tuning) -> float:
         names = (*KERNELS, "splits", "positions", "attention_warps")
-        return 1 + 0.1 * sum(getattr(tuning, name) != getattr(best, name) for name in names)
+        wrong = [name for name in names if getattr(tuning, name) != getattr(best, name)]
+        return 1 + 0.1 * len(wrong)
 
     return cost
 

@@ -1,0 +1,44 @@
+"""How the kernels of a decode step are cut, with defaults for models that no tuner has seen."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+MOST_SPLITS = 64
+"""Stretches of a cache that a step's buffers have room for."""
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere."""
+
+    step: int = 0
+    warps: int = 0
+
+    def step_for(self, blocks: int) -> int:
+        return min(self.step or 64, next_power_of_two(blocks))
+
+    def warps_for(self, blocks: int) -> int:
+        return self.warps or max(1, self.step_for(blocks) // 16)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The shapes of a step's kernels; the defaults were best or near it on an H200."""
+
+    qkv: Shape = Shape()
+    output: Shape = Shape(128, 8)
+    gated: Shape = Shape()
+    down: Shape = Shape()
+    head: Shape = Shape(128, 8)
+    several: Shape = Shape()
+    """Of all of these in a step of several tokens, whose activations fill the registers."""
+    splits: int = 16
+    positions: int = 32
+    attention_warps: int = 2
+
+    def replace(self, **changes: Any) -> "Tuning":
+        return replace(self, **changes)

@@ -1,0 +1,94 @@
+"""The buffers of a decode step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_model import DeviceModel, padded_rows
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
+from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
+from edgeinfer_kernels.specification import AttentionSpecification
+
+MOST_TOKENS = 8
+STATE_WORDS = 32
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
+CACHED_AT = 24
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Activations:
+    """A buffer of activations (tokens, planes, blocks) int32."""
+
+    words: Tensor
+    planes: int
+    blocks: int
+
+
+def _has_floats(*matrices: DeviceMatrix | None) -> bool:
+    return any(m is not None and m.shapes.tile.code in FLOAT_CODES for m in matrices)
+
+
+class Workspace:
+    """The buffers of a decode step; in a counting arena only their size."""
+
+    def __init__(self, model: DeviceModel, arena: Arena) -> None:
+        facts = model.specification
+        tokens, width = MOST_TOKENS, facts.width
+        first = model.layers[0]
+        of_width = [m for layer in model.layers for m in (*layer.attention.qkv.parts, layer.feed_forward.up)]
+        of_width += [layer.feed_forward.gate for layer in model.layers if layer.feed_forward.gate]
+        heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
+        hidden = max(layer.feed_forward.up.shapes.rows for layer in model.layers)
+        self.state = arena.take((STATE_WORDS,), torch.int32)
+        self.x = arena.take((tokens, width), torch.float32)
+        self.y = arena.take((tokens, padded_rows(width)), torch.float32)
+        self.entering = [
+            self._activations(arena, width, _has_floats(model.head, *of_width)) for _ in range(2)
+        ]
+        outputs = [layer.attention.output for layer in model.layers]
+        self.mixed = self._activations(arena, heads, _has_floats(*outputs))
+        downs = [layer.feed_forward.down for layer in model.layers]
+        self.hidden = self._activations(arena, hidden, _has_floats(*downs))
+        self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
+        qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
+        self.qkv = arena.take((tokens, qkv_rows), torch.float32)
+        self.flat = arena.take((tokens, heads), torch.float32)
+        parts = max(
+            layer.attention.kv_heads
+            * MOST_SPLITS
+            * attention_rows(layer.attention, tokens)
+            * head_dimensions(layer.attention)
+            for layer in facts.layers
+        )
+        peaks = max(
+            layer.attention.kv_heads * MOST_SPLITS * attention_rows(layer.attention, tokens)
+            for layer in facts.layers
+        )
+        kv_heads = max(layer.attention.kv_heads for layer in facts.layers)
+        self.parts = arena.take((parts,), torch.float32)
+        self.peaks = arena.take((peaks, 2), torch.float32)
+        self.arrived = arena.take((kv_heads,), torch.int32)
+        self.logits = arena.take((tokens, facts.vocabulary_size), torch.float32)
+        programs = model.head.shapes.padded_rows // ROWS
+        self.best = arena.take((tokens, programs), torch.float32)
+        self.best_ids = arena.take((tokens, programs), torch.int32)
+        self.nothing = first.attention.output.words  # stands where a kernel has no such argument
+
+    @staticmethod
+    def _activations(arena: Arena, columns: int, floats: bool) -> Activations:
+        planes, blocks = 44 if floats else 12, padded_blocks(columns)
+        return Activations(arena.take((MOST_TOKENS, planes, blocks), torch.int32), planes, blocks)
+
+
+def attention_rows(facts: AttentionSpecification, tokens: int) -> int:
+    """Rows of the query tile of a key-value head."""
+    return max(16, next_power_of_two(facts.heads // facts.kv_heads * tokens))
+
+
+def head_dimensions(facts: AttentionSpecification) -> int:
+    """A head's dimensions as kernels cut them."""
+    return max(16, next_power_of_two(facts.head_dim))
