@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda import row_kernels as kernels
+from edgeinfer_kernels.cuda.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_model import DeviceFeedForward, DeviceLayer, DeviceModel, Stack
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
@@ -33,7 +34,6 @@ from edgeinfer_kernels.specification import (
 
 __all__ = ["CACHED_AT", "MOST_TOKENS", "ROWS", "STATE_WORDS", "DecodeStep", "Tuning", "Workspace"]
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.activations import ACTIVATIONS, activate
 from edgeinfer_kernels.specification import Activation, NormSpecification
 
 LARGEST = tl.constexpr(30000.0)
@@ -17,11 +18,6 @@ NO_NORM = tl.constexpr(0)
 RMS = tl.constexpr(1)
 LAYER = tl.constexpr(2)
 NORMS = {"rms": RMS, "layer": LAYER}
-SILU = tl.constexpr(0)
-GELU = tl.constexpr(1)
-RELU = tl.constexpr(2)
-RELU_SQUARED = tl.constexpr(3)
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "relu": RELU, "relu_squared": RELU_SQUARED}
 PIECE = 2048
 
 
@@ -120,20 +116,6 @@ def join_rows_kernel(
 
 
 @triton.jit
-def activated(x, ACTIVATION: tl.constexpr):
-    """SiLU, GELU in its tanh form (x · sigmoid of twice what the tanh takes), ReLU, or ReLU squared."""
-    if ACTIVATION == SILU:
-        return x / (1.0 + tl.exp(-x))
-    elif ACTIVATION == GELU:
-        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    else:
-        positive = tl.maximum(x, 0.0)
-        if ACTIVATION == RELU_SQUARED:
-            positive = positive * positive
-        return positive
-
-
-@triton.jit
 def _hidden_piece(
     gate, up, gate_bias, up_bias, offsets, scale,
     WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr,
@@ -147,9 +129,9 @@ def _hidden_piece(
         g = tl.load(gate + offsets, mask=mask, other=0.0).to(tl.float32) * scale
         if GATE_BIAS:
             g += tl.load(gate_bias + offsets, mask=mask, other=0.0)
-        return activated(g, ACTIVATION) * u
+        return activate(g, ACTIVATION) * u
     else:
-        return activated(u, ACTIVATION)
+        return activate(u, ACTIVATION)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ order, so a step gives the same bits every time.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.activations import activate
 from edgeinfer_kernels.cuda.tiles import (
     decode_elements,
     project,
@@ -27,11 +28,6 @@ PLAIN = tl.constexpr(0)
 ROOT_MEAN_SQUARE = tl.constexpr(1)
 """The consumer has to multiply by 1/√(mean x² + ε)."""
 
-SILU = tl.constexpr(0)
-GELU = tl.constexpr(1)
-RELU = tl.constexpr(2)
-RELU_SQUARED = tl.constexpr(3)
-
 
 @triton.jit
 def _inverse_norm(squares, token, COUNT: tl.constexpr, WIDTH: tl.constexpr, epsilon):
@@ -40,22 +36,6 @@ def _inverse_norm(squares, token, COUNT: tl.constexpr, WIDTH: tl.constexpr, epsi
     index = tl.arange(0, PADDED)
     parts = tl.load(squares + token * COUNT + index, mask=index < COUNT, other=0.0)
     return tl.rsqrt(tl.sum(parts, axis=0) / WIDTH + epsilon)
-
-
-@triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """SiLU, GELU in its tanh form, ReLU, or ReLU squared."""
-    if ACTIVATION == SILU:
-        return x / (1.0 + tl.exp(-x))
-    elif ACTIVATION == GELU:
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        return x / (1.0 + tl.exp(-2.0 * inner))
-    else:
-        positive = tl.maximum(x, 0.0)
-        if ACTIVATION == RELU_SQUARED:
-            return positive * positive
-        else:
-            return positive
 
 
 @triton.jit

@@ -13,6 +13,9 @@ import torch
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.step_timer import StepTimer
+from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, choose_best, opened, read
 from tests.random_models import ZOO
@@ -114,6 +117,29 @@ def test_a_hundred_replays_give_the_same_bits(decoder: Decoder) -> None:
         first = step_logits(backend, ids, count, "graph")
         for _ in range(100):
             np.testing.assert_array_equal(step_logits(backend, ids, count, "graph"), first)
+    backend.close()
+
+
+def test_a_tuned_step_is_no_slower_and_gives_the_same_logits(decoder: Decoder) -> None:
+    ids, backend = decoder.ids(12), decoder.backend("cuda")
+    before = read(backend, ids, (10, 1, 1))
+    tuned = tune(StepTimer(backend.step), Tuning(), 5.0)
+    assert tuned.trials > 0
+    assert tuned.seconds <= tuned.seconds_before * 1.02
+    backend.close()
+    again = decoder.backend("cuda", tuning=tuned.tuning)
+    after = read(again, ids, (10, 1, 1))
+    again.close()
+    for position, logits in before.items():
+        assert np.linalg.norm(after[position] - logits) < 0.02 * np.linalg.norm(logits)
+
+
+def test_a_step_that_takes_too_much_shared_memory_is_rejected(decoder: Decoder) -> None:
+    backend = decoder.backend("cuda")
+    timer = StepTimer(backend.step)
+    assert 0 < timer(Tuning()) < 0.1
+    with pytest.raises(RejectedTrialError):
+        timer(Tuning(positions=4096, attention_warps=1))
     backend.close()
 
 
