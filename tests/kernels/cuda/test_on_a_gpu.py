@@ -13,7 +13,7 @@ import torch
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -134,12 +134,12 @@ def test_a_tuned_step_is_no_slower_and_gives_the_same_logits(decoder: Decoder) -
         assert np.linalg.norm(after[position] - logits) < 0.02 * np.linalg.norm(logits)
 
 
-def test_a_step_that_takes_too_much_shared_memory_is_rejected(decoder: Decoder) -> None:
+def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Decoder) -> None:
     backend = decoder.backend("cuda")
     timer = StepTimer(backend.step)
     assert 0 < timer(Tuning()) < 0.1
     with pytest.raises(RejectedTrialError):
-        timer(Tuning(positions=4096, attention_warps=1))
+        timer(Tuning(qkv=Shape(64, 64)))
     backend.close()
 
 
