@@ -86,6 +86,109 @@ def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, C
 
 
 @triton.jit
+def _row_inverses(
+    row, stride, owner, TOKENS: tl.constexpr, WIDTH: tl.constexpr, QK_NORM: tl.constexpr, epsilon
+):
+    """The factors of a row norm, (n,): those of the rows of `owner`'s tokens; 1 for other norms."""
+    inverses = tl.zeros(owner.shape, tl.float32) + 1.0
+    if QK_NORM == ROW_QK_NORM:
+        for index in tl.static_range(TOKENS):
+            inverse = _row_norm(row + index * stride, WIDTH, epsilon)
+            inverses = tl.where(owner == index, inverse, inverses)
+    return inverses
+
+
+@triton.jit
+def _append(
+    qkv,
+    stride,
+    keys,
+    key_scales,
+    values,
+    value_scales,
+    head,
+    capacity,
+    cached,
+    positions,
+    table,
+    k_norm,
+    epsilon,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    QUANTISED: tl.constexpr,
+):
+    """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
+
+    They are put behind the cached ones.
+    """
+    new = tl.arange(0, NEW)
+    written = new < TOKENS
+    inverses = _row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
+    norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
+    new_keys = _rotated(
+        qkv + new * stride + K_AT + head * HEAD_DIM,
+        new,
+        written,
+        positions,
+        table,
+        k_norm,
+        norm_at,
+        epsilon,
+        inverses,
+        HEAD_DIM,
+        DIMENSIONS,
+        QK_NORM,
+    )
+    dimension = tl.arange(0, DIMENSIONS)
+    inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
+    row = qkv + new * stride + V_AT + head * HEAD_DIM
+    new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
+    to = head.to(tl.int64) * capacity + cached + new
+    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, QUANTISED)
+    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, QUANTISED)
+    if QUANTISED:
+        tl.debug_barrier()
+        at = cached + new
+        key_tile = load_cache_tile(
+            keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+        )
+        value_tile = load_cache_tile(
+            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+        )
+    else:
+        key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
+    return key_tile, value_tile
+
+
+@triton.jit
+def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+    """First and last of the cached positions that a split takes: whole tiles, none before the window."""
+    oldest = cached * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(cached - WINDOW + 1, 0)
+    length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
+    first = oldest + split * length
+    return first, tl.minimum(first + length, cached)
+
+
+@triton.jit
+def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Which of the step's own tokens each query sees, (queries, NEW)."""
+    new = tl.arange(0, NEW)
+    sees = tl.load(state + 16 + token, mask=asks, other=0)
+    visible = ((sees[:, None] >> new[None, :]) & 1) != 0
+    if WINDOW > 0:
+        new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
+        visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+    return visible
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv,
     stride,
@@ -139,19 +242,9 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     asks = row < GROUP * TOKENS
-    oldest = cached * 0
-    if WINDOW > 0:
-        oldest = tl.maximum(cached - WINDOW + 1, 0)
-    stretch = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
-    first = oldest + split * stretch
-    last = tl.minimum(first + stretch, cached)
+    first, last = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
-    one = tl.zeros((QUERIES,), tl.float32) + 1.0
-    q_inverse = one
-    if QK_NORM == ROW_QK_NORM:
-        for index in tl.static_range(TOKENS):
-            inverse = _row_norm(qkv + index * stride, KV_HEADS * GROUP * HEAD_DIM, epsilon)
-            q_inverse = tl.where(token == index, inverse, q_inverse)
+    inverses = _row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     queries = _rotated(
@@ -163,7 +256,7 @@ def decode_attention_kernel(
         q_norm,
         norm_at,
         epsilon,
-        q_inverse,
+        inverses,
         HEAD_DIM,
         DIMENSIONS,
         QK_NORM,
@@ -173,51 +266,30 @@ def decode_attention_kernel(
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
-        new = tl.arange(0, NEW)
-        written = new < TOKENS
-        k_inverse = tl.zeros((NEW,), tl.float32) + 1.0
-        if QK_NORM == ROW_QK_NORM:
-            for index in tl.static_range(TOKENS):
-                inverse = _row_norm(qkv + index * stride + K_AT, KV_HEADS * HEAD_DIM, epsilon)
-                k_inverse = tl.where(new == index, inverse, k_inverse)
-        k_norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
-        new_keys = _rotated(
-            qkv + new * stride + K_AT + head * HEAD_DIM,
-            new,
-            written,
+        key_tile, value_tile = _append(
+            qkv,
+            stride,
+            keys,
+            key_scales,
+            values,
+            value_scales,
+            head,
+            capacity,
+            cached,
             state + 8,
             table,
             k_norm,
-            k_norm_at,
             epsilon,
-            k_inverse,
+            KV_HEADS,
             HEAD_DIM,
             DIMENSIONS,
+            K_AT,
+            V_AT,
+            TOKENS,
             QK_NORM,
+            QUANTISED,
         )
-        dimension = tl.arange(0, DIMENSIONS)
-        inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
-        v_row = qkv + new * stride + V_AT + head * HEAD_DIM
-        new_values = tl.load(v_row[:, None] + dimension[None, :], mask=inside, other=0.0)
-        to = head.to(tl.int64) * capacity + cached + new
-        store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, QUANTISED)
-        store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, QUANTISED)
-        if QUANTISED:
-            tl.debug_barrier()
-            at = cached + new
-            key_tile = load_cache_tile(
-                keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-            )
-            value_tile = load_cache_tile(
-                values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-            )
-        else:
-            key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
-        sees = tl.load(state + 16 + token, mask=asks, other=0)
-        visible = ((sees[:, None] >> new[None, :]) & 1) != 0
-        if WINDOW > 0:
-            new_position = tl.load(state + 8 + new, mask=written, other=0)
-            visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+        visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
         highest, total, mixed = _attend(
             queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
         )
