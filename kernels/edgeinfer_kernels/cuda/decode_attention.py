@@ -8,66 +8,12 @@ positions; the program that arrives last adds the stretches up, in a fixed order
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile
+from edgeinfer_kernels.cuda.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
-NEW = tl.constexpr(16)
-"""Rows of the tile that holds the step's own tokens."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-NO_QK_NORM = tl.constexpr(0)
-HEAD_QK_NORM = tl.constexpr(1)
-ROW_QK_NORM = tl.constexpr(2)
 FAR = tl.constexpr(-1e30)
-
-
-@triton.jit
-def _row_norm(row, WIDTH: tl.constexpr, epsilon):
-    """1/√(mean + ε) over a whole row of q or k."""
-    PADDED: tl.constexpr = triton.next_power_of_2(WIDTH)
-    index = tl.arange(0, PADDED)
-    value = tl.load(row + index, mask=index < WIDTH, other=0.0)
-    return tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + epsilon)
-
-
-@triton.jit
-def _rotated(
-    base,
-    token,
-    mask,
-    positions,
-    table,
-    norm_weight,
-    norm_at,
-    epsilon,
-    row_inverse,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    QK_NORM: tl.constexpr,
-):
-    """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), normed and turned to their tokens' positions.
-
-    `norm_at` (n,): where each head's norm weights begin; `row_inverse` (n,): the factor of a row norm.
-    """
-    HALF: tl.constexpr = HEAD_DIM // 2
-    dimension = tl.arange(0, DIMENSIONS)
-    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
-    inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
-    value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
-    other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
-    if QK_NORM != NO_QK_NORM:
-        if QK_NORM == HEAD_QK_NORM:
-            inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + epsilon)
-        else:
-            inverse = row_inverse
-        weight = norm_weight + norm_at[:, None]
-        value *= inverse[:, None] * tl.load(weight + dimension[None, :], mask=inside, other=0.0)
-        other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
-    position = tl.load(positions + token, mask=mask, other=0)
-    pair = (dimension % HALF)[None, :]
-    cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
-    sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
-    sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
-    return value * cosine + other * sine * sign
 
 
 @triton.jit
@@ -83,86 +29,6 @@ def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, C
     total = total * shrink + tl.sum(weights, axis=1)
     mixed = tl.dot(weights.to(tl.float16), values, mixed * shrink[:, None])
     return peak, total, mixed
-
-
-@triton.jit
-def _row_inverses(
-    row, stride, owner, TOKENS: tl.constexpr, WIDTH: tl.constexpr, QK_NORM: tl.constexpr, epsilon
-):
-    """The factors of a row norm, (n,): those of the rows of `owner`'s tokens; 1 for other norms."""
-    inverses = tl.zeros(owner.shape, tl.float32) + 1.0
-    if QK_NORM == ROW_QK_NORM:
-        for index in tl.static_range(TOKENS):
-            inverse = _row_norm(row + index * stride, WIDTH, epsilon)
-            inverses = tl.where(owner == index, inverse, inverses)
-    return inverses
-
-
-@triton.jit
-def _append(
-    qkv,
-    stride,
-    keys,
-    key_scales,
-    values,
-    value_scales,
-    head,
-    capacity,
-    cached,
-    positions,
-    table,
-    k_norm,
-    epsilon,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    K_AT: tl.constexpr,
-    V_AT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QK_NORM: tl.constexpr,
-    QUANTISED: tl.constexpr,
-):
-    """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
-
-    They are put behind the cached ones.
-    """
-    new = tl.arange(0, NEW)
-    written = new < TOKENS
-    inverses = _row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
-    norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
-    new_keys = _rotated(
-        qkv + new * stride + K_AT + head * HEAD_DIM,
-        new,
-        written,
-        positions,
-        table,
-        k_norm,
-        norm_at,
-        epsilon,
-        inverses,
-        HEAD_DIM,
-        DIMENSIONS,
-        QK_NORM,
-    )
-    dimension = tl.arange(0, DIMENSIONS)
-    inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
-    row = qkv + new * stride + V_AT + head * HEAD_DIM
-    new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
-    to = head.to(tl.int64) * capacity + cached + new
-    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, QUANTISED)
-    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, QUANTISED)
-    if QUANTISED:
-        tl.debug_barrier()
-        at = cached + new
-        key_tile = load_cache_tile(
-            keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
-        value_tile = load_cache_tile(
-            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
-    else:
-        key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
-    return key_tile, value_tile
 
 
 @triton.jit
@@ -244,10 +110,10 @@ def decode_attention_kernel(
     asks = row < GROUP * TOKENS
     first, last = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
-    inverses = _row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
+    inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
-    queries = _rotated(
+    queries = rotated(
         qkv + token * stride + q_at,
         token,
         asks,
@@ -266,7 +132,7 @@ def decode_attention_kernel(
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
-        key_tile, value_tile = _append(
+        key_tile, value_tile = append_new(
             qkv,
             stride,
             keys,

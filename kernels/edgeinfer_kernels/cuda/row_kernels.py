@@ -56,7 +56,10 @@ def embed_kernel(
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token)."""
+    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token).
+
+    Reads a row's planes a token; writes WIDTH·4 bytes and 12 words (44 with floats) for 32 columns.
+    """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     chunk, token = tl.program_id(0), tl.program_id(1)
@@ -199,7 +202,11 @@ def residual_kernel(
     GAIN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x += scale·(rows times activations + bias); then x·gain as activations, and Σ x² of these rows."""
+    """x += scale·(rows times activations + bias); then x·gain as activations, and Σ x² of these rows.
+
+    Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes a token; reads and writes 64 bytes of x a token,
+    and writes half a block of activations.
+    """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     rows = program * ROWS + tl.arange(0, ROWS)
@@ -261,7 +268,8 @@ def join_kernel(
     """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program a token, a row at once.
 
     For the norms that can't be left to the next kernel: layer norms, and those behind a block. Without x
-    (ADDS 0) it quantises y. GROUPS·16 columns cover the width.
+    (ADDS 0) it quantises y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
+    again and 12 words (44 with floats) for 32 columns.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -305,7 +313,11 @@ def head_kernel(
     CAPPED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """logits (tokens, vocabulary), scaled and soft-capped, and the best of these sixteen with its id."""
+    """logits (tokens, vocabulary), scaled and soft-capped, and the best of these sixteen with its id.
+
+    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes a token; writes
+    72 bytes a token.
+    """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     rows = program * ROWS + tl.arange(0, ROWS)
@@ -330,7 +342,10 @@ def head_kernel(
 def embed_rows_kernel(
     embedding, ids, x, scale, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
 ):
-    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token)."""
+    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token).
+
+    Reads a row's planes a token, writes WIDTH·4 bytes.
+    """
     column = tl.program_id(0) * 256 + tl.arange(0, 256)
     token, inside = tl.program_id(1), column < WIDTH
     row = tl.load(ids + token)

@@ -22,7 +22,8 @@ GAIN = 0.003
 """Share of a step's time by which a trial must be faster to be kept; replays differ by a third of that."""
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
-    "tiles.py", "row_kernels.py", "decode_attention.py", "cache_tiles.py", "decode_step.py", "step_shapes.py",
+    "tiles.py", "row_kernels.py", "decode_attention.py", "step_rope.py", "cache_tiles.py", "decode_step.py",
+    "step_shapes.py",
 )  # fmt: skip
 """When one of these changes, what was tuned before is forgotten."""
 
