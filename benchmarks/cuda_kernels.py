@@ -88,11 +88,10 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     matrix = model.layers[0].feed_forward.down
-    out = empty(16, matrix.shapes.columns, dtype=HALF)
-    dequantise_kernel[(1, 4)](
-        matrix.parts, 0, out, 16,
-        COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, TILE=matrix.shapes.tile,
-    )  # fmt: skip
+    out = empty(16, 32 * matrix.shapes.blocks, dtype=HALF)
+    dequantise_kernel[(1, 1)](
+        matrix.parts, 0, out, 16, BLOCKS=matrix.shapes.blocks, STEP=64, TILE=matrix.shapes.tile
+    )
     table = model.embedding
     embed_rows_kernel[(1, 1)](
         table.parts, space.state, space.x, 1.0,

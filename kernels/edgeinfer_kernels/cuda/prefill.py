@@ -14,11 +14,14 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceFeedForward, DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.cuda.row_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.specification import AttentionSpecification, LayerSpecification, NormSpecification
 
+DEQUANTISED_BLOCKS = 64
+"""Blocks of a row that a program dequantises."""
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
 
@@ -56,6 +59,8 @@ class Prefill:
         self._h_scales, self._hidden_scales = (arena.take((chunk,), torch.float32) for _ in range(2))
         self._ones = arena.take((chunk,), torch.float32)
         self._scratch = arena.take((self._scratch_weights(),), torch.float16)
+        longest = max(matrix.shapes.blocks for matrix in self._matrices()) * BLOCK
+        self._entering = arena.take((chunk * longest,), torch.float16)
 
     def _matrices(self) -> list[DeviceMatrix]:
         found = []
@@ -68,7 +73,7 @@ class Prefill:
     def _scratch_weights(self) -> int:
         most = 0
         for matrix in self._matrices():
-            columns = matrix.shapes.columns
+            columns = matrix.shapes.blocks * BLOCK
             rows = min(matrix.shapes.padded_rows, max(SCRATCH_WEIGHTS // columns // 16, 1) * 16)
             most = max(most, rows * columns)
         return most
@@ -126,9 +131,10 @@ class Prefill:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""
         rows = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
         out = self._products[: len(h.rows) * rows].view(len(h.rows), rows)
+        entering = self._in_planes_order(h.rows, w.qkv.parts[0])
         first = 0
         for part in w.qkv.parts:
-            self._multiply(h.rows, part, out[:, first : first + part.shapes.rows])
+            self._multiply(entering, part, out[:, first : first + part.shapes.rows])
             first += part.shapes.rows
         return out
 
@@ -138,10 +144,11 @@ class Prefill:
         facts, tokens, hidden = layer_facts.feed_forward, len(x), w.up.shapes.rows
         both = self._products[: 2 * tokens * hidden].view(2, tokens, hidden)
         up, gate = both[0], None
-        self._multiply(h.rows, w.up, up)
+        entering = self._in_planes_order(h.rows, w.up)
+        self._multiply(entering, w.up, up)
         if w.gate is not None:
             gate = both[1]
-            self._multiply(h.rows, w.gate, gate)
+            self._multiply(entering, w.gate, gate)
         rows = self._hidden[: tokens * hidden].view(tokens, hidden)
         scales = self._hidden_scales[:tokens]
         activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, facts.activation, rows, scales)
@@ -162,24 +169,39 @@ class Prefill:
     def _product(self, rows: Tensor, matrix: DeviceMatrix, tokens: int) -> Tensor:
         width = matrix.shapes.rows
         out = self._products[: tokens * width].view(tokens, width)
-        self._multiply(rows, matrix, out)
+        self._multiply(self._in_planes_order(rows, matrix), matrix, out)
         return out
 
+    def _in_planes_order(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
+        """Rows (tokens, columns) float16 with their columns as `dequantise_kernel` lays out the matrix's."""
+        tokens, columns = rows.shape
+        blocks = matrix.shapes.blocks
+        out = self._entering[: tokens * blocks * BLOCK].view(tokens, BLOCK, 8, blocks // 8)
+        natural = out.permute(0, 3, 2, 1)
+        whole, rest = columns // (8 * BLOCK), columns // BLOCK % 8
+        if columns < blocks * BLOCK:
+            out.zero_()
+        if whole:
+            natural[:, :whole].copy_(rows[:, : whole * 8 * BLOCK].unflatten(1, (-1, 8, BLOCK)))
+        if rest:
+            natural[:, whole, :rest].copy_(rows[:, whole * 8 * BLOCK :].unflatten(1, (rest, BLOCK)))
+        return out.view(tokens, blocks * BLOCK)
+
     def _multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
-        """out (tokens, rows of the matrix) float32 = rows (tokens, columns) float16 · matrix transposed."""
+        """out (tokens, rows of the matrix) float32 = rows, in the planes' order, · matrix transposed."""
         shapes = matrix.shapes
-        step = max(len(self._scratch) // shapes.columns // 16, 1) * 16
+        columns = shapes.blocks * BLOCK
+        step = max(len(self._scratch) // columns // 16, 1) * 16
         for first in range(0, shapes.rows, step):
             count = min(step, shapes.rows - first)
-            weights = self._scratch[: count * shapes.columns].view(count, shapes.columns)
-            grid = (-(-shapes.columns // 256), -(-count // 4))
-            dequantise_kernel[grid](
+            weights = self._scratch[: count * columns].view(count, columns)
+            dequantise_kernel[(-(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // 16))](
                 matrix.parts,
                 first,
                 weights,
                 count,
-                COLUMNS=shapes.columns,
                 BLOCKS=shapes.blocks,
+                STEP=DEQUANTISED_BLOCKS,
                 TILE=shapes.tile,
             )
             _matrix_product(rows, weights, out[:, first : first + count])

@@ -12,6 +12,8 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.activations import activate
 from edgeinfer_kernels.cuda.tiles import (
     decode_elements,
+    decode_tile,
+    load_tile,
     project,
     project_pair,
     quantise,
@@ -355,19 +357,22 @@ def embed_rows_kernel(
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def dequantise_kernel(
-    matrix, first_row, out, rows, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+    matrix, first_row, out, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
 ):
-    """out (rows, COLUMNS) float16 = the matrix from `first_row` on; program (256 columns, 4 rows).
+    """out (rows, 32·BLOCKS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
 
-    Reads the rows' planes once, writes 2 bytes a weight.
+    Columns in the planes' order, element · BLOCKS + place of the block: products don't mind, as long as the
+    activations' columns lie likewise. Reads the rows' planes once, writes 2 bytes a weight.
     """
-    column = tl.program_id(0) * 256 + tl.arange(0, 256)[None, :]
-    row = tl.program_id(1) * 4 + tl.arange(0, 4)[:, None]
-    inside = (column < COLUMNS) & (row < rows)
-    value = decode_elements(
-        matrix, first_row + tl.minimum(row, rows - 1), tl.minimum(column, COLUMNS - 1), BLOCKS, TILE
-    )
-    tl.store(out + row * COLUMNS + column, value.to(tl.float16), mask=inside)
+    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (block < BLOCKS)[None, :]
+    taken = first_row + tl.minimum(row, rows - 1)
+    tile = load_tile(matrix, taken, block, BLOCKS, BLOCKS % STEP > 0, TILE)
+    pointers = out + row[:, None] * (32 * BLOCKS) + block[None, :]
+    for element in tl.static_range(32):
+        value = decode_tile(tile, element, TILE)
+        tl.store(pointers + element * BLOCKS, value.to(tl.float16), mask=inside)
 
 
 @triton.jit

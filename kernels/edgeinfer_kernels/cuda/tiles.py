@@ -437,6 +437,50 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
 
 
 @triton.jit
+def _decode_float(words, ELEMENT: tl.constexpr, TILE: tl.constexpr):
+    if TILE.code == SINGLE:
+        return words[ELEMENT].to(tl.float32, bitcast=True)
+    elif TILE.code == BRAIN:
+        if ELEMENT % 2 == 0:
+            return (words[ELEMENT // 2] << 16).to(tl.float32, bitcast=True)
+        else:
+            return (words[ELEMENT // 2] & -65536).to(tl.float32, bitcast=True)
+    elif ELEMENT % 2 == 0:
+        return low_half(words[ELEMENT // 2])
+    else:
+        return high_half(words[ELEMENT // 2])
+
+
+@triton.jit
+def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
+    """Weight ELEMENT of every block of a tile, (rows, blocks) float32."""
+    words, scale, factor = tile
+    UPPER: tl.constexpr = ELEMENT // 16
+    if TILE.scale == NO_SCALE:
+        return _decode_float(words, ELEMENT, TILE)
+    else:
+        codes = quad(words, ELEMENT // 4, TILE)
+        if TILE.code == BYTE or TILE.code == CODEBOOK:
+            value = ((codes << (24 - 8 * (ELEMENT % 4))) >> 24).to(tl.float32)
+        else:
+            value = (((codes >> (8 * (ELEMENT % 4))) & 255) - TILE.offset).to(tl.float32)
+        if TILE.scale == FLOAT16:
+            return low_half(scale) * value
+        elif TILE.scale == BFLOAT16:
+            return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == PAIR:
+            return low_half(scale) * value + high_half(scale)
+        elif TILE.scale == SIGNED:
+            return low_half(factor) * ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32) * value
+        elif TILE.scale == MINIMUM:
+            lowest = high_half(factor) * ((scale >> 8) & 255).to(tl.float32)
+            return low_half(factor) * (scale & 255).to(tl.float32) * value - lowest
+        else:
+            lowest = high_half(factor) * ((scale >> (8 + 4 * UPPER)) & 15).to(tl.float32)
+            return low_half(factor) * ((scale >> (4 * UPPER)) & 15).to(tl.float32) * value - lowest
+
+
+@triton.jit
 def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The weights at `row`, `column` (tensors that broadcast), float32; one word is read for each."""
     block, element = column // 32, column % 32
