@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
+from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
@@ -91,8 +92,8 @@ class CpuBackend:
     ) -> None:
         self.specification = specification
         self.batch = batch
-        self._embedding = weights.token_embd
         self._arena = Arena()
+        self._embedding = Embedding(weights.token_embd, self._arena, kernels)
         self._ropes: dict[RopeSpecification, _RopeTable] = {}
         matrices = weights.matrices()
         self._kernels = kernels
@@ -145,7 +146,8 @@ class CpuBackend:
         ]
         self._head = builder.head(facts.norm, weights)
         self._head_fields = int_fields(self._head, len(HEAD))
-        self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
+        self._x_address = workspace.rows("x")[0]
+        self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._functions = {
             name: self._kernels.address(name)
@@ -170,7 +172,7 @@ class CpuBackend:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.specification.width]
-        x[:] = self._embedding.decoded_rows(np.asarray(ids))
+        self._embedding.write(ids, x, self._x_address)
         if self.specification.embedding_scale != 1.0:
             x *= np.float32(self.specification.embedding_scale)
         return x

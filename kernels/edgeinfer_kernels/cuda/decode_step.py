@@ -169,9 +169,7 @@ def head_dimensions(facts: AttentionSpecification) -> int:
 class DecodeStep:
     """Launches a step's kernels on the current stream; `dependent`: with programmatic dependent launch."""
 
-    def __init__(
-        self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool
-    ) -> None:
+    def __init__(self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool) -> None:
         self.model = model
         self.workspace = workspace
         self.tuning = tuning
@@ -181,9 +179,7 @@ class DecodeStep:
         """From `state` to `logits`, and the new keys and values into the caches."""
         source = self._embed(tokens)
         layers = self.model.layers
-        for index, (facts, layer) in enumerate(
-            zip(self.model.specification.layers, layers, strict=True)
-        ):
+        for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
             self._attention(facts.attention, layer, source, tokens)
             ffn = layer.feed_forward
             source = self._close_block(
@@ -222,7 +218,9 @@ class DecodeStep:
         facts = self.model.specification.layers[index + 1].attention
         return facts.norm, following.attention.norm, following.attention.norm_bias
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
+    def _launch(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+    ) -> None:
         options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
 
@@ -418,7 +416,9 @@ class DecodeStep:
         space = self.workspace
         out, squares = space.entering[index], space.squares[index]
         next_norm, weight, next_bias = following
-        if post_norm is not None or (weight is not None and (next_norm.kind != "rms" or next_bias is not None)):
+        if post_norm is not None or (
+            weight is not None and (next_norm.kind != "rms" or next_bias is not None)
+        ):
             source = _Source(read, squares)
             programs = [matrix.shapes.padded_rows // ROWS]
             self._rows((matrix,), programs, source, space.y, space.y.shape[1], bias, shape, tokens)
@@ -520,7 +520,9 @@ class DecodeStep:
         """Logits of rows that lie in the workspace's x already."""
         out = self.workspace.entering[0]
         model = self.model
-        self._join(None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens)
+        self._join(
+            None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens
+        )
         self._head(_Source(out, self.workspace.squares[0]), tokens)
 
     def _head(self, source: _Source, tokens: int) -> None:

@@ -105,7 +105,9 @@ class DeviceCache:
     value_scales: Tensor
 
     @classmethod
-    def take(cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool) -> "DeviceCache":
+    def take(
+        cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool
+    ) -> "DeviceCache":
         shape = (facts.kv_heads, positions, facts.head_dim)
         groups = (facts.kv_heads, positions, -(-facts.head_dim // 32)) if quantised else (0,)
         dtype = torch.int8 if quantised else torch.float16

@@ -206,9 +206,7 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
 
 
 @triton.jit
-def load_activations(
-    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
-):
+def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
     """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
     inside = blocks < BLOCKS
     planes = ()
@@ -397,9 +395,7 @@ def project_pair(
     else:
         for start in tl.range(STEP, BLOCKS, STEP, num_stages=1):
             at = start + blocks
-            firsts = _add_step(
-                firsts, first, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, FIRST
-            )
+            firsts = _add_step(firsts, first, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, FIRST)
             seconds = _add_step(
                 seconds, second, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, SECOND
             )
@@ -433,7 +429,11 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        tl.store(activations + plane * BLOCKS + place[:, None], values.to(tl.int32, bitcast=True), mask=inside[:, None])
+        tl.store(
+            activations + plane * BLOCKS + place[:, None],
+            values.to(tl.int32, bitcast=True),
+            mask=inside[:, None],
+        )
 
 
 @triton.jit
@@ -483,9 +483,7 @@ def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TI
 
 
 @triton.jit
-def _scale_code(
-    matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):
+def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Code to weight."""
     SUPERS: tl.constexpr = BLOCKS // 8
     value = code.to(tl.float32)

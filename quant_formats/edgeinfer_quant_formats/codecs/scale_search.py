@@ -60,10 +60,10 @@ def reciprocal(values: Floats) -> Floats:
 
 
 def largest_magnitudes(columns: Floats) -> Floats:
-    """The value of largest magnitude of each column, the first of several, (elements, blocks) -> (blocks,)."""
+    """The value of largest magnitude, the first of several, of each column: (elements, n) -> (n,)."""
     lowest, highest = columns.min(axis=0), columns.max(axis=0)
     largest: Floats = np.where(-lowest > highest, lowest, highest)
-    # Two passes of minimum and maximum take a sixteenth of the time of argmax, but don't know which came first.
+    # Minimum and maximum take a sixteenth of the time of argmax, but don't know which came first.
     even = np.flatnonzero(-lowest == highest)
     if even.size:
         tied = columns[:, even]

@@ -74,7 +74,7 @@ def _pack_five_bits(quants: Bytes) -> tuple[Bytes, Bytes]:
 
 def _around_zero(blocks: Floats, half_range: int) -> tuple[Bytes, Bytes]:
     """Scale and quants where the weight of largest magnitude becomes -half_range."""
-    d = largest_magnitudes(as_columns(blocks, 32))[:, None] / np.float32(-half_range)
+    d: Floats = largest_magnitudes(as_columns(blocks, 32))[:, None] / np.float32(-half_range)
     quants = blocks * reciprocal(d)
     quants += np.float32(half_range + 0.5)
     # Making bytes of them cuts off what follows the point; none is below a half.
@@ -143,7 +143,8 @@ def encode_q5_1(blocks: Floats, importance: Floats | None) -> Bytes:
 
 def encode_q8_0(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 32) to Q8_0 (n, 34); importance is not used."""
-    d = np.abs(largest_magnitudes(as_columns(blocks, 32)))[:, None] / np.float32(127)
+    largest: Floats = np.abs(largest_magnitudes(as_columns(blocks, 32))[:, None])
+    d = largest / np.float32(127)
     quants = round_half_away(blocks * reciprocal(d)).astype(np.int8)
     return np.hstack((half_bytes(d), quants.view(np.uint8)))
 
