@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from struct import pack_into
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from edgeinfer_kernels.cpu.memory import (
     interleave,
     interleaved_bytes,
     kernel_format,
+    quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL, HEAD
@@ -57,9 +59,12 @@ class _RopeTable:
         return self._address + (position - self._start) * self._stride
 
 
+CALL_FIELDS = f"{len(CALL)}q"
+
+
 def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
     """Write a CALL; without RoPE `rope` is 0."""
-    call[:] = address(x), x.strides[0], len(x), start, rope
+    pack_into(CALL_FIELDS, call, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
 def kernel_formats(weights: DecoderWeights) -> set[str]:
@@ -149,6 +154,7 @@ class CpuBackend:
         self._x_address = workspace.rows("x")[0]
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
+        self._call_address = address(self._call)
         self._functions = {
             name: self._kernels.address(name)
             for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
@@ -179,7 +185,7 @@ class CpuBackend:
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
         _fill(self._call, x, start, rope)
-        self.team.run(self._functions[function], block, address(self._call))
+        self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
         if len(x) > PROGRAM_TOKENS:
@@ -201,7 +207,7 @@ class CpuBackend:
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification
         whole = np.empty((len(x), padded(facts.vocabulary_size)), np.float32)
-        self._head_fields[HEAD.logits // 8] = address(whole)
+        self._head_fields[HEAD.logits // 8] = quick_address(whole)
         self._run("head_block", self._head, x)
         out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
