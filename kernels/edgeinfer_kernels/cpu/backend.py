@@ -64,7 +64,7 @@ CALL_FIELDS = f"{len(CALL)}q"
 
 def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
     """Write a CALL; without RoPE `rope` is 0."""
-    pack_into(CALL_FIELDS, call, 0, quick_address(x), x.strides[0], len(x), start, rope)
+    pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
 def kernel_formats(weights: DecoderWeights) -> set[str]:
