@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import ContextOverflowError, SettingError
-from edgeinfer.language_model import Engine, Progress, TextTokenizer
+from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.stop_strings import StopStrings
@@ -149,44 +149,54 @@ class TokenStream:
         request, engine = self._request, self._engine
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
         text = _TextRelease(self._tokenizer, request.stop)
-        logits = self._prefill()
+        chooser = engine.choice(sampler) if request.logprobs is None else None
+        prompt_logits = self._prefill()
+        seen: npt.NDArray[np.float32] | None = prompt_logits
         history = list(request.prompt_ids)
         limit = engine.context - len(history)
         most = limit if request.max_tokens is None else min(limit, request.max_tokens)
         if most == 0:
             self._reason = "length" if request.max_tokens == 0 else "context"
         for count in range(1, most + 1):
-            chosen = sampler.sample(logits, history)
+            if count == 1:
+                chosen = sampler.sample(prompt_logits, history)
+            else:
+                self._clock.resume()
+                chosen, seen = self._next(history, sampler, chooser)
             sampler.accept(chosen)
             self._clock.decoded()
             if chosen in self._tokenizer.end_ids:
                 self._reason = "stop"
                 break
             history.append(chosen)
-            yield from text.push(self._described(chosen, logits))
+            yield from text.push(self._described(chosen, seen))
             if text.stopped:
                 self._reason = "stop"
                 break
             if count == most:
                 self._reason = "length" if most == request.max_tokens else "context"
                 break
-            self._clock.resume()
-            logits = self._read_on(history)
         yield from text.finish()
 
-    def _read_on(self, history: list[int]) -> npt.NDArray[np.float32]:
-        """Logits behind `history`; if another stream has used the cache in between, more than a token is
-        read.
+    def _next(
+        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None
+    ) -> tuple[int, npt.NDArray[np.float32] | None]:
+        """The token behind `history`, and its logits if they came to the host.
+
+        If another stream has used the cache in between, more than a token is read.
         """
         engine = self._engine
         held = len(history) - 1
         if engine.ids != history[:held]:
             held = min(shared_prefix(engine.ids, history), held)
             engine.rewind(held)
-        return engine.append(history[held:])
+        elif chooser and (chosen := chooser.next(history)) is not None:
+            return chosen, None
+        logits = engine.append(history[held:])
+        return sampler.sample(logits, history, chooser.chance() if chooser else None), logits
 
-    def _described(self, chosen: int, logits: npt.NDArray[np.float32]) -> Token:
-        if self._request.logprobs is None:
+    def _described(self, chosen: int, logits: npt.NDArray[np.float32] | None) -> Token:
+        if self._request.logprobs is None or logits is None:
             return Token(chosen, "")
         own, best = logprobs(logits, chosen, self._request.logprobs)
         return Token(chosen, "", logprob=own, top_logprobs=best)

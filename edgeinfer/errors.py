@@ -35,3 +35,7 @@ class SettingError(EdgeInferError):
 
 class LogitsError(EdgeInferError):
     """The model's logits can't be sampled from: a NaN among them, or no token left."""
+
+
+class DeviceError(EdgeInferError):
+    """The GPU failed in the middle of an answer."""

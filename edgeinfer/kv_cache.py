@@ -7,22 +7,33 @@ from edgeinfer_kernels.specification import DecoderSpecification
 
 
 class KVCache:
-    """Preallocated for `context` tokens; `ids` are the tokens that it holds."""
+    """Room for `context` tokens; `ids` are the tokens that it holds.
 
-    def __init__(self, specification: DecoderSpecification, context: int, kind: CacheType = "f16") -> None:
+    `layers` are the keys and values where they lie in main memory; a backend that has them on its own device
+    gives their `device_bytes`.
+    """
+
+    def __init__(self, context: int, layers: Sequence[LayerCache] = (), device_bytes: int = 0) -> None:
         self.context = context
-        self.kind = kind
+        self.layers = list(layers)
         self.ids: list[int] = []
-        self.layers = [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]
+        self._device_bytes = device_bytes
+
+    @classmethod
+    def allocate(cls, specification: DecoderSpecification, context: int, kind: CacheType = "f16") -> "KVCache":
+        """A cache in main memory."""
+        return cls(
+            context, [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]
+        )
 
     @staticmethod
     def nbytes_for(specification: DecoderSpecification, context: int, kind: CacheType) -> int:
-        """Bytes that a cache of this size takes."""
+        """Bytes that a cache of this size takes in main memory."""
         return sum(LayerCache.nbytes_for(layer.attention, context, kind) for layer in specification.layers)
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return self._device_bytes + sum(layer.nbytes for layer in self.layers)
 
     @property
     def free(self) -> int:

@@ -6,8 +6,22 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.sampling import Sampler
+
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
+
+
+class TokenChoice(Protocol):
+    """Chooses tokens where the logits lie, so that only ids travel."""
+
+    def next(self, history: Sequence[int]) -> int | None:
+        """Read the last token of `history`; the id that follows. None: not read, the host has to sample."""
+        ...
+
+    def chance(self) -> float | None:
+        """What the host has to draw a refused token with."""
+        ...
 
 
 class Engine(Protocol):
@@ -47,6 +61,10 @@ class Engine(Protocol):
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
+        ...
+
+    def choice(self, sampler: Sampler) -> TokenChoice | None:
+        """Who chooses this stream's tokens in the engine's stead of the host; None: the host does."""
         ...
 
     @property

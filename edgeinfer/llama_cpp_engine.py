@@ -14,6 +14,7 @@ from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.llama_cpp_library import CACHE_TYPES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
+from edgeinfer.sampling import Sampler
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_quant_formats import GGUFFile
@@ -141,6 +142,9 @@ class LlamaCppEngine:
         pointer = context.get_logits() if every else context.get_logits_ith(-1)
         shape = len(ids) if every else 1, self.vocabulary_size
         return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
+
+    def choice(self, sampler: Sampler) -> None:
+        """Its logits come to the host, and so does the choice."""
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens. Recurrent models can't: they read them again later."""

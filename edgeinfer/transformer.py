@@ -1,14 +1,18 @@
 """The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.device_choice import DeviceChoice
+from edgeinfer.device_failures import device_failures
 from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.language_model import Progress
-from edgeinfer_kernels.backend import Activations, Backend
+from edgeinfer.language_model import Progress, TokenChoice
+from edgeinfer.sampling import Sampler
+from edgeinfer_kernels.backend import Backend, Rows
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -20,7 +24,7 @@ class Transformer:
     def __init__(
         self,
         specification: DecoderSpecification,
-        backend: Backend,
+        backend: Backend[Any],
         cache: KVCache,
         batch: int,
         bytes_per_token: int = 0,
@@ -46,15 +50,20 @@ class Transformer:
     def vocabulary_size(self) -> int:
         return self.specification.vocabulary_size
 
-    def _forward(self, ids: Sequence[int]) -> Activations:
-        """One step: x (tokens, width) above the last layer; the cache then holds the tokens."""
+    def _forward(self, ids: Sequence[int]) -> Rows:
+        """One step: the rows above the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
-        x = self.backend.embed(ids)
-        self.backend.all_layers(x, start)
+        with device_failures():
+            x: Rows = self.backend.embed(ids)
+            self.backend.all_layers(x, start)
         self.cache.append(ids)
         return x
 
-    def _steps(self, ids: Sequence[int]) -> Iterator[Activations]:
+    def _logits(self, x: Rows) -> npt.NDArray[np.float32]:
+        with device_failures():
+            return self.backend.logits(x)
+
+    def _steps(self, ids: Sequence[int]) -> Iterator[Rows]:
         self._check(ids)
         for first in range(0, len(ids), self.batch):
             yield self._forward(ids[first : first + self.batch])
@@ -81,12 +90,16 @@ class Transformer:
             done += len(x)
             if progress:
                 progress(done, len(ids))
-        last: npt.NDArray[np.float32] = self.backend.logits(x[-1:])[0]
+        last: npt.NDArray[np.float32] = self._logits(x[-1:])[0]
         return last
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
-        return np.concatenate([self.backend.logits(x) for x in self._steps(ids)])
+        return np.concatenate([self._logits(x) for x in self._steps(ids)])
+
+    def choice(self, sampler: Sampler) -> TokenChoice | None:
+        """The backend as chooser of a stream's tokens, where it can be that."""
+        return DeviceChoice.offered(self.backend, self.cache, sampler)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -61,14 +61,17 @@ class Sampler:
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
 
-    def sample(self, logits: Logits, history: Sequence[int]) -> int:
-        """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept."""
-        ids, probabilities = self.distribution(logits, history)
-        return int(ids[self.draw(probabilities)])
+    def sample(self, logits: Logits, history: Sequence[int], chance: float | None = None) -> int:
+        """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
-    def draw(self, probabilities: Probabilities) -> int:
+        `chance`: a number that `uniform` gave, in place of a fresh one.
+        """
+        ids, probabilities = self.distribution(logits, history)
+        return int(ids[self.draw(probabilities, chance)])
+
+    def draw(self, probabilities: Probabilities, chance: float | None = None) -> int:
         """A position in `probabilities`, drawn accordingly; moves the random state by one number."""
-        chance = self._random.random()
+        chance = self._random.random() if chance is None else chance
         if probabilities.size == 1:
             return 0
         cumulative = np.cumsum(probabilities)

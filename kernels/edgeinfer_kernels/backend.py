@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16
 SPARE_POSITIONS = 64
-CacheType = Literal["f16", "f32"]
+CacheType = Literal["f16", "f32", "q8_0"]
 Activations = npt.NDArray[np.float32]
 
 
@@ -75,14 +75,47 @@ class LayerCache:
         return self.keys.nbytes + self.values.nbytes
 
 
-class Backend(Protocol):
-    """A decoder's layers, loaded; x is (tokens, width) float32, the backend's until the next `embed`."""
+class BackendError(RuntimeError):
+    """The device failed in the middle of its work; the text says how. The backend is of no more use."""
+
+
+class Rows(Protocol):
+    """Rows of the residual stream, wherever they lie; a slice of them is such rows again."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+X = TypeVar("X", bound=Rows)
+
+
+class Backend(Protocol[X]):
+    """A decoder's layers, loaded. What `embed` returns is the backend's until the next `embed`."""
 
     name: str
 
-    def embed(self, ids: Sequence[int]) -> Activations:
+    def embed(self, ids: Sequence[int]) -> X:
         """Scaled embeddings of at most `batch` tokens."""
         ...
+
+    def all_layers(self, x: X, start: int) -> None:
+        """Both blocks of every layer, the first layer first, for tokens at positions start…; their keys and
+        values go to the caches.
+        """
+        ...
+
+    def logits(self, x: X) -> npt.NDArray[np.float32]:
+        """(tokens, vocabulary) float32 of the rows of x; a fresh array."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        ...
+
+
+class BlockBackend(Backend[Activations], Protocol):
+    """A backend in main memory, whose blocks can be run one by one; x is (tokens, width) float32."""
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
         """x += attention, for tokens at positions start…; their keys and values go to the layer's cache."""
@@ -90,16 +123,4 @@ class Backend(Protocol):
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         """x += feed-forward."""
-        ...
-
-    def all_layers(self, x: Activations, start: int) -> None:
-        """Both blocks of every layer, the first layer first."""
-        ...
-
-    def logits(self, x: Activations) -> npt.NDArray[np.float32]:
-        """(tokens, vocabulary) float32 of the rows of x; a fresh array."""
-        ...
-
-    def close(self) -> None:
-        """Give back threads and memory."""
         ...

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from edgeinfer import Model
 from edgeinfer.chat_format import ChatFormat
 from edgeinfer.language_model import Progress
+from edgeinfer.sampling import Sampler
 from edgeinfer.tokenizer import Tokenizer
 from tests.random_models import CHAT_TEMPLATE, VOCABULARY, vocabulary_metadata
 
@@ -51,6 +52,9 @@ class FakeEngine:
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         return np.stack([self.append([token_id]) for token_id in ids])
+
+    def choice(self, sampler: Sampler) -> None:
+        return None
 
     def rewind(self, length: int) -> None:
         assert length <= len(self.ids)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer import loading
+from edgeinfer import cpu_loading
 from edgeinfer.errors import (
     ChatTemplateError,
     EdgeInferError,
@@ -31,8 +31,12 @@ from tests.random_models import ZOO, RandomModel
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"device": "cuda"}, "device: saw 'cuda', wanted one of 'auto', 'cpu'"),
-        ({"kv": "q8_0"}, "kv: saw 'q8_0', wanted one of 'f16', 'f32'"),
+        ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f16', 'f32', 'q8_0'"),
+        (
+            {"kv": "q8_0", "device": "cpu"},
+            "kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)",
+        ),
         ({"draft": "lookup"}, "draft: saw 'lookup', wanted one of 'auto', None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
@@ -185,7 +189,7 @@ def test_failures_of_the_floors_below_are_told_in_one_line(
     def fail(*arguments: Any, **settings: Any) -> Callable[[], None]:
         raise raised
 
-    monkeypatch.setattr(loading, "CpuBackend", fail)
+    monkeypatch.setattr(cpu_loading, "CpuBackend", fail)
     with pytest.raises(expected) as caught:
         edgeinfer.load(zoo_file("llama"))
     assert str(caught.value).startswith(text)

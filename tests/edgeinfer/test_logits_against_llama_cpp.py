@@ -17,7 +17,7 @@ from edgeinfer.model_config import ModelConfig
 from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.backend import BlockBackend
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
@@ -43,8 +43,8 @@ def logits_of(path: Path, backend_name: str) -> Logits:
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         specification = config.specification(rope_factors(file, config, CONTEXT))
-        weights, cache = read_weights(file, config), KVCache(specification, CONTEXT, "f32")
-        backend: Backend
+        weights, cache = read_weights(file, config), KVCache.allocate(specification, CONTEXT, "f32")
+        backend: BlockBackend
         if backend_name == "exact":
             backend = ReferenceBackend(specification, weights, cache.layers, np.float64)
         else:

@@ -13,7 +13,7 @@ from edgeinfer.model_config import ModelConfig
 from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import Backend, CacheType, LayerCache
+from edgeinfer_kernels.backend import BlockBackend, CacheType, LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.objects import load_kernels
@@ -27,7 +27,7 @@ from tests.random_models import VOCABULARY, ZOO, RandomModel
 CONTEXT = 160
 LONG = 700
 IDS = np.random.default_rng(5).integers(3, VOCABULARY, 150).tolist()
-Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], Backend]
+Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], BlockBackend]
 
 
 def engine_for(
@@ -36,21 +36,21 @@ def engine_for(
     file = GGUFFile.open(path)
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     specification = config.specification(rope_factors(file, config, context))
-    cache = KVCache(specification, context, kind)
+    cache = KVCache.allocate(specification, context, kind)
     return Transformer(
         specification, build(specification, read_weights(file, config), cache.layers), cache, batch
     )
 
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
-    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
         kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_formats(w))
         return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
 
     return build
 
 
-def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> Backend:
+def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
     return ReferenceBackend(s, w, c, np.float64)
 
 

@@ -23,6 +23,7 @@ class CacheType(StrEnum):
 
     f32 = "f32"
     f16 = "f16"
+    q8_0 = "q8_0"
 
 
 ANSWER = "The answer"
@@ -103,7 +104,7 @@ Engine = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, Option("--device", help="cpu or auto. [dim](auto)[/]", rich_help_panel=MACHINE)
+    str | None, Option("--device", help="auto, cpu, cuda or cuda:N. [dim](auto)[/]", rich_help_panel=MACHINE)
 ]
 Vram = Annotated[
     str | None,
@@ -140,7 +141,9 @@ Draft = Annotated[
 ]
 Kv = Annotated[
     CacheType | None,
-    Option("--kv", help="How the cache is stored. [dim](f16)[/]", rich_help_panel=MACHINE),
+    Option(
+        "--kv", help="How the cache is stored; q8_0 on a GPU only. [dim](f16)[/]", rich_help_panel=MACHINE
+    ),
 ]
 
 LogitBias = Annotated[

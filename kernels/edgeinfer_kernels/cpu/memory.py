@@ -51,7 +51,7 @@ def quick_address(array: npt.NDArray[Any]) -> int:
     """As `address`, of a writable array. What numpy gives runs through Python code of its own, 20 us of it
     between two steps, when it is in no cache; the buffer protocol, which wants contiguous bytes, a few.
     """
-    return addressof(c_char.from_buffer(array)) if array.flags.c_contiguous else address(array)
+    return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
 
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:

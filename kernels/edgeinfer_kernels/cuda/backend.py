@@ -1,14 +1,16 @@
 """The Triton backend: decode steps as captured graphs, prompts in chunks, choices on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.decode_step import (
     CACHED_AT,
     MOST_TOKENS,
@@ -18,10 +20,11 @@ from edgeinfer_kernels.cuda.decode_step import (
     Tuning,
     Workspace,
 )
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
-from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced
+from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
+from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced, Part
 from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.row_kernels import choose_best_kernel
+from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.sampling import REQUEST_SIZE, DrawSettings, SamplingBuffers, sample
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -29,8 +32,50 @@ CHUNK = 512
 """Tokens of a prompt that are read in one step."""
 RING = 64
 """Choices that may lie between the device and its reader."""
+RECENT = 1024
+"""Most ids that penalties on the device can count."""
+_NONE, _BEST, _DRAW = "none", "best", "draw"
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
+
+
+class KernelsUnavailableError(RuntimeError):
+    """Triton can't compile here; the text says what it misses."""
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """Failures of the device and of the compiler as errors that a person can read."""
+    try:
+        yield
+    except (BackendError, DeviceMemoryError, ValueError):
+        raise
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "C compiler" in str(error):
+            raise KernelsUnavailableError(
+                "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
+            ) from error
+        raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
+
+
+class SampledSettings(Protocol):
+    """The sampler settings that the device can follow."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repeat_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -57,10 +102,11 @@ class CudaBackend:
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
-        DeviceMemoryError: the device has less memory than `device_bytes` says.
+        DeviceMemoryError: the device has less memory than `device_parts` says.
     """
 
     name = "cuda"
+    most_recent = RECENT
 
     def __init__(
         self,
@@ -77,18 +123,27 @@ class CudaBackend:
         self.specification = specification
         self.device = device
         self.batch = chunk
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
         self._cuda = device.type == "cuda"
+        self._closed = False
         capability = compute_capability(device)
         options: dict[str, Any] = {"quantised_cache": quantised_cache, "chunk": chunk}
-        self._arena = Arena(device, device_bytes(specification, weights, context, device, **options))
+        parts = device_parts(specification, weights, context, device, **options)
+        self._arena = Arena(device, sum(part.nbytes for part in parts))
         try:
             self._parts = _build(specification, weights, context, self._arena, capability, **options)
+            self._buffers = SamplingBuffers.allocate(1, specification.vocabulary_size, device)
+            self._requests = torch.zeros((1, REQUEST_SIZE), dtype=torch.float64, device=device)
+            self._recent = torch.zeros((1, RECENT), dtype=torch.int32, device=device)
+            self._drawn = torch.zeros(1, dtype=torch.int32, device=device)
+            self._results = torch.zeros((1, 2), dtype=torch.int32, device=device)
             uploader = Uploader(device)
             try:
                 self._parts.model.fill(uploader, on_placed)
             finally:
                 uploader.close()
+            if self._cuda:
+                torch.cuda.empty_cache()
         except BaseException:
             self.close()
             raise
@@ -99,8 +154,10 @@ class CudaBackend:
         self._state = self._host(STATE_WORDS, torch.int32)
         self._ids = self._host(chunk, torch.int32)
         self._chosen = self._host(RING, torch.int32)
+        self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
+        self._host_recent = self._host(RECENT, torch.int32)
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
-        self._ahead: tuple[int, int] | None = None
+        self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._pending: tuple[int, ...] = ()
 
@@ -121,7 +178,10 @@ class CudaBackend:
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
         """Read the ids that `embed` was given, at positions start…; their rows are then above the last layer."""
-        ids = self._pending
+        with _device_errors():
+            self._read(self._pending, x, start)
+
+    def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
         if x.in_step:
             self._set_state(ids, start)
             self._run_step(len(ids))
@@ -142,17 +202,17 @@ class CudaBackend:
         state[CACHED_AT] = start
         self._parts.workspace.state.copy_(self._state, non_blocking=True)
 
-    def _run_step(self, tokens: int, choosing: bool = False) -> None:
+    def _run_step(self, tokens: int, choice: str = _NONE) -> None:
         if not self._cuda:
-            self._launch(tokens, choosing)
+            self._launch(tokens, choice)
             return
-        graph = self._graphs.get((tokens, choosing)) or self._capture(tokens, choosing)
+        graph = self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
         graph.replay()
 
-    def _launch(self, tokens: int, choosing: bool) -> None:
+    def _launch(self, tokens: int, choice: str) -> None:
         self.step.launch(tokens)
-        if choosing:
-            space = self._parts.workspace
+        space = self._parts.workspace
+        if choice == _BEST:
             dependent = self.step.dependent
             options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
             choose_best_kernel[(1,)](
@@ -166,44 +226,103 @@ class CudaBackend:
                 num_warps=8,
                 **options,
             )
+        elif choice == _DRAW:
+            sample(
+                space.logits[:1], self._requests, self._recent, self._buffers, self._drawn, self._results
+            )
+            advance_kernel[(1,)](self._results, space.state, self._chosen, RING=RING)
 
-    def _capture(self, tokens: int, choosing: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         """Compile and record a step. What the warm-up writes lies behind the cached tokens."""
         state = self._parts.workspace.state.clone()
-        self._launch(tokens, choosing)
+        self._launch(tokens, choice)
         torch.cuda.synchronize(self.device)
+        self._parts.workspace.state.copy_(state)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._launch(tokens, choosing)
-        self._parts.workspace.state.copy_(state)
-        self._graphs[tokens, choosing] = graph
+            self._launch(tokens, choice)
+        self._graphs[tokens, choice] = graph
         return graph
 
-    def choose_best(self, token_id: int, start: int, room: bool) -> int:
-        """Read one token at `start` and return the id of the highest logit behind it.
+    def choose(
+        self,
+        token_id: int,
+        start: int,
+        draw: Sequence[float] | None = None,
+        recent: Sequence[int] = (),
+        following: Sequence[float] | None = None,
+        room: bool = True,
+    ) -> int:
+        """Read one token at `start` and choose the next on the device; -1: the host has to sample.
 
-        While the caller looks at it, the device goes on with that id (if there is `room` for it): calling
-        again with it at start + 1 finds the step under way. Logits of such steps stay on the device.
+        `draw` None: the id of the highest logit; else a `DrawSettings.request`, with the `recent` ids that its
+        penalties count, RECENT at most. While the caller looks at the id, the device goes on with it if there
+        is `room` in the cache and the next draw is known (`following`): calling again with that id at
+        start + 1 finds the step under way. The logits of such steps stay on the device.
         """
-        if self._ahead != (token_id, start):
+        with _device_errors():
+            return self._choose(token_id, start, draw, recent, following, room)
+
+    def _choose(
+        self,
+        token_id: int,
+        start: int,
+        draw: Sequence[float] | None,
+        recent: Sequence[int],
+        following: Sequence[float] | None,
+        room: bool,
+    ) -> int:
+        if self._closed:
+            raise BackendError("the model has been closed; load it again")
+        drawing = draw is not None
+        if self._ahead != (token_id, start, drawing):
             self._set_state([token_id], start)
-            self._choosing_step(start)
-        if room:
-            self._choosing_step(start + 1)
+            self._choosing_step(start, draw, recent)
+        goes_on = room and not recent and (following is not None or not drawing)
+        if goes_on:
+            self._choosing_step(start + 1, following, ())
         if self._cuda:
             self._events[start % 2].synchronize()
         chosen = int(self._chosen[start % RING])
-        self._ahead = (chosen, start + 1) if room else None
+        self._ahead = (chosen, start + 1, drawing) if goes_on and chosen >= 0 else None
         return chosen
 
-    def _choosing_step(self, start: int) -> None:
-        self._run_step(1, choosing=True)
+    def draw_request(self, settings: SampledSettings, recent: int, chance: float) -> list[float]:
+        """One draw as `choose` takes it; `recent`: how many ids the penalties count."""
+        draw = DrawSettings(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repeat_penalty=settings.repeat_penalty,
+            frequency_penalty=settings.frequency_penalty,
+            presence_penalty=settings.presence_penalty,
+        )
+        return draw.request(recent, chance)
+
+    def _choosing_step(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> None:
+        if draw is None:
+            self._run_step(1, _BEST)
+        else:
+            slot = start % RING
+            request = self._host_requests[slot]
+            request[:] = torch.tensor(draw, dtype=torch.float64)
+            self._requests[0].copy_(request, non_blocking=True)
+            if recent:
+                self._host_recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
+                self._recent[0].copy_(self._host_recent, non_blocking=True)
+            self._run_step(1, _DRAW)
         if self._cuda:
             self._events[start % 2].record()
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        space, size = self._parts.workspace, self.specification.vocabulary_size
-        out = np.empty((len(x), size), np.float32)
+        out = np.empty((len(x), self.specification.vocabulary_size), np.float32)
+        with _device_errors():
+            self._fetch_logits(x, out)
+        return out
+
+    def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
+        space, size = self._parts.workspace, out.shape[1]
         for first in range(0, len(x), MOST_TOKENS):
             count = min(MOST_TOKENS, len(x) - first)
             at = x.first + first
@@ -215,7 +334,18 @@ class CudaBackend:
             kept.copy_(space.logits[at : at + count], non_blocking=True)
             self._synchronise()
             out[first : first + count] = kept.numpy()
-        return out
+
+    def warm_up(self) -> None:
+        """Compile and record the steps of one token, so that no answer waits for that.
+
+        Raises:
+            KernelsUnavailableError: there is no compiler here for Triton.
+        """
+        with _device_errors():
+            for choice in (_NONE, _BEST, _DRAW):
+                if self._cuda and (1, choice) not in self._graphs:
+                    self._set_state([0], 0)
+                    self._capture(1, choice)
 
     def _synchronise(self) -> None:
         if self._cuda:
@@ -223,12 +353,11 @@ class CudaBackend:
 
     def close(self) -> None:
         """Give the device's memory back."""
+        self._closed = True
         self._graphs.clear()
         self._ahead = None
-        if hasattr(self, "_parts"):
-            del self._parts
-        if hasattr(self, "step"):
-            del self.step
+        for name in ("_parts", "step", "_buffers", "_requests", "_recent", "_drawn", "_results"):
+            self.__dict__.pop(name, None)
         self._arena.close()
 
 
@@ -261,7 +390,18 @@ def compute_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def device_bytes(
+def cuda_device(index: int) -> torch.device:
+    """The device of that number."""
+    return torch.device("cuda", index)
+
+
+def free_bytes(index: int) -> int:
+    """Bytes that the GPU could give now. Takes a context, if this process has none yet."""
+    free, _ = torch.cuda.mem_get_info(index)
+    return int(free)
+
+
+def device_parts(
     specification: DecoderSpecification,
     weights: DecoderWeights,
     context: int,
@@ -269,20 +409,15 @@ def device_bytes(
     *,
     quantised_cache: bool = False,
     chunk: int = CHUNK,
-) -> int:
-    """Bytes that the backend will take on the device for weights, caches and buffers.
+) -> list[Part]:
+    """What the backend will take on the device, to the byte.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
     """
     counting = Arena()
-    _build(
-        specification,
-        weights,
-        context,
-        counting,
-        compute_capability(device),
-        quantised_cache=quantised_cache,
-        chunk=chunk,
-    )
-    return counting.used
+    options: dict[str, Any] = {"quantised_cache": quantised_cache, "chunk": chunk}
+    capability = compute_capability(device)
+    model = _build(specification, weights, context, counting, capability, **options).model
+    held = sum(part.nbytes for part in model.parts)
+    return [*model.parts, Part("workspace", counting.used - held, read=False)]

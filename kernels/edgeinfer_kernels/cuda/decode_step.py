@@ -44,24 +44,16 @@ def next_power_of_two(value: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is cut: blocks of a row at a time (0: by the row's length) and warps of a program."""
+    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere."""
 
     step: int = 0
     warps: int = 0
 
-    def step_for(self, blocks: int, tokens: int) -> int:
-        """Blocks at a time; fewer for many tokens, whose activations fill the registers."""
-        whole = next_power_of_two(blocks)
-        if tokens > 2:
-            return whole if whole <= 128 else 64
-        if self.step:
-            return min(self.step, whole)
-        return whole if whole <= 128 else 64
+    def step_for(self, blocks: int) -> int:
+        return min(self.step or 64, next_power_of_two(blocks))
 
-    def warps_for(self, blocks: int, tokens: int) -> int:
-        if tokens > 2:
-            return 8
-        return self.warps or max(1, min(8, self.step_for(blocks, tokens) // 16))
+    def warps_for(self, blocks: int) -> int:
+        return self.warps or max(1, self.step_for(blocks) // 16)
 
 
 @dataclass(frozen=True)
@@ -69,10 +61,12 @@ class Tuning:
     """The shapes of a step's kernels; the defaults were best or near it on an H200."""
 
     qkv: Shape = Shape()
-    output: Shape = Shape()
+    output: Shape = Shape(128, 8)
     gated: Shape = Shape()
     down: Shape = Shape()
-    head: Shape = Shape()
+    head: Shape = Shape(128, 8)
+    several: Shape = Shape()
+    """Of all of these in a step of several tokens, whose activations fill the registers."""
     splits: int = 16
     positions: int = 32
     attention_warps: int = 2
@@ -169,7 +163,9 @@ def head_dimensions(facts: AttentionSpecification) -> int:
 class DecodeStep:
     """Launches a step's kernels on the current stream; `dependent`: with programmatic dependent launch."""
 
-    def __init__(self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool) -> None:
+    def __init__(
+        self, model: DeviceModel, workspace: Workspace, tuning: Tuning, *, dependent: bool
+    ) -> None:
         self.model = model
         self.workspace = workspace
         self.tuning = tuning
@@ -179,7 +175,9 @@ class DecodeStep:
         """From `state` to `logits`, and the new keys and values into the caches."""
         source = self._embed(tokens)
         layers = self.model.layers
-        for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
+        for index, (facts, layer) in enumerate(
+            zip(self.model.specification.layers, layers, strict=True)
+        ):
             self._attention(facts.attention, layer, source, tokens)
             ffn = layer.feed_forward
             source = self._close_block(
@@ -218,11 +216,12 @@ class DecodeStep:
         facts = self.model.specification.layers[index + 1].attention
         return facts.norm, following.attention.norm, following.attention.norm_bias
 
-    def _launch(
-        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
-    ) -> None:
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
         options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
+
+    def _shape(self, wished: Shape, tokens: int) -> Shape:
+        return wished if tokens == 1 else self.tuning.several
 
     def _or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor
@@ -340,7 +339,7 @@ class DecodeStep:
         shape: Shape,
         tokens: int,
     ) -> None:
-        read = source.activations
+        read, shape = source.activations, self._shape(shape, tokens)
         self._launch(
             kernels.rows_kernel,
             (sum(programs),),
@@ -355,7 +354,7 @@ class DecodeStep:
             FIRST_PROGRAMS=programs[0],
             BLOCKS=read.blocks,
             PLANES=read.planes,
-            STEP=shape.step_for(read.blocks, tokens),
+            STEP=shape.step_for(read.blocks),
             TOKENS=tokens,
             FIRST=parts[0].shapes.tile,
             SECOND=parts[-1].shapes.tile,
@@ -363,13 +362,13 @@ class DecodeStep:
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=self.model.specification.width,
-            warps=shape.warps_for(read.blocks, tokens),
+            warps=shape.warps_for(read.blocks),
         )
 
     def _gated(
         self, facts: FeedForwardSpecification, ffn: DeviceFeedForward, source: _Source, tokens: int
     ) -> None:
-        read, out, shape = source.activations, self.workspace.hidden, self.tuning.gated
+        read, out, shape = source.activations, self.workspace.hidden, self._shape(self.tuning.gated, tokens)
         gate = ffn.gate or ffn.up
         self._launch(
             kernels.gated_kernel,
@@ -386,7 +385,7 @@ class DecodeStep:
             PLANES=read.planes,
             HIDDEN_BLOCKS=out.blocks,
             HIDDEN_PLANES=out.planes,
-            STEP=shape.step_for(read.blocks, tokens),
+            STEP=shape.step_for(read.blocks),
             TOKENS=tokens,
             GATE=gate.shapes.tile,
             UP=ffn.up.shapes.tile,
@@ -396,7 +395,7 @@ class DecodeStep:
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=self.model.specification.width,
-            warps=shape.warps_for(read.blocks, tokens),
+            warps=shape.warps_for(read.blocks),
         )
 
     def _close_block(
@@ -416,9 +415,8 @@ class DecodeStep:
         space = self.workspace
         out, squares = space.entering[index], space.squares[index]
         next_norm, weight, next_bias = following
-        if post_norm is not None or (
-            weight is not None and (next_norm.kind != "rms" or next_bias is not None)
-        ):
+        shape = self._shape(shape, tokens)
+        if post_norm is not None or (weight is not None and (next_norm.kind != "rms" or next_bias is not None)):
             source = _Source(read, squares)
             programs = [matrix.shapes.padded_rows // ROWS]
             self._rows((matrix,), programs, source, space.y, space.y.shape[1], bias, shape, tokens)
@@ -440,12 +438,12 @@ class DecodeStep:
             PLANES=read.planes,
             OUT_BLOCKS=out.blocks,
             OUT_PLANES=out.planes,
-            STEP=shape.step_for(read.blocks, tokens),
+            STEP=shape.step_for(read.blocks),
             TOKENS=tokens,
             TILE=matrix.shapes.tile,
             BIAS=bias is not None,
             GAIN=weight is not None,
-            warps=shape.warps_for(read.blocks, tokens),
+            warps=shape.warps_for(read.blocks),
         )
         return _Source(out, squares, next_norm if weight is not None else None)
 
@@ -520,13 +518,11 @@ class DecodeStep:
         """Logits of rows that lie in the workspace's x already."""
         out = self.workspace.entering[0]
         model = self.model
-        self._join(
-            None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens
-        )
+        self._join(None, None, None, 0.0, (model.specification.norm, model.norm, model.norm_bias), out, tokens)
         self._head(_Source(out, self.workspace.squares[0]), tokens)
 
     def _head(self, source: _Source, tokens: int) -> None:
-        model, space, shape = self.model, self.workspace, self.tuning.head
+        model, space, shape = self.model, self.workspace, self._shape(self.tuning.head, tokens)
         facts, read = model.specification, source.activations
         self._launch(
             kernels.head_kernel,
@@ -543,12 +539,12 @@ class DecodeStep:
             VOCABULARY=facts.vocabulary_size,
             BLOCKS=read.blocks,
             PLANES=read.planes,
-            STEP=shape.step_for(read.blocks, tokens),
+            STEP=shape.step_for(read.blocks),
             TOKENS=tokens,
             TILE=model.head.shapes.tile,
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=facts.width,
             CAPPED=facts.logit_soft_cap != 0,
-            warps=shape.warps_for(read.blocks, tokens),
+            warps=shape.warps_for(read.blocks),
         )

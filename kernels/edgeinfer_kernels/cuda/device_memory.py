@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALIGNMENT = 256
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 8 << 20
 """Bytes of the file that travel and are packed at a time."""
 RING = 3
 COPY_THREADS = 4
-PACKING_FACTOR = 24
-"""Most bytes that packing a chunk takes on the device, over the chunk's own; measured 11 to 20."""
 
 
 class DeviceMemoryError(MemoryError):
@@ -92,7 +90,9 @@ class Uploader:
             self._ring = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
             self._events = [torch.cuda.Event() for _ in range(RING)]
 
-    def chunks(self, raw: npt.NDArray[np.uint8], row_multiple: int) -> Iterator[tuple[int, Tensor]]:
+    def chunks(
+        self, raw: npt.NDArray[np.uint8], row_multiple: int
+    ) -> Iterator[tuple[int, Tensor]]:
         """(first row, (rows, bytes) uint8 on the device) of `raw`; all but the last of whole multiples."""
         rows, row_bytes = raw.shape
         step = max(CHUNK_BYTES // row_bytes // row_multiple, 1) * row_multiple

@@ -105,9 +105,7 @@ class DeviceCache:
     value_scales: Tensor
 
     @classmethod
-    def take(
-        cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool
-    ) -> "DeviceCache":
+    def take(cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool) -> "DeviceCache":
         shape = (facts.kv_heads, positions, facts.head_dim)
         groups = (facts.kv_heads, positions, -(-facts.head_dim // 32)) if quantised else (0,)
         dtype = torch.int8 if quantised else torch.float16
@@ -121,6 +119,18 @@ class DeviceLayer:
     attention: DeviceAttention
     feed_forward: DeviceFeedForward
     cache: DeviceCache
+
+
+LAYER_PARTS = ("attention", "feed-forward", "keys and values")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the device's bytes; `read`: every token reads them."""
+
+    name: str
+    nbytes: int
+    read: bool
 
 
 @dataclass(frozen=True)
@@ -157,19 +167,31 @@ class DeviceModel:
         self._fills: list[_Fill] = []
         self._vectors: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
         self._tables: dict[tuple[RopeSpecification | None, int], Tensor] = {}
-        self.layers = [
-            DeviceLayer(
-                self._attention(w, facts.attention),
-                self._feed_forward(w.feed_forward),
-                DeviceCache.take(arena, facts.attention, self.positions, quantised_cache),
-            )
-            for facts, w in zip(specification.layers, weights.layers, strict=True)
-        ]
+        self.parts: list[Part] = []
+        self.layers = [self._layer(index, w) for index, w in enumerate(weights.layers)]
+        before = arena.used
         self.norm = self._vector(weights.output_norm)
         self.norm_bias = self._vector(weights.output_norm_bias)
         self.head = self._matrix(weights.output)
-        tied = weights.token_embd is weights.output
-        self.embedding = self.head if tied else self._matrix(weights.token_embd)
+        self.parts.append(Part("head", arena.used - before, read=True))
+        self.embedding = self.head
+        if weights.token_embd is not weights.output:
+            before = arena.used
+            self.embedding = self._matrix(weights.token_embd)
+            self.parts.append(Part("embedding", arena.used - before, read=False))
+
+    def _layer(self, index: int, weights: LayerWeights) -> DeviceLayer:
+        facts, arena = self.specification.layers[index], self._arena
+        marks = [arena.used]
+        attention = self._attention(weights, facts.attention)
+        marks.append(arena.used)
+        feed_forward = self._feed_forward(weights.feed_forward)
+        marks.append(arena.used)
+        cache = DeviceCache.take(arena, facts.attention, self.positions, self.quantised_cache)
+        marks.append(arena.used)
+        for what, begin, end in zip(LAYER_PARTS, marks, marks[1:], strict=False):
+            self.parts.append(Part(f"layer {index} {what}", end - begin, read=True))
+        return DeviceLayer(attention, feed_forward, cache)
 
     def _matrix(self, source: Matrix) -> DeviceMatrix:
         target = self._arena.matrix(source.name, source.format, source.rows, source.columns)

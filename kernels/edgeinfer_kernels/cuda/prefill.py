@@ -152,7 +152,9 @@ class Prefill:
             norm, weight, bias, None if last else h.rows, None if last else h.scales,
         )  # fmt: skip
 
-    def _following(self, index: int) -> tuple[NormSpecification, Tensor | None, Tensor | None, bool]:
+    def _following(
+        self, index: int
+    ) -> tuple[NormSpecification, Tensor | None, Tensor | None, bool]:
         """The norm behind layer `index`; whether it is the last layer."""
         if index + 1 == len(self.model.layers):
             return self.model.specification.norm, None, None, True

@@ -338,8 +338,10 @@ def head_kernel(
         if CAPPED:
             value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
         tl.store(logits + token * VOCABULARY + rows, value, mask=inside)
+        broken = tl.max((inside & ((value != value) | (value == float("inf")))).to(tl.int32), axis=0)
         value = tl.where(inside, value, float("-inf"))
         top, place = tl.max(value, axis=0, return_indices=True)
+        top = tl.where(broken > 0, float("nan"), top)
         tl.store(best + token * tl.num_programs(0) + program, top)
         tl.store(best_ids + token * tl.num_programs(0) + program, program * ROWS + place)
 
@@ -374,6 +376,16 @@ def dequantise_kernel(
 
 
 @triton.jit
+def _advance(state, chosen, next_id, RING: tl.constexpr):
+    """Leave the id (-1: none) at its token's place in the ring, and make it the next step's token."""
+    cached = tl.load(state + 24)
+    tl.store(chosen + cached % RING, next_id)
+    tl.store(state, tl.maximum(next_id, 0))
+    tl.store(state + 8, cached + 1)
+    tl.store(state + 24, cached + 1)
+
+
+@triton.jit
 def choose_best_kernel(
     best,
     best_ids,
@@ -383,7 +395,7 @@ def choose_best_kernel(
     RING: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The id of the highest logit, the lowest id among equals, for a step of one token.
+    """The id of the highest logit, the lowest id among equals, for a step of one token; -1 for no numbers.
 
     It goes to `chosen` (RING,) at the token's position, and into `state` as the next step's token.
     """
@@ -392,10 +404,13 @@ def choose_best_kernel(
     PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
     index = tl.arange(0, PADDED)
     value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
-    _, place = tl.max(value, axis=0, return_indices=True)
-    next_id = tl.load(best_ids + place)
-    cached = tl.load(state + 24)
-    tl.store(chosen + cached % RING, next_id)
-    tl.store(state, next_id)
-    tl.store(state + 8, cached + 1)
-    tl.store(state + 24, cached + 1)
+    broken = tl.max((value != value).to(tl.int32), axis=0)
+    top, place = tl.max(value, axis=0, return_indices=True)
+    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + place))
+    _advance(state, chosen, next_id, RING)
+
+
+@triton.jit
+def advance_kernel(results, state, chosen, RING: tl.constexpr):
+    """Take over what was drawn: `results` holds the id, or -1 where the host has to sample."""
+    _advance(state, chosen, tl.load(results), RING)

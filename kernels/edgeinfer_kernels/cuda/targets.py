@@ -37,10 +37,10 @@ class Launch:
     """A kernel as it was launched: its arguments by name, without their values where these don't matter."""
 
     kernel: Any
-    signature: dict[str, str]
+    signature: dict[str, Any]
     constants: dict[str, Any]
-    aligned: tuple[int, ...]
-    """Positions of arguments that are multiples of 16."""
+    aligned: tuple[tuple[int, ...], ...]
+    """Where arguments are multiples of 16: their position, and within a tuple the one there."""
     options: tuple[tuple[str, Any], ...]
 
     @property
@@ -63,6 +63,8 @@ class Resources:
     spilled_bytes: int
     shared_bytes: int
     warps: int
+    dependent: bool
+    """It has the instructions of programmatic dependent launch."""
 
 
 @contextmanager
@@ -88,17 +90,22 @@ def recorded_launches() -> Iterator[list[Launch]]:
 def _launch(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Launch:
     options = tuple((name, keywords.pop(name)) for name in OPTIONS if name in keywords)
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
-    signature, constants, aligned = {}, {}, []
+    signature: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    aligned: list[tuple[int, ...]] = []
     for position, parameter in enumerate(kernel.params):
         value = values.get(parameter.name, parameter.default)
-        kind = "constexpr"
-        if not parameter.is_constexpr and value is not None:
+        kind: Any = "constexpr"
+        if isinstance(value, tuple) and not parameter.is_constexpr:
+            kind = tuple(_kind_of(each) for each in value)
+            aligned += [(position, at) for at, each in enumerate(value) if _is_aligned(each)]
+        elif not parameter.is_constexpr and value is not None:
             free = parameter.do_not_specialize
             # A whole number 1 is compiled in, unless its kernel says otherwise.
             if free or isinstance(value, (bool, float, torch.Tensor)) or value != 1:
                 kind = _kind_of(value)
             if not free and _is_aligned(value):
-                aligned.append(position)
+                aligned.append((position,))
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[parameter.name] = value
@@ -129,11 +136,13 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
     options = dict(launch.options)
     if capability < 90:
         options.pop("launch_pdl", None)
-    attributes = {(position,): [["tt.divisibility", 16]] for position in launch.aligned}
+    attributes = {path: [["tt.divisibility", 16]] for path in launch.aligned}
     source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, LANES), options=options)
     registers, spilled = _usage(compiled.asm["cubin"])
-    return Resources(registers, spilled, int(compiled.metadata.shared), int(compiled.metadata.num_warps))
+    dependent = "griddepcontrol" in compiled.asm["ptx"]
+    shared, warps = int(compiled.metadata.shared), int(compiled.metadata.num_warps)
+    return Resources(registers, spilled, shared, warps, dependent)
 
 
 def _usage(binary: bytes) -> tuple[int, int]:

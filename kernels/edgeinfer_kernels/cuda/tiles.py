@@ -206,7 +206,9 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
 
 
 @triton.jit
-def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
+def load_activations(
+    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
+):
     """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
     inside = blocks < BLOCKS
     planes = ()
@@ -289,7 +291,7 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
 
 @triton.jit
 def _add_step(
-    totals,
+    sums,
     matrix,
     activations,
     stride,
@@ -299,13 +301,22 @@ def _add_step(
     MASKED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The tuple of `totals`, one for each token, with the dot products of some more blocks added."""
+    """The tuple of `sums`, one vector for each token, with the dot products of some more blocks added."""
     tile = load_tile(matrix, rows, blocks, BLOCKS, MASKED, TILE)
     grown = ()
-    for token in tl.static_range(len(totals)):
+    for token in tl.static_range(len(sums)):
         part = load_activations(activations + token * stride, blocks, BLOCKS, MASKED, TILE)
-        grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
+        grown = grown + (sums[token] + tl.sum(dot_tile(tile, part, TILE), axis=1),)
     return grown
+
+
+@triton.jit
+def _zeros(rows, TOKENS: tl.constexpr):
+    """A tuple of TOKENS zeroed vectors."""
+    sums = ()
+    for token in tl.static_range(TOKENS):
+        sums = sums + (rows * 0.0,)
+    return sums
 
 
 @triton.jit
@@ -322,30 +333,30 @@ def project(
 ):
     """`rows` of the matrix times the activations of TOKENS tokens: a tuple of TOKENS float32 vectors.
 
-    Takes STEP blocks of a row at a time; the first of them are loaded before the producers of the
-    activations are waited for. Tokens lie `stride` words apart.
+    Takes STEP blocks of a row at a time. For one token the steps are laid out behind each other, and the first
+    weights are loaded before the producers of the activations are waited for; for several they are a loop.
+    Tokens lie `stride` words apart.
     """
     blocks = tl.arange(0, STEP)
-    tile = load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
-    wait_for_producers(DEPENDENT)
-    totals = ()
-    for token in tl.static_range(TOKENS):
-        part = load_activations(activations + token * stride, blocks, BLOCKS, STEP > BLOCKS, TILE)
-        totals = totals + (dot_tile(tile, part, TILE),)
     if TOKENS == 1:
+        tile = load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
+        wait_for_producers(DEPENDENT)
+        part = load_activations(activations, blocks, BLOCKS, STEP > BLOCKS, TILE)
+        total = dot_tile(tile, part, TILE)
         for start in tl.static_range(STEP, BLOCKS, STEP):
-            totals = _add_step(
-                totals, matrix, activations, stride, rows, start + blocks, BLOCKS, start + STEP > BLOCKS, TILE
-            )
+            at = start + blocks
+            tile = load_tile(matrix, rows, at, BLOCKS, start + STEP > BLOCKS, TILE)
+            part = load_activations(activations, at, BLOCKS, start + STEP > BLOCKS, TILE)
+            total += dot_tile(tile, part, TILE)
+        return (tl.sum(total, axis=1),)
     else:
-        for start in tl.range(STEP, BLOCKS, STEP, num_stages=1):
-            totals = _add_step(
-                totals, matrix, activations, stride, rows, start + blocks, BLOCKS, BLOCKS % STEP > 0, TILE
+        wait_for_producers(DEPENDENT)
+        sums = _zeros(rows, TOKENS)
+        for start in tl.range(0, BLOCKS, STEP, num_stages=1):
+            sums = _add_step(
+                sums, matrix, activations, stride, rows, start + blocks, BLOCKS, BLOCKS % STEP > 0, TILE
             )
-    sums = ()
-    for token in tl.static_range(TOKENS):
-        sums = sums + (tl.sum(totals[token], axis=1),)
-    return sums
+        return sums
 
 
 @triton.jit
@@ -373,37 +384,27 @@ def project_pair(
 ):
     """`project` for the same rows of two matrices at once: both tuples of sums."""
     blocks = tl.arange(0, STEP)
-    tile = load_tile(first, rows, blocks, BLOCKS, STEP > BLOCKS, FIRST)
-    other = load_tile(second, rows, blocks, BLOCKS, STEP > BLOCKS, SECOND)
-    wait_for_producers(DEPENDENT)
-    firsts, seconds = (), ()
-    for token in tl.static_range(TOKENS):
-        own = activations + token * stride
-        part = load_activations(own, blocks, BLOCKS, STEP > BLOCKS, FIRST)
-        firsts = firsts + (dot_tile(tile, part, FIRST),)
-        part = _same_kind(own, blocks, part, BLOCKS, FIRST, SECOND)
-        seconds = seconds + (dot_tile(other, part, SECOND),)
     if TOKENS == 1:
+        tile = load_tile(first, rows, blocks, BLOCKS, STEP > BLOCKS, FIRST)
+        other = load_tile(second, rows, blocks, BLOCKS, STEP > BLOCKS, SECOND)
+        wait_for_producers(DEPENDENT)
+        part = load_activations(activations, blocks, BLOCKS, STEP > BLOCKS, FIRST)
+        total = dot_tile(tile, part, FIRST)
+        part = _same_kind(activations, blocks, part, BLOCKS, FIRST, SECOND)
+        other_total = dot_tile(other, part, SECOND)
         for start in tl.static_range(STEP, BLOCKS, STEP):
             at = start + blocks
-            firsts = _add_step(
-                firsts, first, activations, stride, rows, at, BLOCKS, start + STEP > BLOCKS, FIRST
-            )
-            seconds = _add_step(
-                seconds, second, activations, stride, rows, at, BLOCKS, start + STEP > BLOCKS, SECOND
-            )
+            tile = load_tile(first, rows, at, BLOCKS, start + STEP > BLOCKS, FIRST)
+            other = load_tile(second, rows, at, BLOCKS, start + STEP > BLOCKS, SECOND)
+            part = load_activations(activations, at, BLOCKS, start + STEP > BLOCKS, FIRST)
+            total += dot_tile(tile, part, FIRST)
+            part = _same_kind(activations, at, part, BLOCKS, FIRST, SECOND)
+            other_total += dot_tile(other, part, SECOND)
+        return (tl.sum(total, axis=1),), (tl.sum(other_total, axis=1),)
     else:
-        for start in tl.range(STEP, BLOCKS, STEP, num_stages=1):
-            at = start + blocks
-            firsts = _add_step(firsts, first, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, FIRST)
-            seconds = _add_step(
-                seconds, second, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, SECOND
-            )
-    first_sums, second_sums = (), ()
-    for token in tl.static_range(TOKENS):
-        first_sums = first_sums + (tl.sum(firsts[token], axis=1),)
-        second_sums = second_sums + (tl.sum(seconds[token], axis=1),)
-    return first_sums, second_sums
+        firsts = project(first, activations, stride, rows, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
+        seconds = project(second, activations, stride, rows, BLOCKS, STEP, TOKENS, SECOND, False)
+        return firsts, seconds
 
 
 @triton.jit
@@ -429,11 +430,7 @@ def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        tl.store(
-            activations + plane * BLOCKS + place[:, None],
-            values.to(tl.int32, bitcast=True),
-            mask=inside[:, None],
-        )
+        tl.store(activations + plane * BLOCKS + place[:, None], values.to(tl.int32, bitcast=True), mask=inside[:, None])
 
 
 @triton.jit
@@ -483,7 +480,9 @@ def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TI
 
 
 @triton.jit
-def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+def _scale_code(
+    matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
     """Code to weight."""
     SUPERS: tl.constexpr = BLOCKS // 8
     value = code.to(tl.float32)

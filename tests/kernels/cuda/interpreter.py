@@ -1,7 +1,9 @@
-"""Triton's interpreter, mended: numbers for numpy 2.4, sorts by numpy, no repeated patching."""
+"""Triton's interpreter, mended: numbers for numpy 2.4, sorts by numpy, nothing done again and again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +51,17 @@ def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> 
     return tl.core.tensor(interpreter.TensorHandle(kept, x.dtype), tl.block_type(x.dtype, list(kept.shape)))
 
 
+def _tuple_without_type(self: Any, args: Sequence[Any], type: Any = None) -> None:
+    """A tuple's type is spelled out when it is asked for: shapes are tuples, and nobody asks for theirs."""
+    self.values = list(args)
+    if type is not None:
+        self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
+
+
+def _type_of_tuple(self: Any) -> Any:
+    return tl.core._type_for_tuple_values(self.values)
+
+
 @contextmanager
 def mended() -> Iterator[None]:
     """While this is open, kernels are interpreted by the mended interpreter."""
@@ -59,8 +72,16 @@ def mended() -> Iterator[None]:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    builder = interpreter.interpreter_builder
+    # Else every whole number is computed three times, to see whether it overflows.
+    unwatched = replace(builder.options, sanitize_overflow=False)
+    late_type = cached_property(_type_of_tuple)
+    late_type.__set_name__(tl.core.tuple, "type")
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
         changes.setattr(interpreter, "_patch_lang", _OncePatched(interpreter._patch_lang))
         changes.setattr(standard, "sort_impl", _sorted)
+        changes.setattr(builder, "options", unwatched)
+        changes.setattr(tl.core.tuple, "__init__", _tuple_without_type)
+        changes.setattr(tl.core.tuple, "type", late_type, raising=False)
         yield

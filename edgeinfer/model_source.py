@@ -1,0 +1,65 @@
+"""A model file that has been read as far as every device needs it, and what loading it there gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import read_weights, rope_factors
+from edgeinfer.transformer import Transformer
+from edgeinfer.wishes import Wishes
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights, Matrix
+from edgeinfer_offload.plan import MemoryPlan
+from edgeinfer_quant_formats import GGUFFile
+
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The file, its configuration, and the wishes for it."""
+
+    name: str
+    file: GGUFFile
+    config: ModelConfig
+    wishes: Wishes
+
+    @property
+    def context(self) -> int:
+        """Tokens of the cache: as wished, else what the model was trained for, 4096 at most."""
+        return self.wishes.context or min(self.config.trained_context, DEFAULT_CONTEXT)
+
+    @cached_property
+    def specification(self) -> DecoderSpecification:
+        return self.config.specification(rope_factors(self.file, self.config, self.context))
+
+    @cached_property
+    def weights(self) -> DecoderWeights:
+        return read_weights(self.file, self.config)
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine with its plan, and what the user should know of how it came about."""
+
+    engine: Transformer
+    plan: Callable[[], MemoryPlan]
+    notes: list[str] = field(default_factory=list)
+
+
+class Placing:
+    """Counts the bytes that have come where the kernels want them; lets go of the file's pages behind."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._file = source.file
+        self._progress = source.wishes.progress
+        self._total = sum(matrix.nbytes for matrix in source.weights.matrices())
+        self._done = 0
+        self.released = False
+
+    def __call__(self, matrix: Matrix) -> None:
+        self.released = self._file.release(matrix.name)
+        self._done = min(self._done + matrix.nbytes, self._total)
+        if self._progress:
+            self._progress(self._done, self._total)

@@ -1,0 +1,62 @@
+"""What the caller of `load` asks for, checked on the way in."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgeinfer.errors import SettingError
+from edgeinfer.language_model import Progress
+from edgeinfer_kernels.backend import CacheType
+
+MOST_THREADS = 1024
+EngineName = Literal["edgeinfer", "llama.cpp"]
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "kv": ("f16", "f32", "q8_0"),
+    "draft": ("auto", None),
+    "engine": ("edgeinfer", "llama.cpp"),
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of `load` asked for, checked."""
+
+    context: int | None
+    device: str
+    vram: int | None
+    """Bytes of the GPU's memory to use at most."""
+    ram: int | None
+    """Bytes of main memory to use at most."""
+    threads: int | None
+    repack: bool
+    instruction_set: str | None
+    draft: str | None
+    kv: CacheType
+    engine: EngineName
+    chat_template: str | None
+    assume_pre_tokenizer: str | None
+    progress: Progress | None
+    build_progress: Progress | None
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                shown = ", ".join("None" if choice is None else repr(choice) for choice in choices)
+                raise SettingError(f"{name}: saw {value!r}, wanted one of {shown}")
+        if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d{1,2})?", str(self.device)):
+            raise SettingError(f"device: saw {self.device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        for name in ("context", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
+        if not isinstance(self.repack, bool):
+            raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
+        if self.engine == "llama.cpp" and not self.repack:
+            raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")
+        if self.engine == "llama.cpp" and self.device.startswith("cuda"):
+            raise SettingError("device: llama.cpp runs on the CPU here; leave it out, or the engine")
+        if self.engine == "llama.cpp" and self.ram is not None:
+            raise SettingError("ram: llama.cpp keeps to no budget; leave it out, or the engine")

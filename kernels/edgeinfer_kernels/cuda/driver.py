@@ -1,0 +1,59 @@
+"""What the NVIDIA driver says of the GPUs here, asked directly: no torch, no context, no memory taken."""
+
+import ctypes
+import ctypes.util
+from dataclasses import dataclass
+
+OLDEST_CAPABILITY = 75
+"""Turing: the first that Triton compiles for."""
+_NAME_BYTES = 128
+_MAJOR, _MINOR = 75, 76
+"""CUdevice_attribute numbers of the compute capability."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its number, name, compute capability (as 90) and memory."""
+
+    index: int
+    name: str
+    capability: int
+    total_bytes: int
+
+
+def list_gpus() -> list[Gpu]:
+    """The GPUs that the driver shows; none without a driver. Source: the CUDA driver API's cuda.h."""
+    library = _library()
+    if library is None or library.cuInit(0) != 0:
+        return []
+    count = ctypes.c_int()
+    if library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    return [gpu for index in range(count.value) if (gpu := _describe(library, index))]
+
+
+def _library() -> ctypes.CDLL | None:
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:  # no driver under that name
+            continue
+    return None
+
+
+def _describe(library: ctypes.CDLL, index: int) -> Gpu | None:
+    device = ctypes.c_int()
+    if library.cuDeviceGet(ctypes.byref(device), index) != 0:
+        return None
+    name, total = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_size_t()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        library.cuDeviceGetName(name, _NAME_BYTES, device)
+        or library.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+        or library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+        or library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+    )
+    if failed:
+        return None
+    text = name.value.decode(errors="replace")
+    return Gpu(index, text, 10 * major.value + minor.value, total.value)

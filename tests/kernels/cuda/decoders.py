@@ -1,0 +1,104 @@
+"""Small random decoders, what the reference makes of them, and the tested backend on the same tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgeinfer.model_config import ModelConfig
+from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.cuda.backend import CudaBackend, device_parts
+from edgeinfer_kernels.cuda.decode_step import Tuning
+from edgeinfer_kernels.reference import ReferenceBackend
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_quant_formats import GGUFFile
+from tests.random_models import RandomModel
+
+CONTEXT = 64
+SMALL = Tuning(splits=2, positions=16)
+"""Few stretches and small tiles: what an interpreter has patience for."""
+Logits = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder as backends are given it; its file is open."""
+
+    specification: DecoderSpecification
+    weights: DecoderWeights
+
+    def ids(self, count: int) -> list[int]:
+        """Random tokens, always the same."""
+        random = np.random.default_rng(5)
+        return [int(i) for i in random.integers(0, self.specification.vocabulary_size, count)]
+
+    def reference_logits(self, ids: Sequence[int]) -> Logits:
+        """(tokens, vocabulary) in float64."""
+        layers = self.specification.layers
+        caches = [LayerCache.allocate(layer.attention, CONTEXT, "f32") for layer in layers]
+        backend = ReferenceBackend(self.specification, self.weights, caches, np.float64)
+        x = backend.embed(ids)
+        for index in range(len(layers)):
+            backend.attention_block(index, x, 0)
+            backend.feed_forward_block(index, x)
+        return np.asarray(backend.logits(x), np.float64)
+
+    def backend(self, device: str, **options: Any) -> CudaBackend:
+        """On a GPU as it is used; interpreted, with small tiles."""
+        usual: dict[str, Any] = {"chunk": 16, "tuning": Tuning() if device == "cuda" else SMALL}
+        return CudaBackend(self.specification, self.weights, CONTEXT, torch.device(device), **usual | options)
+
+    def counted_bytes(self, device: str, **options: Any) -> int:
+        """What the backend says that it will take."""
+        usual: dict[str, Any] = {"chunk": 16}
+        parts = device_parts(
+            self.specification, self.weights, CONTEXT, torch.device(device), **usual | options
+        )
+        return sum(part.nbytes for part in parts)
+
+
+def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
+    """The id of the highest logit behind a token, chosen on the device."""
+    return backend.choose(token_id, start, room=room)
+
+
+@contextmanager
+def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> Iterator[Decoder]:
+    """The decoder of the model's file, with these of its layers alone where some are named."""
+    path = model.write(folder / "model.gguf")
+    with GGUFFile.open(path) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        specification = config.specification(rope_factors(file, config, CONTEXT))
+        weights = read_weights(file, config)
+        if layers:
+            specification = replace(specification, layers=tuple(specification.layers[i] for i in layers))
+            weights = replace(weights, layers=tuple(weights.layers[i] for i in layers))
+        yield Decoder(specification, weights)
+
+
+def read(
+    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], wanted: int = 2
+) -> dict[int, Logits]:
+    """Take `counts` tokens at a time; position -> logits of the last `wanted` of each time."""
+    found: dict[int, Logits] = {}
+    at = 0
+    for count in counts:
+        x = backend.embed(ids[at : at + count])
+        backend.all_layers(x, at)
+        first = max(count - wanted, 0)
+        logits = backend.logits(x[first:]).astype(np.float64)
+        found |= {at + first + row: logits[row] for row in range(count - first)}
+        at += count
+    return found
+
+
+def worst(found: dict[int, Logits], want: Logits) -> float:
+    """The largest distance of a row over that row's length."""
+    return max(float(np.linalg.norm(row - want[at]) / np.linalg.norm(want[at])) for at, row in found.items())

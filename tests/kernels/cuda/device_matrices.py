@@ -1,0 +1,112 @@
+"""Matrices of random weights and bits as the device holds them, and activations as kernels read them."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import BLOCK, PlaneShapes, padded_blocks
+from edgeinfer_quant_formats import block_format, encode
+
+Raw = npt.NDArray[np.uint8]
+FLOATS: dict[str, np.uint16 | np.uint32] = {
+    "F16": np.uint16(0xBFFF),
+    "BF16": np.uint16(0xBFFF),
+    "F32": np.uint32(0xBFFFFFFF),
+}
+"""What is left of random bits so that the number is finite and below 2."""
+HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+"""Where the float16 of a block lie."""
+PLANES = 44
+"""Planes of activations that have their float values as well."""
+
+
+def normal_rows(name: str, rows: int, columns: int, seed: int = 0) -> Raw:
+    """Normal weights in the file's bytes, (rows, bytes of a row)."""
+    values = np.random.default_rng([seed, rows, columns]).standard_normal(rows * columns) * 0.05
+    return np.array(encode(values.astype(np.float32), name)).reshape(rows, -1)
+
+
+def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float16] | None = None) -> Raw:
+    """Any bits but in the scales, which are drawn from `scales` or between 1/100 and 1/10, either sign."""
+    random, form = np.random.default_rng([rows, columns, *name.encode()]), block_format(name)
+    count = rows * columns // form.block_elements
+    blocks = random.integers(0, 256, (count, form.block_bytes), np.uint8)
+    if name in FLOATS:
+        bits = blocks.view(FLOATS[name].dtype) & FLOATS[name]
+        return np.ascontiguousarray(bits).view(np.uint8).reshape(rows, -1)
+    if name == "MXFP4":
+        blocks[:, 0] = random.integers(0 if scales is not None else 120, 130, count)
+    for at in HALVES.get(name, ()):
+        sane = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
+        drawn = sane if scales is None else random.choice(scales, count)
+        blocks[:, at : at + 2] = drawn[:, None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatrix:
+    """The rows on the device, brought there in two parts; what nobody writes to holds garbage."""
+    shapes = PlaneShapes.of("test", name, len(raw), columns)
+    sizes = (shapes.words, shapes.scales, shapes.supers)
+    parts = [torch.full(size, 0x7C017E03, dtype=torch.int32, device=device) for size in sizes]
+    matrix = DeviceMatrix(shapes, name, *parts)
+    middle = len(raw) // 4 * 2
+    for first, last in ((0, middle), (middle, len(raw))):
+        if last > first:
+            matrix.fill(first, torch.from_numpy(raw[first:last]).to(device))
+    return matrix
+
+
+def places(columns: int) -> npt.NDArray[np.int64]:
+    """Where each block of a row lies, padding included."""
+    blocks = padded_blocks(columns)
+    index = np.arange(blocks)
+    return index % 8 * (blocks // 8) + index // 8
+
+
+def quantised(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """int8 (tokens, groups, 16) and scales (tokens, groups, 1): the largest of sixteen becomes 127."""
+    groups = x.reshape(len(x), -1, 16)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.floor(groups * inverse + np.float32(0.5)).astype(np.int8), largest / np.float32(127)
+
+
+def activation_planes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """x (tokens, columns) as the words (tokens, PLANES, blocks) that kernels read."""
+    tokens, columns = x.shape
+    wide = np.zeros((tokens, padded_blocks(columns) * BLOCK), np.float32)
+    wide[:, :columns] = x
+    codes, scales = quantised(wide)
+    per_block = [
+        codes.reshape(tokens, -1, BLOCK).view(np.int32),
+        scales.reshape(tokens, -1, 2).view(np.int32),
+        codes.sum(-1, dtype=np.int32).reshape(tokens, -1, 2),
+        wide.reshape(tokens, -1, BLOCK).view(np.int32),
+    ]
+    words = np.concatenate(per_block, axis=-1).transpose(0, 2, 1)
+    out = np.empty(words.shape, np.int32)
+    out[:, :, places(columns)] = words
+    return out
+
+
+def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What the activations stand for where a kernel of this format reads them."""
+    if name in FLOATS:
+        return x.astype(np.float64)
+    codes, scales = quantised(np.pad(x, ((0, 0), (0, -x.shape[1] % 16))))
+    values = codes.astype(np.float64) * scales
+    return values.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def relative(got: Any, want: Any) -> float:
+    """The distance over the length of what is wanted."""
+    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)

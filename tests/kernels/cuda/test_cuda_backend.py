@@ -1,0 +1,156 @@
+"""The whole backend against the reference in float64: prompts, steps of some tokens, choices made ahead."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from tests.kernels.cuda.conftest import HAS_GPU
+from tests.kernels.cuda.decoders import choose_best, opened, read, worst
+from tests.random_models import ZOO, RandomModel
+
+FLOATS_AGREE = 2.5e-3
+"""Float weights: only the cache and the prompt's products are float16."""
+QUANTS_AGREE = 0.04
+"""Quantised weights: every activation was rounded to eight bits."""
+QUANTISED = ("Q8_0", "Q4_0")
+
+# what is special about it -> the model, and the layers that show it
+FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
+    "nothing special": (ZOO["llama"], (0,)),
+    "quantised": (replace(ZOO["llama"], formats=QUANTISED), (0,)),
+    "quantised, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTISED), (0,)),
+    "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
+    "norms behind blocks, of heads; windows; tied": (ZOO["gemma3"], (4, 5)),
+    "soft caps": (ZOO["gemma2"], (0,)),
+    "norms of whole q and k rows, none before blocks": (ZOO["olmo2"], (0,)),
+    "layer norms, biases, no gate": (ZOO["starcoder2"], (0,)),
+    "no RoPE": (ZOO["smollm3"], (3,)),
+    "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
+    "ReLU squared": (ZOO["arcee"], (0,)),
+}
+
+
+def tolerance(model: RandomModel) -> float:
+    return FLOATS_AGREE if model.formats == ("F32",) else QUANTS_AGREE
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_path: Path, fact: str) -> None:
+    model, layers = FACTS[fact]
+    with opened(model, tmp_path, layers) as decoder:
+        ids = decoder.ids(14)
+        backend = decoder.backend(device)
+        found = read(backend, ids, (11, 1, 2))
+        backend.close()
+        assert sorted(found) == [9, 10, 11, 12, 13]
+        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: str) -> None:
+    with opened(ZOO[name], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(44)
+        backend = decoder.backend(device, chunk=40)
+        found = read(backend, ids, (40, 1, 3), wanted=1)
+        backend.close()
+        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+
+
+def test_a_cache_of_eight_bits_costs_little(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["qwen3"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(14)
+        backend = decoder.backend(device, quantised_cache=True)
+        found = read(backend, ids, (11, 1, 2))
+        backend.close()
+        error = worst(found, decoder.reference_logits(ids))
+        assert 1e-4 < error < 0.02
+
+
+def test_all_logits_of_a_prompt_can_be_had(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["arcee"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(10)
+        backend = decoder.backend(device)
+        found = read(backend, ids, (10,), wanted=10)
+        backend.close()
+        assert sorted(found) == list(range(10))
+        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+
+
+def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(12)
+        other = [*ids[:9], *reversed(ids[9:])]
+        backend = decoder.backend(device)
+        read(backend, other, (10, 1, 1), wanted=1)
+        x = backend.embed(ids[9:])
+        backend.all_layers(x, 9)
+        logits = backend.logits(x)
+        backend.close()
+        want = decoder.reference_logits(ids)
+        assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
+
+
+def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path) -> None:
+    steps = 12 if HAS_GPU else 3
+    with opened(ZOO["starcoder2"], tmp_path, (0,)) as decoder:
+        backend = decoder.backend(device)
+        plain = [decoder.ids(1)[0]]
+        for position in range(steps):
+            x = backend.embed(plain[-1:])
+            backend.all_layers(x, position)
+            plain.append(int(backend.logits(x)[0].argmax()))
+        ahead = plain[:1]
+        for position in range(steps):
+            ahead.append(choose_best(backend, ahead[-1], position, position + 1 < steps))
+        assert ahead == plain
+        # another token than the one that the device went on with, and from an earlier position
+        choose_best(backend, plain[0], 0, True)
+        changed = (plain[1] + 1) % decoder.specification.vocabulary_size
+        chosen = choose_best(backend, changed, 1, False)
+        backend.close()
+        want = decoder.reference_logits([plain[0], changed])[1]
+        assert want.max() - want[chosen] < FLOATS_AGREE * np.linalg.norm(want)
+
+
+def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path) -> None:
+    with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
+        backend = decoder.backend(device, quantised_cache=True)
+        counted = decoder.counted_bytes(device, quantised_cache=True)
+        assert backend.nbytes == counted
+        backend.close()
+
+
+def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        backend = decoder.backend(device)
+        with pytest.raises(ValueError, match="17 tokens in one step; the backend was loaded for 16"):
+            backend.embed([1] * 17)
+        backend.close()
+
+
+def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        head = replace(decoder.weights.output, format="TQ2_0")
+        broken = replace(decoder, weights=replace(decoder.weights, output=head))
+        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: TQ2_0 has no kernel on the GPU"):
+            broken.backend(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
+@pytest.mark.parametrize("formats", [("F32",), QUANTISED, ("F16", "Q4_1")])
+@pytest.mark.parametrize("name", ZOO)
+def test_every_architecture_gives_the_logits_of_the_reference_in_steps_of_any_width(
+    device: str, tmp_path: Path, name: str, formats: tuple[str, ...]
+) -> None:
+    model = replace(ZOO[name], formats=formats)
+    with opened(model, tmp_path) as decoder:
+        ids = decoder.ids(48)
+        backend = decoder.backend(device)
+        found = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), wanted=12)
+        backend.close()
+        # deep models of random weights make more of every rounding
+        assert worst(found, decoder.reference_logits(ids)) < 3 * tolerance(model)

@@ -1,0 +1,141 @@
+"""What only a GPU can show: memory that comes back, replayed graphs, the same text as the CPU."""
+
+import gc
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgeinfer
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from tests.kernels.cuda.conftest import HAS_GPU
+from tests.kernels.cuda.decoders import Decoder, choose_best, opened, read
+from tests.random_models import ZOO
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
+MIB = 1 << 20
+WIDTHS = range(1, 9)
+WIDE = {"chunk": 1 << 20}
+"""Options with which a small model takes more than a gibibyte."""
+
+
+def free_bytes() -> int:
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Iterator[Decoder]:
+    with opened(replace(ZOO["qwen3"], formats=("Q8_0", "Q4_0")), tmp_path) as found:
+        yield found
+
+
+def use(backend: CudaBackend, ids: list[int]) -> None:
+    """A prompt, steps of two widths and choices: whatever takes memory."""
+    read(backend, ids, (12, 1, 2))
+    choose_best(backend, ids[0], 15, True)
+
+
+def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
+    ids = decoder.ids(16)
+    warm = decoder.backend("cuda")
+    use(warm, ids)
+    warm.close()
+    del warm
+    baseline = free_bytes()
+    backend = decoder.backend("cuda", **WIDE)
+    use(backend, ids)
+    assert baseline - free_bytes() > 512 * MIB
+    backend.close()
+    assert abs(baseline - free_bytes()) < 64 * MIB
+
+
+def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
+    ids = decoder.ids(16)
+    backend = decoder.backend("cuda")
+    use(backend, ids)
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        use(backend, ids)
+    assert torch.cuda.memory_allocated() == before
+    backend.close()
+
+
+def test_a_failed_allocation_says_what_was_asked_and_what_was_free(decoder: Decoder) -> None:
+    baseline = free_bytes()
+    ballast = torch.empty(baseline - 256 * MIB, dtype=torch.uint8, device="cuda")
+    asked = decoder.counted_bytes("cuda", **WIDE) / MIB
+    with pytest.raises(MemoryError) as caught:
+        decoder.backend("cuda", **WIDE)
+    told = re.search(r"asked for (\d+) MiB and has (\d+) MiB free", str(caught.value))
+    assert told is not None
+    assert abs(int(told[1]) - asked) <= 1
+    assert int(told[2]) <= 256
+    del caught
+    small = decoder.backend("cuda")
+    small.close()
+    del ballast
+    assert abs(baseline - free_bytes()) < 64 * MIB
+
+
+def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> Any:
+    """Logits of the first `count` tokens, by a graph or by launches."""
+    x = backend.embed(ids[:count])
+    if how == "graph":
+        backend.all_layers(x, 0)
+    else:
+        backend._set_state(ids[:count], 0)
+        backend.step.dependent = how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
+        backend.step.launch(count)
+    return backend.logits(x)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "starcoder2"])
+def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
+    with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
+        ids, backend = decoder.ids(8), decoder.backend("cuda")
+        for count in WIDTHS:
+            first = step_logits(backend, ids, count, "graph")
+            for how in ("graph", "launches", "dependent launches", "graph"):
+                np.testing.assert_array_equal(step_logits(backend, ids, count, how), first, err_msg=how)
+        backend.close()
+
+
+def test_a_hundred_replays_give_the_same_bits(decoder: Decoder) -> None:
+    ids, backend = decoder.ids(8), decoder.backend("cuda")
+    for count in (1, 4):
+        first = step_logits(backend, ids, count, "graph")
+        for _ in range(100):
+            np.testing.assert_array_equal(step_logits(backend, ids, count, "graph"), first)
+    backend.close()
+
+
+PROMPT = "Once upon a time"
+ROUNDING = 0.05
+"""Distance of the two devices' logits over their length: both round activations, each in its own groups."""
+
+
+def test_the_built_in_model_tells_the_same_story_up_to_a_near_tie() -> None:
+    settings: dict[str, Any] = {"context": 512, "draft": None}
+    with edgeinfer.load(device="cpu", **settings) as cpu, edgeinfer.load(device="cuda", **settings) as gpu:
+        prompt = cpu.tokenizer.encode(PROMPT, bos=True)
+        stories = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
+        same = next((at for at, (a, b) in enumerate(zip(*stories, strict=False)) if a != b), None)
+        ids = [*prompt, *stories[0][:same]]
+        mine, theirs = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
+    distance = np.linalg.norm(mine - theirs) / np.linalg.norm(mine)
+    assert distance < ROUNDING
+    if same is None:
+        assert len(stories[0]) == len(stories[1])
+        return
+    margin = mine[stories[0][same]] - mine[stories[1][same]]
+    print(f"the stories part at token {same}, by a margin of {margin:.4f}; logits differ by {distance:.2%}")
+    # what one device prefers, the other doubts by no more than they differ
+    assert 0 <= margin <= 2 * np.abs(mine - theirs).max()

@@ -1,0 +1,86 @@
+"""Weights in the device's planes, taken out again one by one, are those that the file's decoder reads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
+from edgeinfer_kernels.cuda.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.row_kernels import dequantise_kernel
+from edgeinfer_quant_formats import block_format, decode
+from tests.kernels.cuda.device_matrices import device_matrix, normal_rows, random_bits
+
+EXTREMES = np.array([0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1], np.float16)
+
+
+def columns_for(name: str) -> int:
+    """A row that fills no multiple of sixteen blocks."""
+    return 768 if block_format(name).block_elements == 256 else 96
+
+
+def dequantised(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
+    """(rows, columns) float16, NaN where nothing was written."""
+    columns = matrix.shapes.columns
+    out = torch.full((rows + 1, columns), float("nan"), dtype=torch.float16, device=matrix.words.device)
+    grid = (-(-columns // 256), -(-rows // 4))
+    dequantise_kernel[grid](
+        matrix.parts,
+        first_row,
+        out,
+        rows,
+        COLUMNS=columns,
+        BLOCKS=matrix.shapes.blocks,
+        TILE=matrix.shapes.tile,
+    )
+    assert torch.isnan(out[rows]).all()
+    return out[:rows].cpu().numpy()
+
+
+def decoded(name: str, raw: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return decode(raw.reshape(-1), name).reshape(len(raw), -1).astype(np.float16)
+
+
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("source", ["normal", "bits", "extreme scales", "zeros"])
+def test_every_weight_comes_back(device: str, name: str, source: str) -> None:
+    rows, columns = 9, columns_for(name)
+    if source == "normal":
+        raw = normal_rows(name, rows, columns)
+    elif source == "zeros":
+        raw = np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
+    else:
+        raw = random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
+    got = dequantised(device_matrix(device, name, raw, columns), 0, rows)
+    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
+
+
+@pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
+def test_rows_from_the_middle_come_back(device: str, name: str) -> None:
+    raw = normal_rows(name, 18, columns_for(name))
+    got = dequantised(device_matrix(device, name, raw, columns_for(name)), 7, 5)
+    np.testing.assert_allclose(got, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_a_row_takes_the_bytes_that_the_file_says(name: str) -> None:
+    assert raw_row_bytes(name, 768) == block_format(name).row_bytes(768)
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_bytes_on_the_device_are_those_of_the_planes(device: str, name: str) -> None:
+    matrix = device_matrix(device, name, normal_rows(name, 18, 768), 768)
+    assert matrix.shapes.nbytes == sum(part.numel() * part.element_size() for part in matrix.parts)
+    assert matrix.shapes.padded_rows == 32
+    assert matrix.shapes.blocks == 32
+
+
+def test_a_format_or_a_row_without_a_kernel_is_named() -> None:
+    with pytest.raises(
+        UnsupportedOnDeviceError, match=r"a\.weight: IQ2_XS has no kernel on the GPU; it has Q4_0"
+    ):
+        PlaneShapes.of("a.weight", "IQ2_XS", 16, 256)
+    with pytest.raises(UnsupportedOnDeviceError, match=r"b: rows of 100 weights, .* multiple of 32"):
+        PlaneShapes.of("b", "F16", 16, 100)

@@ -1,0 +1,184 @@
+"""Products of packed rows with quantised activations, against float64 products of the decoded weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import TILES
+from edgeinfer_kernels.cuda.row_kernels import gated_kernel, join_kernel, rows_kernel
+from edgeinfer_quant_formats import block_format, decode
+from tests.kernels.cuda.conftest import HAS_GPU
+from tests.kernels.cuda.device_matrices import (
+    PLANES,
+    activation_planes,
+    device_matrix,
+    normal_rows,
+    places,
+    quantised,
+    random_bits,
+    relative,
+    values_read,
+)
+
+EXACT = 2e-6
+
+
+def columns_for(name: str) -> int:
+    """33 blocks of 32, or 3 of 256: both are padded, to 48 and 32."""
+    return 768 if block_format(name).block_elements == 256 else 1056
+
+
+def activations(device: str, tokens: int, columns: int) -> tuple[Any, Any]:
+    """Values of very different sizes, many zeros among them; and the same as the device has them."""
+    random = np.random.default_rng(columns)
+    sizes = 10.0 ** random.integers(-3, 2, (tokens, columns // 16)).repeat(16, 1)
+    x = random.standard_normal((tokens, columns)) * sizes
+    x[-1, : columns // 2] = 0
+    x = x.astype(np.float32)
+    return x, torch.from_numpy(activation_planes(x)).to(device)
+
+
+def multiply(first: DeviceMatrix, second: DeviceMatrix, planes: Any, step: int, bias: Any = None) -> Any:
+    """(tokens, padded rows of both) by `rows_kernel`."""
+    tokens, device = len(planes), planes.device
+    programs = [matrix.shapes.padded_rows // 16 for matrix in (first, second)]
+    y = torch.full((tokens, 16 * sum(programs)), float("nan"), device=device)
+    nothing = torch.zeros(1, device=device)
+    rows_kernel[(sum(programs),)](
+        first.parts,
+        second.parts,
+        planes,
+        y,
+        nothing if bias is None else bias,
+        nothing,
+        0.0,
+        y.shape[1],
+        FIRST_PROGRAMS=programs[0],
+        BLOCKS=planes.shape[2],
+        PLANES=planes.shape[1],
+        STEP=step,
+        TOKENS=tokens,
+        FIRST=first.shapes.tile,
+        SECOND=second.shapes.tile,
+        BIAS=bias is not None,
+        NORM=0,
+        COUNT=1,
+        WIDTH=1,
+        DEPENDENT=False,
+    )
+    return y.cpu().numpy().astype(np.float64)
+
+
+def weights(name: str, raw: Any) -> Any:
+    return decode(raw.reshape(-1), name).reshape(len(raw), -1).astype(np.float64)
+
+
+@pytest.mark.parametrize(("tokens", "step"), [(1, 16), (3, 64)])
+@pytest.mark.parametrize("name", TILES)
+def test_rows_times_activations_equal_the_decoded_weights(
+    device: str, name: str, tokens: int, step: int
+) -> None:
+    columns = columns_for(name)
+    normal, bits = normal_rows(name, 2, columns), random_bits(name, 6, columns)
+    x, planes = activations(device, tokens, columns)
+    first, second = (device_matrix(device, name, raw, columns) for raw in (normal, bits))
+    got, wanted = multiply(first, second, planes, step), values_read(name, x)
+    assert relative(got[:, :2], wanted @ weights(name, normal).T) < EXACT
+    assert relative(got[:, 16:22], wanted @ weights(name, bits).T) < EXACT
+
+
+@pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "BF16"])
+def test_a_step_may_divide_the_row_or_not(device: str, name: str) -> None:
+    columns = columns_for(name)
+    raw = random_bits(name, 4, columns)
+    x, planes = activations(device, 2, columns)
+    matrix = device_matrix(device, name, raw, columns)
+    for step in (8, 32):
+        got = multiply(matrix, matrix, planes, step)
+        assert relative(got[:, :4], values_read(name, x) @ weights(name, raw).T) < EXACT, step
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "MXFP4"])
+def test_zeros_and_the_largest_and_smallest_scales_are_kept(device: str, name: str) -> None:
+    columns, scales = columns_for(name), np.array([0, 6e-8, -65504, 65504, 6.1e-5], np.float16)
+    raw = random_bits(name, 4, columns, scales)
+    raw[3] = 0
+    x, planes = activations(device, 1, columns)
+    matrix = device_matrix(device, name, raw, columns)
+    got = multiply(matrix, matrix, planes, 32)
+    want = values_read(name, x) @ weights(name, raw).T
+    assert relative(got[:, :3], want[:, :3]) < EXACT
+    np.testing.assert_allclose(got[:, 3], want[:, 3], atol=1e-30)
+
+
+def test_two_formats_and_a_bias_in_one_launch(device: str) -> None:
+    top, bottom = normal_rows("Q8_0", 16, 96), normal_rows("F16", 18, 96)
+    x, planes = activations(device, 2, 96)
+    bias = torch.arange(48, dtype=torch.float32, device=device)
+    got = multiply(
+        device_matrix(device, "Q8_0", top, 96), device_matrix(device, "F16", bottom, 96), planes, 16, bias
+    )
+    assert relative(got[:, :16], values_read("Q8_0", x) @ weights("Q8_0", top).T + np.arange(16)) < EXACT
+    want = values_read("F16", x) @ weights("F16", bottom).T + np.arange(16, 34)
+    assert relative(got[:, 16:34], want) < EXACT
+
+
+@pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("BF16", "Q8_0")])
+@pytest.mark.parametrize(("tokens", "step"), [(1, 16), (2, 32)])
+def test_a_gate_and_what_it_gates_meet_in_one_launch(
+    device: str, names: tuple[str, str], tokens: int, step: int
+) -> None:
+    columns = 768
+    raws = [normal_rows(name, 32, columns, seed) for seed, name in enumerate(names)]
+    gate, up = (device_matrix(device, name, raw, columns) for name, raw in zip(names, raws, strict=True))
+    x, planes = activations(device, tokens, columns)
+    hidden = torch.zeros((tokens, PLANES, 16), dtype=torch.int32, device=device)
+    squares = torch.arange(1, 1 + 2 * tokens, dtype=torch.float32, device=device).view(tokens, 2)
+    nothing = torch.zeros(1, device=device)
+    gated_kernel[(2,)](
+        gate.parts, up.parts, planes, hidden, nothing, nothing, squares, 0.5,
+        BLOCKS=planes.shape[2], PLANES=PLANES, HIDDEN_BLOCKS=16, HIDDEN_PLANES=PLANES, STEP=step,
+        TOKENS=tokens, GATE=gate.shapes.tile, UP=up.shapes.tile, GATED=True, BIAS=False, ACTIVATION=0, NORM=1,
+        COUNT=2, WIDTH=4, DEPENDENT=False,
+    )  # fmt: skip
+    inverse = 1 / np.sqrt(squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)
+    g, u = (
+        values_read(name, x) @ weights(name, raw).T * inverse for name, raw in zip(names, raws, strict=True)
+    )
+    floats = hidden.cpu().numpy()[:, 12:, places(512)[0]].view(np.float32)
+    assert relative(floats, g / (1 + np.exp(-g)) * u) < 4 * EXACT
+
+
+@pytest.mark.parametrize("width", [16, 80, 768])
+def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: int) -> None:
+    random = np.random.default_rng(width)
+    x = random.standard_normal((3, width)).astype(np.float32)
+    x[1] *= 1e30
+    x[2] *= 1e-30
+    x[0, :16] = 0
+    words = activation_planes(x)
+    out = torch.full(words.shape, 0x7FC12345, dtype=torch.int32, device=device)
+    rows, nothing = torch.from_numpy(x).to(device), torch.zeros(1, device=device)
+    join_kernel[(3,)](
+        rows, width, nothing, 0.0, nothing, 0.0, nothing, nothing, 0.0, out,
+        WIDTH=width, GROUPS=64, BLOCKS=words.shape[2], PLANES=PLANES, ADDS=False, POST=False, NORM=False,
+        LAYER=False, BIAS=False, DEPENDENT=False,
+    )  # fmt: skip
+    got = out.cpu().numpy()
+    if not HAS_GPU:
+        np.testing.assert_array_equal(got, words)
+        return
+    # a GPU's quotient may be a hair off, and round to the neighbour
+    assert np.abs(got[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
+    np.testing.assert_array_equal(got[:, 12:], words[:, 12:])
+
+
+def test_the_activations_of_these_tests_stand_for_what_they_were_made_from() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
+    codes, scales = quantised(x)
+    assert np.abs(codes).max() == 127
+    assert np.abs(codes * scales - x.reshape(2, -1, 16)).max() <= scales.max() / 2
+    assert sorted(places(1056)) == list(range(48))
