@@ -1,20 +1,27 @@
-"""Registers, spills and shared memory of the kernels of prompts and sampling, per target; no GPU needed.
+"""Registers, spills and shared memory of every kernel, per target; no GPU needed.
 
-python benchmarks/cuda_kernels.py --targets 75,90 --head-dims 64,128
+python benchmarks/cuda_kernels.py --targets 75,90 --head-dims 64,128 --shapes llama-3-8b --types Q4_0,Q4_K_M
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 import torch
 
 from edgeinfer.benchmarking import suites
+from edgeinfer.benchmarking.empty_decoders import empty_decoder
+from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
+from edgeinfer_kernels.cuda.decode_step import DecodeStep, Tuning, Workspace
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.row_kernels import choose_best_kernel, dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
@@ -65,8 +72,55 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
     argmax(logits, buffers, chosen, results)
 
 
+def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
+    """The decode step of a model, and what a prompt does with its matrices."""
+    specification, weights = empty_decoder(shape, kind)
+    arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
+    model = DeviceModel(specification, weights, arena, POSITIONS)
+    space = Workspace(model, arena)
+    step = DecodeStep(model, space, Tuning(), dependent=dependent)
+    step.launch(tokens)
+    choose_best_kernel[(1,)](
+        space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),
+        PROGRAMS=space.best.shape[1], RING=64, DEPENDENT=dependent, num_warps=8,
+        **({"launch_pdl": True} if dependent else {}),
+    )  # fmt: skip
+    matrix = model.layers[0].feed_forward.down
+    out = empty(16, matrix.shapes.columns, dtype=HALF)
+    dequantise_kernel[(1, 4)](
+        matrix.parts, 0, out, 16,
+        COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, TILE=matrix.shapes.tile,
+    )  # fmt: skip
+    table = model.embedding
+    embed_rows_kernel[(1, 1)](
+        table.parts, space.state, space.x, 1.0,
+        WIDTH=shape.width, BLOCKS=table.shapes.blocks, TILE=table.shapes.tile,
+    )  # fmt: skip
+
+
+SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
+SMALL_TYPES = {75: "Q8_0", 80: "IQ4_XS", 90: "Q6_K", 120: "Q4_K_M"}
+"""In brief, some targets compile the steps, each of another family of formats."""
+
+
+def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
+    """The kernels of decode steps, those that several models share once."""
+    seen = set()
+    shapes = [SMALL] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
+    small_types = [SMALL_TYPES[capability]] if capability in SMALL_TYPES else []
+    types = small_types if options.smoke else options.types.split(",")
+    widths = (1,) if options.smoke else suites.whole_numbers("--tokens", options.tokens, 1)
+    for shape, kind, tokens in product(shapes, types, widths):
+        with recorded_launches() as found:
+            whole_step(shape, kind, tokens, capability)
+        for launch in found:
+            if launch.key not in seen:
+                seen.add(launch.key)
+                yield f"{shape.name} {kind}, {tokens} tokens", launch
+
+
 def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterator[tuple[str, Launch]]:
-    """Every kernel with what it is compiled for."""
+    """The kernels of prompts and of sampling with what they are compiled for."""
     width, hidden = (512, 1024) if smoke else (4096, 14336)
     vocabulary, kept, piece = (1000, 16, 128) if smoke else (128256, KEPT, SLICE)
     groups: list[tuple[str, Callable[[], None]]] = [(f"width {width}", partial(prompt_rows, width, hidden))]
@@ -85,16 +139,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(map(str, TARGETS)), help="(%(default)s)")
     parser.add_argument("--head-dims", default="64,128", help="with commas (%(default)s)")
+    parser.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b", help="(%(default)s)")
+    parser.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0", help="(%(default)s)")
+    parser.add_argument("--tokens", default="1,2,4,8", help="tokens of a step (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, which compile in seconds")
     options = parser.parse_args()
     head_dims = (32,) if options.smoke else suites.whole_numbers("--head-dims", options.head_dims, 16)
     rows = []
     for capability in suites.whole_numbers("--targets", options.targets, 75):
-        for label, launch in launches(capability, head_dims, options.smoke):
+        found = chain(launches(capability, head_dims, options.smoke), step_launches(capability, options))
+        for label, launch in found:
             taken = compile_launch(launch, capability)
             numbers = (taken.warps, taken.registers, taken.spilled_bytes, taken.shared_bytes)
-            rows.append([f"sm_{capability}", launch.name, label, *map(str, numbers)])
-    head = ["target", "kernel", "for", "warps", "registers", "spilled bytes", "shared bytes"]
+            cells = [*map(str, numbers), "yes" if taken.dependent else "no"]
+            rows.append([f"sm_{capability}", launch.name, label, *cells])
+    head = ["target", "kernel", "for", "warps", "registers", "spilled bytes", "shared bytes", "dependent"]
     print(markdown(head, rows, left=(0, 1, 2)))
 
 

@@ -1,0 +1,86 @@
+"""Decoders of well-known shapes without weights: for what looks at sizes and formats alone."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgeinfer.benchmarking.random_files import matrix_formats
+from edgeinfer.benchmarking.shapes import Shape
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    DecoderSpecification,
+    FeedForwardSpecification,
+    LayerSpecification,
+    NormSpecification,
+    RopeSpecification,
+)
+from edgeinfer_kernels.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Matrix,
+)
+
+NORM = NormSpecification("rms", 1e-5)
+_NOTHING = np.zeros((1, 1), np.uint8)
+
+
+def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, DecoderWeights]:
+    """The decoder of a shape with a mix's formats; its matrices hold no bytes.
+
+    Raises `FormatError` for an unknown mix, `SettingError` for one that shapes can't have.
+    """
+    sizes, formats = shape.matrices(), matrix_formats(shape, kind)
+
+    def matrix(name: str) -> Matrix:
+        return Matrix(name, formats[name], *sizes[name], _NOTHING)
+
+    embedding = matrix("token_embd.weight")
+    layers = tuple(_layer_weights(shape, f"blk.{index}", matrix) for index in range(shape.layers))
+    rope = RopeSpecification((1.0,) * (shape.head_size // 2), halves=True)
+    layer = LayerSpecification(
+        AttentionSpecification(
+            shape.heads,
+            shape.kv_heads,
+            shape.head_size,
+            shape.head_size**-0.5,
+            NORM,
+            rope,
+            "head" if shape.qk_norm else "none",
+        ),
+        FeedForwardSpecification("silu", NORM),
+    )
+    return (
+        DecoderSpecification(shape.width, shape.vocabulary, (layer,) * shape.layers, NORM),
+        DecoderWeights(
+            embedding,
+            embedding if shape.tied else matrix("output.weight"),
+            np.ones(shape.width, np.float32),
+            None,
+            layers,
+        ),
+    )
+
+
+def _layer_weights(shape: Shape, prefix: str, matrix: Callable[[str], Matrix]) -> LayerWeights:
+    gain = np.ones(shape.width, np.float32)
+    head_gain = np.ones(shape.head_size, np.float32) if shape.qk_norm else None
+    q, k, v, output = (
+        matrix(f"{prefix}.{name}.weight") for name in ("attn_q", "attn_k", "attn_v", "attn_output")
+    )
+    biases = [np.zeros(each.rows, np.float32) if shape.biases else None for each in (q, k, v)]
+    attention = AttentionWeights(
+        q,
+        k,
+        v,
+        output,
+        attn_norm=gain,
+        attn_q_bias=biases[0],
+        attn_k_bias=biases[1],
+        attn_v_bias=biases[2],
+        attn_q_norm=head_gain,
+        attn_k_norm=head_gain,
+    )
+    up, down, gate = (matrix(f"{prefix}.{name}.weight") for name in ("ffn_up", "ffn_down", "ffn_gate"))
+    return LayerWeights(attention, FeedForwardWeights(up, down, gate, ffn_norm=gain))
