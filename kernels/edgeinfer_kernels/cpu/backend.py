@@ -45,18 +45,21 @@ ROPE_POSITIONS = 256
 
 
 class _RopeTable:
-    """Cosines and sines of `count` positions from `start` on."""
+    """Cosines and sines of the positions last asked for and some behind them; without a `rope`, none."""
 
-    def __init__(self, rope: RopeSpecification, start: int, count: int) -> None:
-        self._start, self._end = start, start + count
-        self._table = rope.table(start, count)
-        self._address, self._stride = address(self._table), self._table.strides[0]
+    def __init__(self, rope: RopeSpecification | None) -> None:
+        self._rope = rope
+        self._start = self._end = 0
 
-    def holds(self, start: int, count: int) -> bool:
-        return self._start <= start and start + count <= self._end
-
-    def address_of(self, position: int) -> int:
-        return self._address + (position - self._start) * self._stride
+    def address_of(self, start: int, count: int) -> int:
+        """Where `count` positions from `start` on lie, 0 without RoPE; made for many positions at a time."""
+        if self._rope is None:
+            return 0
+        if not self._start <= start <= start + count <= self._end:
+            self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
+            self._start, self._end = start, start + len(self._table)
+            self._address, self._stride = address(self._table), self._table.strides[0]
+        return self._address + (start - self._start) * self._stride
 
 
 CALL_FIELDS = f"{len(CALL)}q"
@@ -99,7 +102,6 @@ class CpuBackend:
         self.batch = batch
         self._arena = Arena()
         self._embedding = Embedding(weights.token_embd, self._arena, kernels)
-        self._ropes: dict[RopeSpecification, _RopeTable] = {}
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
@@ -164,10 +166,14 @@ class CpuBackend:
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
         ropes = [layer.attention.rope for layer in self.specification.layers]
-        self._calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        tables = {rope: _RopeTable(rope) for rope in ropes}
+        calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
+        self._layer_tables = [tables[rope] for rope in ropes]
+        self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
         for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
-            call = address(self._calls[rope])
+            call = address(calls[rope])
             steps.append((self._functions["attention_block"], attention, call))
             steps.append((self._functions["feed_forward_block"], feed_forward, call))
         self._program = np.array(steps, np.int64)
@@ -193,13 +199,13 @@ class CpuBackend:
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)
             return
-        for rope, call in self._calls.items():
-            _fill(call, x, start, self._rope_table(rope, start, len(x)))
+        for table, call in self._calls:
+            _fill(call, x, start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
-        rope = self.specification.layers[layer].attention.rope
-        self._run("attention_block", self._attention[layer], x, start, self._rope_table(rope, start, len(x)))
+        rope = self._layer_tables[layer].address_of(start, len(x))
+        self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         self._run("feed_forward_block", self._feed_forward[layer], x)
@@ -217,15 +223,6 @@ class CpuBackend:
             np.tanh(out, out)
             out *= np.float32(facts.logit_soft_cap)
         return out
-
-    def _rope_table(self, rope: RopeSpecification | None, start: int, count: int) -> int:
-        """Address of the cosines and sines of these positions; made for many positions at a time."""
-        if rope is None:
-            return 0
-        kept = self._ropes.get(rope)
-        if kept is None or not kept.holds(start, count):
-            kept = self._ropes[rope] = _RopeTable(rope, start, max(count, ROPE_POSITIONS))
-        return kept.address_of(start)
 
     def close(self) -> None:
         self.team.close()
