@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from struct import pack_into
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
+from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
@@ -19,6 +21,7 @@ from edgeinfer_kernels.cpu.memory import (
     interleave,
     interleaved_bytes,
     kernel_format,
+    quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL, HEAD
@@ -42,23 +45,29 @@ ROPE_POSITIONS = 256
 
 
 class _RopeTable:
-    """Cosines and sines of `count` positions from `start` on."""
+    """Cosines and sines of the positions last asked for and some behind them; without a `rope`, none."""
 
-    def __init__(self, rope: RopeSpecification, start: int, count: int) -> None:
-        self._start, self._end = start, start + count
-        self._table = rope.table(start, count)
-        self._address, self._stride = address(self._table), self._table.strides[0]
+    def __init__(self, rope: RopeSpecification | None) -> None:
+        self._rope = rope
+        self._start = self._end = 0
 
-    def holds(self, start: int, count: int) -> bool:
-        return self._start <= start and start + count <= self._end
+    def address_of(self, start: int, count: int) -> int:
+        """Where `count` positions from `start` on lie, 0 without RoPE; made for many positions at a time."""
+        if self._rope is None:
+            return 0
+        if not self._start <= start <= start + count <= self._end:
+            self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
+            self._start, self._end = start, start + len(self._table)
+            self._address, self._stride = address(self._table), self._table.strides[0]
+        return self._address + (start - self._start) * self._stride
 
-    def address_of(self, position: int) -> int:
-        return self._address + (position - self._start) * self._stride
+
+CALL_FIELDS = f"{len(CALL)}q"
 
 
 def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
     """Write a CALL; without RoPE `rope` is 0."""
-    call[:] = address(x), x.strides[0], len(x), start, rope
+    pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
 def kernel_formats(weights: DecoderWeights) -> set[str]:
@@ -91,9 +100,8 @@ class CpuBackend:
     ) -> None:
         self.specification = specification
         self.batch = batch
-        self._embedding = weights.token_embd
         self._arena = Arena()
-        self._ropes: dict[RopeSpecification, _RopeTable] = {}
+        self._embedding = Embedding(weights.token_embd, self._arena, kernels)
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
@@ -145,8 +153,10 @@ class CpuBackend:
         ]
         self._head = builder.head(facts.norm, weights)
         self._head_fields = int_fields(self._head, len(HEAD))
-        self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
+        self._x_address = workspace.rows("x")[0]
+        self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
+        self._call_address = address(self._call)
         self._functions = {
             name: self._kernels.address(name)
             for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
@@ -156,10 +166,14 @@ class CpuBackend:
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
         ropes = [layer.attention.rope for layer in self.specification.layers]
-        self._calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        tables = {rope: _RopeTable(rope) for rope in ropes}
+        calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
+        self._layer_tables = [tables[rope] for rope in ropes]
+        self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
         for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
-            call = address(self._calls[rope])
+            call = address(calls[rope])
             steps.append((self._functions["attention_block"], attention, call))
             steps.append((self._functions["feed_forward_block"], feed_forward, call))
         self._program = np.array(steps, np.int64)
@@ -170,14 +184,14 @@ class CpuBackend:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.specification.width]
-        x[:] = self._embedding.decoded_rows(np.asarray(ids))
+        self._embedding.write(ids, x, self._x_address)
         if self.specification.embedding_scale != 1.0:
             x *= np.float32(self.specification.embedding_scale)
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
         _fill(self._call, x, start, rope)
-        self.team.run(self._functions[function], block, address(self._call))
+        self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
         if len(x) > PROGRAM_TOKENS:
@@ -185,13 +199,13 @@ class CpuBackend:
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)
             return
-        for rope, call in self._calls.items():
-            _fill(call, x, start, self._rope_table(rope, start, len(x)))
+        for table, call in self._calls:
+            _fill(call, x, start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
-        rope = self.specification.layers[layer].attention.rope
-        self._run("attention_block", self._attention[layer], x, start, self._rope_table(rope, start, len(x)))
+        rope = self._layer_tables[layer].address_of(start, len(x))
+        self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         self._run("feed_forward_block", self._feed_forward[layer], x)
@@ -199,7 +213,7 @@ class CpuBackend:
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification
         whole = np.empty((len(x), padded(facts.vocabulary_size)), np.float32)
-        self._head_fields[HEAD.logits // 8] = address(whole)
+        self._head_fields[HEAD.logits // 8] = quick_address(whole)
         self._run("head_block", self._head, x)
         out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
@@ -209,15 +223,6 @@ class CpuBackend:
             np.tanh(out, out)
             out *= np.float32(facts.logit_soft_cap)
         return out
-
-    def _rope_table(self, rope: RopeSpecification | None, start: int, count: int) -> int:
-        """Address of the cosines and sines of these positions; made for many positions at a time."""
-        if rope is None:
-            return 0
-        kept = self._ropes.get(rope)
-        if kept is None or not kept.holds(start, count):
-            kept = self._ropes[rope] = _RopeTable(rope, start, max(count, ROPE_POSITIONS))
-        return kept.address_of(start)
 
     def close(self) -> None:
         self.team.close()

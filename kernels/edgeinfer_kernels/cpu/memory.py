@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,13 @@ def allocate(nbytes: int) -> Bytes:
 
 def address(array: npt.NDArray[Any] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
+
+
+def quick_address(array: npt.NDArray[Any]) -> int:
+    """As `address`, of a writable array. What numpy gives runs through Python code of its own, 20 us of it
+    between two steps, when it is in no cache; the buffer protocol, which wants contiguous bytes, a few.
+    """
+    return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
 
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:

@@ -107,8 +107,8 @@ def encode(
 
 
 def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: BlockFormat) -> None:
-    fits = np.abs(blocks) <= LARGEST_WEIGHT
-    if not fits.all():
+    if not (blocks.min() >= -LARGEST_WEIGHT and blocks.max() <= LARGEST_WEIGHT):
+        fits = np.abs(blocks) <= LARGEST_WEIGHT
         index = int(np.argmin(fits))
         raise FormatError(
             f"weight {first + index} is {blocks.reshape(-1)[index]:g}, wanted finite weights of at most "

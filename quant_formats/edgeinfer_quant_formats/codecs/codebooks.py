@@ -66,8 +66,7 @@ class IQ4Grid:
         """The levels nearest to values·inverse, written to `out`."""
         np.multiply(values, inverse * np.float32(4), out=out)
         np.add(out, np.float32(512.5), out=out)
-        np.maximum(out, np.float32(0), out=out)
-        np.minimum(out, np.float32(1023), out=out)
+        np.clip(out, np.float32(0), np.float32(1023), out=out)
         return np.take(self._NEAREST, out.astype(np.int32), out=out, mode="clip")
 
 

@@ -32,7 +32,7 @@ def _half_column(values: Floats) -> Bytes:
 
 def encode_q2_k(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 256) to Q2_K (n, 84)."""
-    weights = error_weights(blocks, importance)
+    weights = error_weights(blocks, importance, coarse=True)
     fit = fit_scales_and_minima(blocks, weights, 16, 3, IntegerGrid(0, 15), EXTRA_LEVELS)
     scales = _bytes(fit.scales) | (_bytes(fit.minima) << np.uint8(4))
     quants = pack_fields(_bytes(fit.levels), 2, 32)

@@ -35,8 +35,8 @@ class IntegerGrid:
     def nearest(self, values: Floats, inverse: Floats, out: Floats) -> Floats:
         np.multiply(values, inverse, out=out)
         np.rint(out, out=out)
-        np.maximum(out, self.lowest, out=out)
-        return np.minimum(out, self.highest, out=out)
+        # One pass of clip takes a seventh of the time of maximum and minimum with numbers.
+        return np.clip(out, self.lowest, self.highest, out=out)
 
 
 class ScaleAndMinimum(NamedTuple):
@@ -59,13 +59,25 @@ def reciprocal(values: Floats) -> Floats:
     return inverse
 
 
+def largest_magnitudes(columns: Floats) -> Floats:
+    """The value of largest magnitude, the first of several, of each column: (elements, n) -> (n,)."""
+    lowest, highest = columns.min(axis=0), columns.max(axis=0)
+    largest: Floats = np.where(-lowest > highest, lowest, highest)
+    # Minimum and maximum take a sixteenth of the time of argmax, but don't know which came first.
+    even = np.flatnonzero(-lowest == highest)
+    if even.size:
+        tied = columns[:, even]
+        largest[even] = np.take_along_axis(tied, np.abs(tied).argmax(axis=0)[None], axis=0)[0]
+    return largest
+
+
 def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[float]) -> Floats:
     """The scale per block that minimises Σ weight·(value - scale·level)².
 
     Tries, for each of `targets`, the scale that puts the value of largest magnitude there; takes the
     least-squares scale of each; lets the best one settle once more.
     """
-    largest: Floats = np.take_along_axis(values, np.abs(values).argmax(axis=0)[None], axis=0)[0]
+    largest = largest_magnitudes(values)
     levels, weighted = np.empty_like(values), np.empty_like(values)
     best_scale, best_gain = np.zeros_like(largest), np.zeros_like(largest)
 
@@ -127,7 +139,7 @@ def search_scale_and_minimum(
         np.multiply(above, inverse_span * np.float32(highest + step), out=quants)
         np.rint(quants, out=quants)
         if step >= 0.5:
-            np.minimum(quants, grid.highest, out=quants)
+            np.clip(quants, grid.lowest, grid.highest, out=quants)
         solve()
     for _ in range(2):
         np.subtract(values, best_offset, out=quants)

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields, read_half, unpack_fields
 from edgeinfer_quant_formats.codecs.scale_search import (
     IntegerGrid,
+    largest_magnitudes,
     reciprocal,
     search_scale,
     search_scale_and_minimum,
@@ -73,22 +74,23 @@ def _pack_five_bits(quants: Bytes) -> tuple[Bytes, Bytes]:
 
 def _around_zero(blocks: Floats, half_range: int) -> tuple[Bytes, Bytes]:
     """Scale and quants where the weight of largest magnitude becomes -half_range."""
-    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
-    d = largest / np.float32(-half_range)
-    quants = np.trunc(blocks * reciprocal(d) + np.float32(half_range + 0.5))
-    return half_bytes(d), np.minimum(quants, np.float32(2 * half_range - 1)).astype(np.uint8)
+    d: Floats = largest_magnitudes(as_columns(blocks, 32))[:, None] / np.float32(-half_range)
+    quants = blocks * reciprocal(d)
+    quants += np.float32(half_range + 0.5)
+    # Making bytes of them cuts off what follows the point; none is below a half.
+    np.clip(quants, np.float32(0), np.float32(2 * half_range - 1), out=quants)
+    return half_bytes(d), quants.astype(np.uint8)
 
 
 def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
     """Scale, minimum and quants where the range of the block becomes 0 to `highest`."""
-    minimum = blocks.min(axis=1, keepdims=True)
-    d = (blocks.max(axis=1, keepdims=True) - minimum) / np.float32(highest)
-    quants = np.trunc((blocks - minimum) * reciprocal(d) + np.float32(0.5))
-    return (
-        half_bytes(d),
-        half_bytes(minimum),
-        np.minimum(quants, np.float32(highest)).astype(np.uint8),
-    )
+    columns = as_columns(blocks, 32)
+    minimum = columns.min(axis=0)[:, None]
+    d = (columns.max(axis=0)[:, None] - minimum) / np.float32(highest)
+    quants = (blocks - minimum) * reciprocal(d)
+    quants += np.float32(0.5)
+    np.clip(quants, np.float32(0), np.float32(highest), out=quants)
+    return half_bytes(d), half_bytes(minimum), quants.astype(np.uint8)
 
 
 def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tuple[Bytes, Bytes]:
@@ -141,7 +143,8 @@ def encode_q5_1(blocks: Floats, importance: Floats | None) -> Bytes:
 
 def encode_q8_0(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 32) to Q8_0 (n, 34); importance is not used."""
-    d = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    largest: Floats = np.abs(largest_magnitudes(as_columns(blocks, 32))[:, None])
+    d = largest / np.float32(127)
     quants = round_half_away(blocks * reciprocal(d)).astype(np.int8)
     return np.hstack((half_bytes(d), quants.view(np.uint8)))
 

@@ -134,6 +134,12 @@ def shift_left(builder, x, count):
     return builder.shl(x, splat(builder, count, LANES))
 
 
+@operation(types.int32, (bytes64,))
+def first_word(builder, x):
+    """The first four bytes, one column after the other."""
+    return builder.extract_element(as_words(builder, x), ir.Constant(I32, 0))
+
+
 @operation(bytes64, (address,))
 def load_bytes(builder, at):
     return load(builder, at, ir.VectorType(I8, 64))

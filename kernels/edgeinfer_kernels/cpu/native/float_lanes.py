@@ -39,6 +39,11 @@ def store_floats(builder, at, vector):
     store(builder, vector, at)
 
 
+@operation(types.float32, (float16x,))
+def first_lane(builder, x):
+    return builder.extract_element(x, ir.Constant(I32, 0))
+
+
 @operation(float16x, (float16x, float16x))
 def add(builder, x, y):
     return builder.fadd(x, y)

@@ -1,0 +1,42 @@
+"""The embeddings of tokens: rows of a matrix that stays in its file."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, allocate
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.weights import Matrix
+
+
+class Embedding:
+    """Decodes rows of `matrix`: one by a kernel where its format's kernels are loaded, else by numpy.
+
+    numpy takes some 150 us for a row once the weights of a step have driven it out of the caches.
+    """
+
+    def __init__(self, matrix: Matrix, arena: Arena, kernels: Kernels) -> None:
+        self._matrix = matrix
+        name = f"decode_{matrix.format}"
+        self._decode = None
+        if kernels.find(name) and matrix.raw.flags.c_contiguous:
+            layout = RowLayout.of(matrix.format, matrix.columns)
+            scratch = arena.keep(allocate(ROWS_A_GROUP * layout.block_bytes))
+            self._decode = kernels.function(name, 6)
+            self._source, self._row_bytes = address(matrix.raw), matrix.raw.strides[0]
+            self._settings = matrix.columns, arena.keep(layout.fields), len(layout.fields), scratch
+
+    def write(self, ids: Sequence[int], x: npt.NDArray[np.float32], x_address: int) -> None:
+        """The rows of `ids` to `x`, float32 (len(ids), columns), which lies at `x_address`.
+
+        Raises IndexError for an id that is no row.
+        """
+        if self._decode is None or len(ids) != 1:
+            x[:] = self._matrix.decoded_rows(np.asarray(ids))
+            return
+        row = ids[0]
+        if not 0 <= row < self._matrix.rows:
+            raise IndexError(f"{self._matrix.name}: row {row}, wanted 0 to {self._matrix.rows - 1}")
+        self._decode(self._source + row * self._row_bytes, *self._settings, x_address)

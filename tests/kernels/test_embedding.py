@@ -1,0 +1,68 @@
+"""Rows of the embedding by the kernels' decoder, bit for bit as the codecs decode them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.memory import Arena, address
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.weights import Matrix
+from tests.kernels.conftest import ISA_NAMES
+from tests.kernels.row_matrices import FLOATS, random_matrix
+
+QUANTISED = [name for name in FIELDS if name not in FLOATS]
+
+
+def written(matrix: Matrix, kernels: Kernels, ids: list[int]) -> npt.NDArray[np.float32]:
+    x, arena = np.full((len(ids), matrix.columns), np.nan, np.float32), Arena()
+    Embedding(matrix, arena, kernels).write(ids, x, address(x))
+    arena.clear()
+    return x
+
+
+@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("name", QUANTISED)
+def test_a_row_is_decoded_to_the_bits_of_the_codec(
+    kernels_for: Callable[[str], Kernels], isa: str, name: str
+) -> None:
+    kernels = kernels_for(isa)
+    assert kernels.find(f"decode_{name}")
+    for columns in (256, 1280):
+        matrix = random_matrix(name, 5, columns, scale=0.02)
+        for row in range(5):
+            want = matrix.decoded()[row : row + 1]
+            np.testing.assert_array_equal(
+                written(matrix, kernels, [row]).view(np.uint32), want.view(np.uint32)
+            )
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_any_bits_of_a_row_are_decoded_as_the_codec_does(kernels: Kernels, name: str) -> None:
+    whole = random_matrix(name, 64, 512)
+    raw = np.random.default_rng(3).integers(0, 256, whole.raw.shape, dtype=np.uint8)
+    matrix = Matrix(whole.name, name, 64, 512, raw)
+    with np.errstate(all="ignore"):
+        want = matrix.decoded()
+    for row in range(64):
+        np.testing.assert_array_equal(written(matrix, kernels, [row])[0], want[row])
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "TQ1_0"])
+def test_formats_without_a_decoder_come_through_the_codec(kernels: Kernels, name: str) -> None:
+    matrix = random_matrix(name, 3, 256)
+    np.testing.assert_array_equal(written(matrix, kernels, [2])[0], matrix.decoded()[2])
+
+
+def test_several_rows_come_in_the_order_of_their_ids(kernels: Kernels) -> None:
+    matrix = random_matrix("Q4_K", 9, 256)
+    np.testing.assert_array_equal(written(matrix, kernels, [7, 0, 7]), matrix.decoded()[[7, 0, 7]])
+
+
+@pytest.mark.parametrize("row", [-1, 9])
+def test_a_row_that_there_is_not_is_refused(kernels: Kernels, row: int) -> None:
+    with pytest.raises(IndexError, match=rf"Q4_K.weight: row {row}, wanted 0 to 8"):
+        written(random_matrix("Q4_K", 9, 256), kernels, [row])
