@@ -63,9 +63,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
     return LoadedEngine(
-        Transformer(
-            source.specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)
-        ),
+        Transformer(source.specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
         lambda: replace(needs.plan(plan.device.free_bytes, name, measured=True), repacking=repacking),
     )
 

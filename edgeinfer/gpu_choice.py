@@ -37,7 +37,5 @@ def usable_gpu(wished: str) -> Gpu | None:
         )
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
-        raise GpuUnavailableError(
-            f'{gpu.name} needs {" and ".join(missing)}: pip install "edgeinfer[cuda]"'
-        )
+        raise GpuUnavailableError(f'{gpu.name} needs {" and ".join(missing)}: pip install "edgeinfer[cuda]"')
     return gpu

@@ -7,6 +7,7 @@ from edgeinfer.gpu_choice import GpuUnavailableError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
+from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import (
     CHUNK,
@@ -21,6 +22,10 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
 
+TUNING_SECONDS = 20.0
+"""What finding the best cuts of a step may take, once for a GPU and the shape of a model."""
+TUNED_FROM_BYTES = 200 << 20
+"""Weight bytes a token below which a step is latency, and not worth tuning."""
 LIBRARY_BYTES = 320 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
 
@@ -48,6 +53,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     except DeviceMemoryError as error:
         raise GpuUnavailableError(f"{source.name}: {error}; other programs took it since") from error
     try:
+        if needs.bytes_per_token >= TUNED_FROM_BYTES:
+            backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         backend.warm_up()
     except (KernelsUnavailableError, BackendError) as error:
         backend.close()

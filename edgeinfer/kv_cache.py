@@ -20,7 +20,9 @@ class KVCache:
         self._device_bytes = device_bytes
 
     @classmethod
-    def allocate(cls, specification: DecoderSpecification, context: int, kind: CacheType = "f16") -> "KVCache":
+    def allocate(
+        cls, specification: DecoderSpecification, context: int, kind: CacheType = "f16"
+    ) -> "KVCache":
         """A cache in main memory."""
         return cls(
             context, [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]

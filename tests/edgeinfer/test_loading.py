@@ -276,6 +276,6 @@ def test_what_does_not_fit_is_refused_before_kernels_are_compiled(
     def compiled(*arguments: Any, **settings: Any) -> None:
         raise AssertionError("kernels were asked for")
 
-    monkeypatch.setattr(loading, "load_kernels", compiled)
+    monkeypatch.setattr(cpu_loading, "load_kernels", compiled)
     with pytest.raises(OutOfMemoryError):
         edgeinfer.load(zoo_file("llama"), ram="64 KiB")

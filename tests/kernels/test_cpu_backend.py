@@ -99,6 +99,7 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, 
     for together in (True, False):
         engine = engine_for(path, cpu(threads=threads))
         backend, position = engine.backend, 0
+        assert isinstance(backend, CpuBackend)
         for ids in (IDS[:5], IDS[5:6], IDS[6:22]):
             x = backend.embed(ids)
             if together:

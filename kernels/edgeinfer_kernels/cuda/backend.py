@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,9 @@ from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploa
 from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced, Part
 from edgeinfer_kernels.cuda.prefill import Prefill
 from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
-from edgeinfer_kernels.cuda.sampling import REQUEST_SIZE, DrawSettings, SamplingBuffers, sample
+from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, DrawSettings, SamplingBuffers, sample
+from edgeinfer_kernels.cuda.step_timer import StepTimer
+from edgeinfer_kernels.cuda.tuner import remember_tuning, remembered_tuning, tune, tuning_key
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -121,6 +124,7 @@ class CudaBackend:
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
+        self._weights, self._quantised = weights, quantised_cache
         self.device = device
         self.batch = chunk
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
@@ -132,11 +136,9 @@ class CudaBackend:
         self._arena = Arena(device, sum(part.nbytes for part in parts))
         try:
             self._parts = _build(specification, weights, context, self._arena, capability, **options)
-            self._buffers = SamplingBuffers.allocate(1, specification.vocabulary_size, device)
-            self._requests = torch.zeros((1, REQUEST_SIZE), dtype=torch.float64, device=device)
-            self._recent = torch.zeros((1, RECENT), dtype=torch.int32, device=device)
-            self._drawn = torch.zeros(1, dtype=torch.int32, device=device)
-            self._results = torch.zeros((1, 2), dtype=torch.int32, device=device)
+            drawing = self._parts.drawing
+            self._buffers, self._requests, self._recent = drawing.buffers, drawing.requests, drawing.recent
+            self._drawn, self._results = drawing.drawn, drawing.results
             uploader = Uploader(device)
             try:
                 self._parts.model.fill(uploader, on_placed)
@@ -177,7 +179,7 @@ class CudaBackend:
         return DeviceRows(0, len(ids), len(ids) <= MOST_TOKENS)
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
-        """Read the ids that `embed` was given, at positions start…; their rows are then above the last layer."""
+        """Read the ids that `embed` was given, at positions start…, up to above the last layer."""
         with _device_errors():
             self._read(self._pending, x, start)
 
@@ -227,9 +229,7 @@ class CudaBackend:
                 **options,
             )
         elif choice == _DRAW:
-            sample(
-                space.logits[:1], self._requests, self._recent, self._buffers, self._drawn, self._results
-            )
+            sample(space.logits[:1], self._requests, self._recent, self._buffers, self._drawn, self._results)
             advance_kernel[(1,)](self._results, space.state, self._chosen, RING=RING)
 
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
@@ -255,9 +255,9 @@ class CudaBackend:
     ) -> int:
         """Read one token at `start` and choose the next on the device; -1: the host has to sample.
 
-        `draw` None: the id of the highest logit; else a `DrawSettings.request`, with the `recent` ids that its
-        penalties count, RECENT at most. While the caller looks at the id, the device goes on with it if there
-        is `room` in the cache and the next draw is known (`following`): calling again with that id at
+        `draw` None: the id of the highest logit; else a `DrawSettings.request`, with the `recent` ids that
+        its penalties count, RECENT at most. While the caller looks at the id, the device goes on with it if
+        there is `room` in the cache and the next draw is known (`following`): calling again with that id at
         start + 1 finds the step under way. The logits of such steps stay on the device.
         """
         with _device_errors():
@@ -335,6 +335,19 @@ class CudaBackend:
             self._synchronise()
             out[first : first + count] = kept.numpy()
 
+    def tune(self, folder: Path, seconds: float) -> None:
+        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now."""
+        key = tuning_key(
+            torch.cuda.get_device_name(self.device), self.specification, self._weights, self._quantised
+        )
+        tuning = remembered_tuning(folder, key)
+        if tuning is None:
+            with _device_errors():
+                tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
+            self._graphs.clear()
+            remember_tuning(folder, key, tuning)
+        self.step.tuning = tuning
+
     def warm_up(self) -> None:
         """Compile and record the steps of one token, so that no answer waits for that.
 
@@ -361,11 +374,31 @@ class CudaBackend:
         self._arena.close()
 
 
+class _Drawing:
+    """What drawing a token on the device takes."""
+
+    def __init__(self, vocabulary: int, arena: Arena) -> None:
+        slices = -(-vocabulary // SLICE)
+        self.buffers = SamplingBuffers(
+            arena.take((1, slices, KEPT), torch.int64),
+            arena.take((1, slices), torch.float32),
+            arena.take((1, slices), torch.float32),
+            arena.take((1, slices), torch.int32),
+            KEPT,
+            SLICE,
+        )
+        self.requests = arena.take((1, REQUEST_SIZE), torch.float64)
+        self.recent = arena.take((1, RECENT), torch.int32)
+        self.drawn = arena.take((1,), torch.int32)
+        self.results = arena.take((1, 2), torch.int32)
+
+
 @dataclass(frozen=True)
 class _Parts:
     model: DeviceModel
     workspace: Workspace
     prefill: Prefill
+    drawing: _Drawing
 
 
 def _build(
@@ -379,14 +412,19 @@ def _build(
     chunk: int,
 ) -> _Parts:
     model = DeviceModel(specification, weights, arena, context, quantised_cache=quantised_cache)
-    return _Parts(model, Workspace(model, arena), Prefill(model, arena, chunk, capability))
+    return _Parts(
+        model,
+        Workspace(model, arena),
+        Prefill(model, arena, chunk, capability),
+        _Drawing(specification.vocabulary_size, arena),
+    )
 
 
 def compute_capability(device: torch.device) -> int:
     """As 90; 0 for a device that isn't CUDA's."""
     if device.type != "cuda":
         return 0
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
     return 10 * major + minor
 
 

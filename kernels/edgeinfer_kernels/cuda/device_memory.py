@@ -90,9 +90,7 @@ class Uploader:
             self._ring = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
             self._events = [torch.cuda.Event() for _ in range(RING)]
 
-    def chunks(
-        self, raw: npt.NDArray[np.uint8], row_multiple: int
-    ) -> Iterator[tuple[int, Tensor]]:
+    def chunks(self, raw: npt.NDArray[np.uint8], row_multiple: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, (rows, bytes) uint8 on the device) of `raw`; all but the last of whole multiples."""
         rows, row_bytes = raw.shape
         step = max(CHUNK_BYTES // row_bytes // row_multiple, 1) * row_multiple
