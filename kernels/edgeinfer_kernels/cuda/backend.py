@@ -27,7 +27,13 @@ from edgeinfer_kernels.cuda.prefill import Prefill
 from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, DrawSettings, SamplingBuffers, sample
 from edgeinfer_kernels.cuda.step_timer import StepTimer
-from edgeinfer_kernels.cuda.tuner import remember_tuning, remembered_tuning, tune, tuning_key
+from edgeinfer_kernels.cuda.tuner import (
+    RejectedTrialError,
+    remember_tuning,
+    remembered_tuning,
+    tune,
+    tuning_key,
+)
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -342,8 +348,11 @@ class CudaBackend:
         )
         tuning = remembered_tuning(folder, key)
         if tuning is None:
-            with _device_errors():
-                tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
+            try:
+                with _device_errors():
+                    tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
+            except RejectedTrialError:  # not even the usual cuts can be timed here: they stay as they are
+                return
             self._graphs.clear()
             remember_tuning(folder, key, tuning)
         self.step.tuning = tuning

@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.step_shapes import Tuning
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import choose_best, opened, read, worst
 from tests.random_models import ZOO, RandomModel
@@ -154,3 +158,30 @@ def test_every_architecture_gives_the_logits_of_the_reference_in_steps_of_any_wi
         backend.close()
         # deep models of random weights make more of every rounding
         assert worst(found, decoder.reference_logits(ids)) < 3 * tolerance(model)
+
+
+def test_a_step_is_tuned_once_and_remembered(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+
+    def timer(step: Any) -> Any:
+        def time_step(tuning: Tuning) -> float:
+            timed.append(tuning)
+            return 1.0 if tuning.splits == 8 else 2.0
+
+        return time_step
+
+    monkeypatch.setattr(cuda_backend, "StepTimer", timer)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        backend = decoder.backend(device)
+        backend.tune(tmp_path / "tunings", 5.0)
+        assert backend.step.tuning.splits == 8
+        count = len(timed)
+        again = decoder.backend(device)
+        again.tune(tmp_path / "tunings", 5.0)
+        assert again.step.tuning == backend.step.tuning
+        assert len(timed) == count
+        backend.close()
+        again.close()

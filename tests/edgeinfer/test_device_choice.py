@@ -1,0 +1,100 @@
+"""Tokens chosen on a device are those that the host would choose, from the same chances."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgeinfer.device_choice import DeviceChoice
+from edgeinfer.kv_cache import KVCache
+from edgeinfer.sampling import Sampler, SamplerSettings
+
+VOCABULARY = 50
+
+
+def logits_behind(token_id: int, position: int) -> np.ndarray:
+    random = np.random.default_rng([token_id, position])
+    return random.standard_normal(VOCABULARY).astype(np.float32)
+
+
+class FakeBackend:
+    """Chooses as the host would; refuses at the positions in `refused`."""
+
+    most_recent = 8
+
+    def __init__(self, settings: SamplerSettings, refused: Sequence[int] = ()) -> None:
+        self.sampler = Sampler(settings, VOCABULARY)
+        self.refused = refused
+        self.recents: list[int] = []
+
+    def draw_request(self, settings: SamplerSettings, recent: int, chance: float) -> list[float]:
+        return [chance, recent]
+
+    def choose(
+        self,
+        token_id: int,
+        start: int,
+        draw: Sequence[float] | None = None,
+        recent: Sequence[int] = (),
+        following: Sequence[float] | None = None,
+        room: bool = True,
+    ) -> int:
+        self.recents.append(len(recent))
+        if start in self.refused:
+            return -1
+        return self.sampler.sample(logits_behind(token_id, start), recent, draw[0] if draw else None)
+
+
+def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool) -> list[int]:
+    sampler, cache, history = Sampler(settings, VOCABULARY), KVCache(64), [1]
+    choice = DeviceChoice.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
+    assert (choice is not None) == on_device
+    for position in range(30):
+        chosen = choice.next(history) if choice else None
+        if chosen is None:
+            chance = choice.chance() if choice else None
+            cache.append(history[-1:])
+            chosen = sampler.sample(logits_behind(history[-1], position), history, chance)
+        history.append(chosen)
+    assert len(cache.ids) == 30
+    return history
+
+
+@pytest.mark.parametrize("refused", [(), (3, 4, 17)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_device_goes_on_with_the_hosts_chances(temperature: float, refused: Sequence[int]) -> None:
+    settings = SamplerSettings(temperature=temperature, seed=7)
+    assert tokens_of(settings, refused, True) == tokens_of(settings, refused, False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplerSettings(typical_p=0.9),
+        SamplerSettings(mirostat=2),
+        SamplerSettings(dry_multiplier=0.5),
+        SamplerSettings(xtc_probability=0.5),
+        SamplerSettings(logit_bias={3: 1.0}),
+        SamplerSettings(repeat_penalty=1.1, repeat_last_n=-1),
+        SamplerSettings(repeat_penalty=1.1, repeat_last_n=9),
+        SamplerSettings(repeat_penalty=1.1, repeat_last_n=4, temperature=0.0),
+    ],
+)
+def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplerSettings) -> None:
+    backend, sampler = FakeBackend(settings), Sampler(settings, VOCABULARY)
+    assert DeviceChoice.offered(backend, KVCache(8), sampler) is None
+
+
+def test_penalties_are_given_the_last_tokens_only() -> None:
+    settings = SamplerSettings(repeat_penalty=1.1, repeat_last_n=4, seed=1)
+    backend = FakeBackend(settings)
+    choice = DeviceChoice.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    assert choice is not None
+    for length in (1, 3, 6):
+        choice.next(list(range(length)))
+    assert backend.recents == [1, 3, 4]
+
+
+def test_a_backend_that_cannot_choose_offers_nothing() -> None:
+    settings = SamplerSettings()
+    assert DeviceChoice.offered(object(), KVCache(8), Sampler(settings, VOCABULARY)) is None
