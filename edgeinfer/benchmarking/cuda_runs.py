@@ -173,7 +173,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0", help="with commas (%(default)s)")
     made.add_argument("--rounds", type=int, default=3, help="turns of each side (%(default)s)")
     made.add_argument("--repetitions", type=int, default=5, help="runs in a turn (%(default)s)")
-    made.add_argument("--device", default="cuda", help="where ours runs (%(default)s)")
+    made.add_argument("--device", help="where ours runs (cuda; with --smoke auto)")
     made.add_argument("--kv", default="f16", help="type of the KV cache of ours (%(default)s)")
     made.add_argument("--smoke", action="store_true", help="the built-in model in seconds: does it run?")
     made.add_argument("--out", type=Path, help="write the tables to this file too")
@@ -182,12 +182,13 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def suite(options: argparse.Namespace) -> CudaSuite:
     """The suite that the options ask for."""
-    layers = ("-ngl", "99") if options.device == "cuda" else ("-ngl", "0")
+    device = options.device or ("auto" if options.smoke else "cuda")
+    layers = ("-ngl", "0") if device == "cpu" else ("-ngl", "99")
     bench = LlamaBench(options.llama_bench, layers) if options.llama_bench else None
     models = ("tiny",) if options.smoke else suites.words(options.models)
     rounds, repetitions = (1, 2) if options.smoke else (options.rounds, options.repetitions)
     shapes, types = suites.words(options.shapes), suites.words(options.types)
-    return CudaSuite(models, shapes, types, bench, rounds, repetitions, options.device, options.kv)
+    return CudaSuite(models, shapes, types, bench, rounds, repetitions, device, options.kv)
 
 
 def publish(
