@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.embedding import Embedding, embedding_scratch
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.memory import Arena, address
 from edgeinfer_kernels.cpu.objects import Kernels
@@ -19,7 +19,8 @@ QUANTISED = [name for name in FIELDS if name not in FLOATS]
 
 def written(matrix: Matrix, kernels: Kernels, ids: list[int]) -> npt.NDArray[np.float32]:
     x, arena = np.full((len(ids), matrix.columns), np.nan, np.float32), Arena()
-    Embedding(matrix, arena, kernels).write(ids, x, address(x))
+    scratch = np.empty(embedding_scratch(matrix), np.uint8)
+    Embedding(matrix, arena, kernels, address(scratch)).write(ids, x, address(x))
     arena.clear()
     return x
 

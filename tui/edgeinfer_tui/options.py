@@ -108,8 +108,7 @@ Device = Annotated[
 ]
 Vram = Annotated[
     str | None,
-    # Hidden until there is something on the GPU.
-    Option("--vram", metavar="SIZE", help="GPU memory to use at most, as 8GiB.", hidden=True),
+    Option("--vram", metavar="SIZE", help="GPU memory to use at most, as 8GiB.", rich_help_panel=MACHINE),
 ]
 Ram = Annotated[
     str | None,

@@ -101,7 +101,6 @@ class CpuBackend:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
-        self._embedding = Embedding(weights.token_embd, self._arena, kernels)
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
@@ -142,6 +141,7 @@ class CpuBackend:
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
+        self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)

@@ -6,9 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
-from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, allocate
+from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.weights import Matrix
+from edgeinfer_quant_formats import block_format
+
+
+def embedding_scratch(matrix: Matrix) -> int:
+    """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, of which one is used."""
+    return ROWS_A_GROUP * block_format(matrix.format).block_bytes
 
 
 class Embedding:
@@ -17,13 +23,13 @@ class Embedding:
     numpy takes some 150 us for a row once the weights of a step have driven it out of the caches.
     """
 
-    def __init__(self, matrix: Matrix, arena: Arena, kernels: Kernels) -> None:
+    def __init__(self, matrix: Matrix, arena: Arena, kernels: Kernels, scratch: int) -> None:
+        """`scratch`: the address of `embedding_scratch` bytes that nobody else uses meanwhile."""
         self._matrix = matrix
         name = f"decode_{matrix.format}"
         self._decode = None
         if kernels.find(name) and matrix.raw.flags.c_contiguous:
             layout = RowLayout.of(matrix.format, matrix.columns)
-            scratch = arena.keep(allocate(ROWS_A_GROUP * layout.block_bytes))
             self._decode = kernels.function(name, 6)
             self._source, self._row_bytes = address(matrix.raw), matrix.raw.strides[0]
             self._settings = matrix.columns, arena.keep(layout.fields), len(layout.fields), scratch

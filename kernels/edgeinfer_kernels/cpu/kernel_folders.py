@@ -20,7 +20,7 @@ UNUSED_DAYS = 30
 """Kernels that nothing has used for so long are removed."""
 SUPERSEDED_DAYS = 7
 """Sooner, if there are newer ones for the same instruction set: an older version may still run beside it."""
-_NAME = re.compile(rf"(?P<target>.+)-[0-9a-f]{{{DIGEST_CHARACTERS}}}")
+_NAME = re.compile(rf"(?P<target>[^.].*)-[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.memory import Arena, allocate
 from edgeinfer_kernels.cpu.structures import (
@@ -61,9 +62,10 @@ def group_offset(specification: DecoderSpecification) -> int:
 
 
 def scratch_stride(specification: DecoderSpecification, weights: DecoderWeights, repack: bool) -> int:
-    """Bytes of one thread's scratch."""
+    """Bytes of one thread's scratch; the first thread's is also the embedding's."""
     group = 0 if repack else file_rows_scratch(weights.matrices())
-    return group_offset(specification) + -(-group // PAGE) * PAGE
+    blocks = group_offset(specification) + -(-group // PAGE) * PAGE
+    return max(blocks, -(-embedding_scratch(weights.token_embd) // PAGE) * PAGE)
 
 
 def states_bytes(specification: DecoderSpecification, threads: int) -> int:

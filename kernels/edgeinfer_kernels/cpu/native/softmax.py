@@ -308,6 +308,6 @@ def make_gather(load_cached, element_bytes, *, wide):
     return gather
 
 
-WIDE = "+avx512f" in config.CPU_FEATURES
+WIDE = "+avx512f" in (config.CPU_FEATURES or "")
 gather_halves = make_gather(load_halves, 2, wide=WIDE)
 gather_floats = make_gather(load_floats, 4, wide=WIDE)

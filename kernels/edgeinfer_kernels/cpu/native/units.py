@@ -31,7 +31,7 @@ def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
     name = unit.removeprefix("rows_")
     if name in FLOAT_ROW_KERNELS:
         return {unit: (inner(FLOAT_ROW_KERNELS[name]()), signature)}
-    form, wide = ROW_FORMATS[name], "+avx512f" in config.CPU_FEATURES
+    form, wide = ROW_FORMATS[name], "+avx512f" in (config.CPU_FEATURES or "")
     exports = {
         unit: (inner(make_rows(form, wide=wide)), signature),
         f"decode_{name}": (inner(make_decode_row(form)), types.void(*(types.int64,) * DECODE_ARGUMENTS)),
