@@ -12,7 +12,7 @@ from edgeinfer.benchmarking.tables import markdown, shown_milliseconds
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
 from edgeinfer.benchmarking.token_time import token_time
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.loading import load
+from edgeinfer.loading.loading import load
 
 WIDTHS = (1, 2, 4, 8, 16)
 """Tokens that one pass verifies."""

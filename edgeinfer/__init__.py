@@ -8,7 +8,7 @@ with edgeinfer.load("tiny") as model:
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.loading import load
+from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.session import Chat

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.decoding import Request, TokenStream, context_overflow
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.catalogue import find_model
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import KernelError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_weights import embedding_rows, read_weights
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import kernel_formats
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Engine
-from edgeinfer.llama_cpp_context import LlamaCppContext
+from edgeinfer.llama_cpp.context import LlamaCppContext
 
 LLAMA_CPP = "llama.cpp"
 REST_SLICE_SECONDS = 0.002

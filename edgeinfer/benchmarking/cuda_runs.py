@@ -19,7 +19,7 @@ from edgeinfer.benchmarking.tables import NOTHING, markdown, shown_rate
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.loading import load
+from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 
 HEAD = (

@@ -12,7 +12,7 @@ from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, rep
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context
 from edgeinfer.catalogue import find_model
-from edgeinfer.loading import load
+from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_offload.measure import read_bandwidth

@@ -28,13 +28,13 @@ class _Timed:
 def main(model: str, spawned: float) -> None:
     """Print the phases as JSON; `spawned`: when the parent asked for this process, by its clock."""
     import edgeinfer
-    from edgeinfer import loading
+    from edgeinfer.loading import cpu_loading
     from edgeinfer_kernels.cpu.objects import load_kernels
     from edgeinfer_offload.peak_memory import peak_resident_bytes
 
     imported = time.time()
     kernels = _Timed(load_kernels)
-    vars(loading)["load_kernels"] = kernels
+    vars(cpu_loading)["load_kernels"] = kernels
     loaded = edgeinfer.load(model, draft=None)
     ready = time.time()
     loaded.engine.append([1])

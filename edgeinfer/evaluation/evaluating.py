@@ -12,8 +12,8 @@ from edgeinfer.evaluation.scores import Scores, score
 from edgeinfer.evaluation.summary import Evaluation, summarise
 from edgeinfer.evaluation.windows import Windows
 from edgeinfer.language_model import TextTokenizer
-from edgeinfer.llama_cpp_context import LlamaCppContext
-from edgeinfer.loading import load
+from edgeinfer.llama_cpp.context import LlamaCppContext
+from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer_kernels.cpu.features import usable_cpus
 

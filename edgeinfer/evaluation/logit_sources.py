@@ -6,7 +6,7 @@ from typing import Protocol
 from edgeinfer.evaluation.log_probabilities import Logits
 from edgeinfer.evaluation.windows import Window
 from edgeinfer.language_model import Engine
-from edgeinfer.llama_cpp_context import BATCH, LlamaCppContext
+from edgeinfer.llama_cpp.context import BATCH, LlamaCppContext
 
 SLICE_ELEMENTS = 1 << 23
 """Logits that a source gives at a time: 32 MiB."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer import Model
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.language_model import Progress
 from edgeinfer.sampling import Sampler
 from edgeinfer.tokenizer import Tokenizer

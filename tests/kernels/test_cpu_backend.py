@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BlockBackend, CacheType, LayerCache

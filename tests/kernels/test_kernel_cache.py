@@ -48,7 +48,11 @@ def named(target: str, digit: str) -> str:
 
 
 def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    # The child has to import what this process does, be it the checkout or what is installed.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=environment
+    )
     loaded = {Path(line).resolve() for line in done.stdout.splitlines()}
     assert loaded == {path.resolve() for path in kernel_sources() if path.name != "__init__.py"}
 

@@ -8,7 +8,7 @@ from edgeinfer.benchmarking import cuda_runs
 from edgeinfer.benchmarking.cuda_runs import Comparison, own_seconds
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.loading import load
+from edgeinfer.loading.loading import load
 
 
 def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Comparison:

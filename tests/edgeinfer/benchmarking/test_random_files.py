@@ -13,7 +13,7 @@ from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
 from edgeinfer.benchmarking.shapes import SHAPES, Shape
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.llama_cpp_context import LlamaCppContext
+from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer_quant_formats import GGUFFile, decode
 
 SMALL = Shape("small", 2, 256, 512, 4, 2, 600, 128)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer.llama_cpp_library import log_catcher
+from edgeinfer.llama_cpp.library import log_catcher
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.pre_tokenizers import families
 from edgeinfer_quant_formats import GGUFWriter

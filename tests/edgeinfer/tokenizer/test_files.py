@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.tokenizer import Tokenizer, TokenType
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter

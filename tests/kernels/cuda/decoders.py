@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cuda.backend import CudaBackend, device_parts
 from edgeinfer_kernels.cuda.step_shapes import Tuning

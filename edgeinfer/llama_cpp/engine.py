@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.catalogue import ModelFile
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.llama_cpp_library import CACHE_TYPES, llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp.library import CACHE_TYPES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder

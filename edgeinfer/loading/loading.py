@@ -3,18 +3,18 @@
 from pathlib import Path
 
 from edgeinfer.catalogue import ModelFile, find_model
-from edgeinfer.chat_format import ChatFormat
-from edgeinfer.cpu_loading import load_on_cpu
+from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
-from edgeinfer.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.language_model import Progress
+from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource
+from edgeinfer.loading.wishes import EngineName, Wishes
 from edgeinfer.model import Model
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_source import LoadedEngine, ModelSource
-from edgeinfer.model_weights import embedding_rows
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer.wishes import EngineName, Wishes
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -79,7 +79,7 @@ def load(
     )
     found = find_model(model)
     if wishes.engine == "llama.cpp":
-        from edgeinfer.llama_cpp_engine import load_llama_cpp
+        from edgeinfer.llama_cpp.engine import load_llama_cpp
 
         return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template, wishes.kv)
     file = GGUFFile.open(found.path)
@@ -133,7 +133,7 @@ def _load_engine(source: ModelSource) -> LoadedEngine:
         gpu = usable_gpu(wished)
         if gpu is None:
             return load_on_cpu(source)
-        from edgeinfer.gpu_loading import load_on_gpu
+        from edgeinfer.loading.gpu_loading import load_on_gpu
 
         return load_on_gpu(source, gpu)
     except GpuUnavailableError as error:

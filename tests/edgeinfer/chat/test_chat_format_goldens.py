@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.errors import ChatTemplateError
 
-FOLDER = Path(__file__).parent / "data" / "templates"
+FOLDER = Path(__file__).parents[1] / "data" / "templates"
 CONTENT: dict[str, Any] = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
 TEMPLATES = sorted(path.name for path in FOLDER.glob("*.jinja"))
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_weights import read_weights, rope_factors
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import read_weights, rope_factors
+from edgeinfer.loading.wishes import Wishes
 from edgeinfer.transformer import Transformer
-from edgeinfer.wishes import Wishes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.plan import MemoryPlan

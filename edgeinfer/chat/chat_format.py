@@ -13,8 +13,8 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
-from edgeinfer.chat_budget import Budget
-from edgeinfer.chat_sandbox import WIDEST_INDENT, ChatSandbox
+from edgeinfer.chat.budget import Budget
+from edgeinfer.chat.sandbox import WIDEST_INDENT, ChatSandbox
 from edgeinfer.errors import ChatTemplateError
 from edgeinfer.language_model import TextTokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat_format import ChatFormat
+from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.errors import ChatTemplateError
 from edgeinfer.language_model import TextDecoder
 

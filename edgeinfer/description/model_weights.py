@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.rope_scaling import Factors
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.rope_scaling import Factors
 from edgeinfer_kernels.weights import (
     AttentionWeights,
     DecoderWeights,

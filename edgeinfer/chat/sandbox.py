@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from edgeinfer.chat_budget import Budget
+from edgeinfer.chat.budget import Budget
 
 LARGEST_ARGUMENT = 1_000_000
 WIDEST_INDENT = 64

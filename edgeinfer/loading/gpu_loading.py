@@ -3,9 +3,9 @@
 from bisect import bisect_right
 from functools import cached_property
 
-from edgeinfer.gpu_choice import GpuUnavailableError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError

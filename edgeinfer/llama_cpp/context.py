@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer.llama_cpp_library import CACHE_TYPES, llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp.library import CACHE_TYPES, llama_cpp_library, log_catcher
 
 BATCH = 512
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.architectures import ARCHITECTURES, Architecture
+from edgeinfer.description.architectures import ARCHITECTURES, Architecture
+from edgeinfer.description.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,

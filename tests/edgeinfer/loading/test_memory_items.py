@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.memory_items import cache_items, largest_context, weight_items, workspace_item
-from edgeinfer.model_config import ModelConfig
-from edgeinfer.model_weights import embedding_rows, read_weights
+from edgeinfer.loading.memory_items import cache_items, largest_context, weight_items, workspace_item
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend

@@ -5,8 +5,8 @@ from functools import cached_property
 
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.memory_items import cache_items, largest_context, weight_items, workspace_item
-from edgeinfer.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.memory_items import cache_items, largest_context, weight_items, workspace_item
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType

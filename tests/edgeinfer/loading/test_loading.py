@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer import cpu_loading
 from edgeinfer.errors import (
     ChatTemplateError,
     EdgeInferError,
@@ -19,6 +18,7 @@ from edgeinfer.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
+from edgeinfer.loading import cpu_loading
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.objects import KernelBuildError

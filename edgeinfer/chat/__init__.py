@@ -1,0 +1,1 @@
+"""Chats as text: templates, the sandbox they run in, and what fits the context."""
