@@ -14,15 +14,17 @@ from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
+from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM, TENSOR_CORES_FROM
+from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.row_kernels import choose_best_kernel, dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers, argmax, sample
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.workspace import Workspace
@@ -80,7 +82,8 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
     model = DeviceModel(specification, weights, arena, POSITIONS)
     space = Workspace(model, arena)
-    step = DecodeStep(model, space, Tuning(), dependent=dependent)
+    tensor_cores = capability >= TENSOR_CORES_FROM
+    step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent, tensor_cores=tensor_cores))
     step.launch(tokens)
     choose_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),
@@ -110,7 +113,7 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
     shapes = [SMALL] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
     small_types = [SMALL_TYPES[capability]] if capability in SMALL_TYPES else []
     types = small_types if options.smoke else options.types.split(",")
-    widths = (1,) if options.smoke else suites.whole_numbers("--tokens", options.tokens, 1)
+    widths = (1, 4) if options.smoke else suites.whole_numbers("--tokens", options.tokens, 1)
     for shape, kind, tokens in product(shapes, types, widths):
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability)
