@@ -103,18 +103,20 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
 
 
 SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
-SMALL_TYPES = {75: "Q8_0", 80: "IQ4_XS", 90: "Q6_K", 120: "Q4_K_M"}
-"""In brief, some targets compile the steps, each of another family of formats."""
+SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 4), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
+"""In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
     """The kernels of decode steps, those that several models share once."""
     seen = set()
     shapes = [SMALL] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
-    small_types = [SMALL_TYPES[capability]] if capability in SMALL_TYPES else []
-    types = small_types if options.smoke else options.types.split(",")
-    widths = (1, 4) if options.smoke else suites.whole_numbers("--tokens", options.tokens, 1)
-    for shape, kind, tokens in product(shapes, types, widths):
+    if options.smoke:
+        steps = [SMALL_STEPS[capability]] if capability in SMALL_STEPS else []
+    else:
+        widths = suites.whole_numbers("--tokens", options.tokens, 1)
+        steps = list(product(options.types.split(","), widths))
+    for shape, (kind, tokens) in product(shapes, steps):
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability)
         for launch in found:
