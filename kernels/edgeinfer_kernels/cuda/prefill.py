@@ -79,12 +79,26 @@ class Prefill:
         return most
 
     def read(self, tokens: int, start: int) -> Tensor:
-        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer."""
+        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
+
+        Without an embedding the first rows of `x` are taken.
+        """
         facts, model = self.model.specification, self.model
         x = self.x[:tokens]
         self._ones.fill_(1.0)
-        embedding = model.embedding
-        embed_rows_kernel[(-(-facts.width // 256), tokens)](
+        if model.embeds:
+            self._embed(x)
+        h = _Scaled(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
+        first = model.layers[0].attention
+        norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
+        for index, (layer_facts, layer) in enumerate(zip(facts.layers, model.layers, strict=True)):
+            self._attention(layer_facts, layer, x, h, start)
+            self._feed_forward(layer_facts, layer.feed_forward, x, h, index)
+        return x
+
+    def _embed(self, x: Tensor) -> None:
+        facts, embedding = self.model.specification, self.model.embedding
+        embed_rows_kernel[(-(-facts.width // 256), len(x))](
             embedding.parts,
             self.ids,
             x,
@@ -93,13 +107,6 @@ class Prefill:
             BLOCKS=embedding.shapes.blocks,
             TILE=embedding.shapes.tile,
         )
-        h = _Scaled(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
-        first = model.layers[0].attention
-        norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
-        for index, (layer_facts, layer) in enumerate(zip(facts.layers, model.layers, strict=True)):
-            self._attention(layer_facts, layer, x, h, start)
-            self._feed_forward(layer_facts, layer.feed_forward, x, h, index)
-        return x
 
     def _attention(
         self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: _Scaled, start: int
