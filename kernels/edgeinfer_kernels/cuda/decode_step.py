@@ -27,8 +27,8 @@ from edgeinfer_kernels.cuda.workspace import (
     head_dimensions,
 )
 from edgeinfer_kernels.specification import (
+    Activation,
     AttentionSpecification,
-    FeedForwardSpecification,
     NormSpecification,
 )
 
@@ -74,7 +74,7 @@ class DecodeStep:
                 self.tuning.output,
                 tokens,
             )
-            self._gated(facts.feed_forward, ffn, source, tokens)
+            self._gated(facts.feed_forward.activation, ffn, source, tokens)
             following = layers[index + 1] if index + 1 < len(layers) else None
             source = self._close_block(
                 ffn.down,
@@ -250,9 +250,7 @@ class DecodeStep:
             warps=shape.warps_for(read.blocks),
         )
 
-    def _gated(
-        self, facts: FeedForwardSpecification, ffn: DeviceFeedForward, source: _Source, tokens: int
-    ) -> None:
+    def _gated(self, activation: Activation, ffn: DeviceFeedForward, source: _Source, tokens: int) -> None:
         read, out, shape = source.activations, self.workspace.hidden, self._shape(self.tuning.gated, tokens)
         gate = ffn.gate or ffn.up
         self._launch(
@@ -276,7 +274,7 @@ class DecodeStep:
             UP=ffn.up.shapes.tile,
             GATED=ffn.gate is not None,
             BIAS=ffn.up_bias is not None,
-            ACTIVATION=ACTIVATIONS[facts.activation],
+            ACTIVATION=ACTIVATIONS[activation],
             NORM=int(source.norm is not None),
             COUNT=source.squares.shape[1],
             WIDTH=self.model.specification.width,

@@ -47,7 +47,7 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     with GGUFFile.open(zoo_file("llama")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         weights, specification = read_weights(file, config), config.specification()
-        names = [item.name for item in weight_items(weights)]
+        names = [item.name for item in weight_items(specification, weights)]
         assert names[:2] == ["layer 0 attention", "layer 0 feed-forward"]
         assert names[-1] == "head"
         assert len(names) == 2 * 3 + 1
