@@ -12,20 +12,14 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda.decode_step import (
-    CACHED_AT,
-    MOST_TOKENS,
-    ROWS,
-    STATE_WORDS,
-    DecodeStep,
-    Tuning,
-    Workspace,
-)
+from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced, Part
 from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, DrawSettings, SamplingBuffers, sample
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import (
     RejectedTrialError,
@@ -34,6 +28,7 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.cuda.workspace import CACHED_AT, MOST_TOKENS, ROWS, STATE_WORDS, Workspace
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -44,6 +39,8 @@ RING = 64
 RECENT = 1024
 """Most ids that penalties on the device can count."""
 _NONE, _BEST, _DRAW = "none", "best", "draw"
+TENSOR_CORES_FROM = 80
+"""The compute capability from which tensor cores multiply what `warp_products` asks of them."""
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
@@ -156,9 +153,14 @@ class CudaBackend:
             self.close()
             raise
         dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
-        self.step = DecodeStep(
-            self._parts.model, self._parts.workspace, tuning or Tuning(), dependent=dependent
+        launches = StepLaunches(
+            self._parts.model,
+            self._parts.workspace,
+            tuning or Tuning(),
+            dependent=dependent,
+            tensor_cores=not self._cuda or capability >= TENSOR_CORES_FROM,
         )
+        self.step = DecodeStep(launches)
         self._state = self._host(STATE_WORDS, torch.int32)
         self._ids = self._host(chunk, torch.int32)
         self._chosen = self._host(RING, torch.int32)
@@ -221,7 +223,7 @@ class CudaBackend:
         self.step.launch(tokens)
         space = self._parts.workspace
         if choice == _BEST:
-            dependent = self.step.dependent
+            dependent = self.step.launches.dependent
             options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
             choose_best_kernel[(1,)](
                 space.best,

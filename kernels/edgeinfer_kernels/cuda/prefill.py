@@ -12,12 +12,12 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceFeedForward, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.row_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.specification import AttentionSpecification, LayerSpecification, NormSpecification
 
 DEQUANTISED_BLOCKS = 64

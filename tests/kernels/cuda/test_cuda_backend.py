@@ -177,8 +177,8 @@ def test_a_step_is_tuned_once_and_remembered(
     timed = []
 
     def timer(step: Any) -> Any:
-        def time_step(tuning: Tuning) -> float:
-            timed.append(tuning)
+        def time_step(tuning: Tuning, tokens: int) -> float:
+            timed.append((tuning, tokens))
             return 1.0 if tuning.splits == 8 else 2.0
 
         return time_step

@@ -95,7 +95,9 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
         backend.all_layers(x, 0)
     else:
         backend._set_state(ids[:count], 0)
-        backend.step.dependent = how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
+        backend.step.launches.dependent = (
+            how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
+        )
         backend.step.launch(count)
     return backend.logits(x)
 
@@ -137,9 +139,10 @@ def test_a_tuned_step_is_no_slower_and_gives_the_same_logits(decoder: Decoder) -
 def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Decoder) -> None:
     backend = decoder.backend("cuda")
     timer = StepTimer(backend.step)
-    assert 0 < timer(Tuning()) < 0.1
+    assert 0 < timer(Tuning(), 1) < 0.1
+    assert 0 < timer(Tuning(), 4) < 0.1
     with pytest.raises(RejectedTrialError):
-        timer(Tuning(qkv=Shape(64, 64)))
+        timer(Tuning(qkv=Shape(64, 64)), 1)
     backend.close()
 
 
