@@ -137,7 +137,7 @@ _ALL = (
         row_norms=True,
         experts=64,
         experts_used=8,
-    ),  # fmt: skip
+    ),
     Shape(
         "qwen3-30b-a3b",
         48,
@@ -153,7 +153,7 @@ _ALL = (
         qk_norm=True,
         experts=128,
         experts_used=8,
-    ),  # fmt: skip
+    ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
     _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
