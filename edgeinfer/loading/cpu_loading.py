@@ -83,7 +83,7 @@ class _Needs:
     @cached_property
     def _fixed(self) -> list[Item]:
         workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack)
-        return [*weight_items(self.weights, self.repack), workspace]
+        return [*weight_items(self.specification, self.weights, self.repack), workspace]
 
     @property
     def _fixed_bytes(self) -> int:

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
+    expert_bytes,
     float_rows,
     int_fields,
     interleave,
@@ -24,11 +26,12 @@ from edgeinfer_kernels.cpu.memory import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CALL, HEAD
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
-from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import DecoderWeights, Matrix
+from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
@@ -38,6 +41,17 @@ PROGRAM_TOKENS = 16
 """Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
 where it costs next to nothing and Ctrl-C is heard.
 """
+
+
+BLOCKS = (
+    "attention_block",
+    "feed_forward_block",
+    "route_block",
+    "experts_block",
+    "head_block",
+    "run_program",
+)
+"""The kernels that a model's steps are made of."""
 
 
 ROPE_POSITIONS = 256
@@ -82,7 +96,7 @@ class CpuBackend:
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
     `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
-    and there are no logits.
+    and there are no logits. `routing`: where mixtures of experts write their choices.
     """
 
     name = "cpu"
@@ -99,22 +113,27 @@ class CpuBackend:
         repack: bool = True,
         head: bool = True,
         on_placed: OnPlaced | None = None,
+        routing: Routing | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
         matrices = weights.matrices(head=head)
         self._kernels = kernels
+        self.routing = routing
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
-        self._build(weights, caches, placed, repack, head)
+        self._build(weights, caches, placed, repack, head, routing)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
         kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        stride = structure_bytes(FILE_ROWS)
         return {
-            id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
+            id(matrix): Placed(
+                kernel, file_rows(matrix, self._arena, self._kernels, offset), expert_stride=stride
+            )
             for matrix in matrices
         }
 
@@ -127,7 +146,8 @@ class CpuBackend:
             ):
                 name = f"rows_{kernel_format(matrix)}"
                 kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
-                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles)
+                stride = expert_bytes(matrix)
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles, stride)
                 self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
@@ -141,6 +161,7 @@ class CpuBackend:
         placed: dict[int, Placed],
         repack: bool,
         head: bool,
+        routing: Routing | None,
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
@@ -151,8 +172,8 @@ class CpuBackend:
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
         ]
         self._feed_forward = [
-            builder.feed_forward(layer.feed_forward, w.feed_forward)
-            for layer, w in zip(facts.layers, weights.layers, strict=True)
+            self._feed_forward_step(builder, index, w.feed_forward, routing)
+            for index, w in enumerate(weights.layers)
         ]
         if head:
             self._head = builder.head(facts.norm, weights)
@@ -161,11 +182,31 @@ class CpuBackend:
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
-        self._functions = {
-            name: self._kernels.address(name)
-            for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
-        }
+        self._functions = {name: self._kernels.address(name) for name in BLOCKS}
         self._build_program()
+
+    def _feed_forward_step(
+        self,
+        builder: BlockBuilder,
+        layer: int,
+        w: FeedForwardWeights | ExpertWeights,
+        routing: Routing | None,
+    ) -> tuple[str, int]:
+        """The name of the layer's second block and the structure that it reads."""
+        facts = self.specification.layers[layer].feed_forward
+        if isinstance(w, FeedForwardWeights):
+            assert not isinstance(facts, ExpertsSpecification)
+            return "feed_forward_block", builder.feed_forward(facts, w)
+        assert isinstance(facts, ExpertsSpecification)
+        rows = None
+        if routing is not None:
+            ids = routing.ids[layer]
+            rows = RoutingRows(self._arena.keep(ids), ids.strides[0])
+        return "experts_block", ExpertBlockBuilder(builder).experts(facts, w, rows)
+
+    def _routes_early(self, layer: int) -> bool:
+        facts = self.specification.layers[layer].feed_forward
+        return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
@@ -176,10 +217,12 @@ class CpuBackend:
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
-        for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
-            call = address(calls[rope])
-            steps.append((self._functions["attention_block"], attention, call))
-            steps.append((self._functions["feed_forward_block"], feed_forward, call))
+        for layer, rope in enumerate(ropes):
+            call, (function, block) = address(calls[rope]), self._feed_forward[layer]
+            if self._routes_early(layer):
+                steps.append((self._functions["route_block"], block, call))
+            steps.append((self._functions["attention_block"], self._attention[layer], call))
+            steps.append((self._functions[function], block, call))
         self._program = np.array(steps, np.int64)
         self._steps = np.array([len(steps)], np.int64)
         self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
@@ -208,11 +251,14 @@ class CpuBackend:
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
+        if self._routes_early(layer):
+            self._run("route_block", self._feed_forward[layer][1], x)
         rope = self._layer_tables[layer].address_of(start, len(x))
         self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
-        self._run("feed_forward_block", self._feed_forward[layer], x)
+        function, block = self._feed_forward[layer]
+        self._run(function, block, x)
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification

@@ -59,7 +59,7 @@ class DecodeStep:
                 self.tuning.output,
                 tokens,
             )
-            self.launches.gated(facts.feed_forward, ffn, source, tokens)
+            self.launches.gated(facts.feed_forward.activation, ffn, source, tokens)
             source = self._close_block(
                 ffn.down,
                 ffn.down_bias,

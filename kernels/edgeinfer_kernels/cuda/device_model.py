@@ -12,7 +12,14 @@ from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.specification import AttentionSpecification, DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights, LayerWeights, Matrix, Vector
+from edgeinfer_kernels.weights import (
+    DecoderWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Matrix,
+    Vector,
+)
 
 OnPlaced = Callable[[Matrix], None]
 SPARE_POSITIONS = 16
@@ -151,7 +158,7 @@ class DeviceModel:
     `embeds` False: rows of the residual stream come from another backend, and there is no embedding.
 
     Raises:
-        UnsupportedOnDeviceError: a matrix without a kernel.
+        UnsupportedOnDeviceError: a matrix or a layer without a kernel.
     """
 
     def __init__(
@@ -188,6 +195,9 @@ class DeviceModel:
 
     def _layer(self, index: int, weights: LayerWeights) -> DeviceLayer:
         facts, arena = self.specification.layers[index], self._arena
+        if isinstance(weights.feed_forward, ExpertWeights) or facts.attention.sinks:
+            what = "attention sinks" if facts.attention.sinks else "a mixture of experts"
+            raise UnsupportedOnDeviceError(f"layer {index} has {what}, which run on the CPU only so far")
         marks = [arena.used]
         attention = self._attention(weights, facts.attention)
         marks.append(arena.used)

@@ -21,8 +21,8 @@ from edgeinfer_kernels.cuda.workspace import (
     head_dimensions,
 )
 from edgeinfer_kernels.specification import (
+    Activation,
     AttentionSpecification,
-    FeedForwardSpecification,
     NormSpecification,
 )
 
@@ -205,9 +205,7 @@ class StepLaunches:
             **self._cut(shape, source.activations.blocks, tokens),
         )
 
-    def gated(
-        self, facts: FeedForwardSpecification, ffn: DeviceFeedForward, source: Source, tokens: int
-    ) -> None:
+    def gated(self, activation: Activation, ffn: DeviceFeedForward, source: Source, tokens: int) -> None:
         """Gate and up to hidden, as activations."""
         out, gate = self.workspace.hidden, ffn.gate or ffn.up
         self._launch(
@@ -227,7 +225,7 @@ class StepLaunches:
             UP=ffn.up.shapes.tile,
             GATED=ffn.gate is not None,
             BIAS=ffn.up_bias is not None,
-            ACTIVATION=ACTIVATIONS[facts.activation],
+            ACTIVATION=ACTIVATIONS[activation],
             **self._of_source(source),
             **self._cut(self.tuning.gated, source.activations.blocks, tokens),
         )

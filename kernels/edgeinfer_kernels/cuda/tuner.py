@@ -125,7 +125,7 @@ def tuning_key(
             facts.attention.kv_heads,
             facts.attention.head_dim,
             *_kind(w.attention.attn_q, w.attention.attn_k, w.attention.attn_v, w.attention.attn_output),
-            *_kind(w.feed_forward.ffn_gate, w.feed_forward.ffn_up, w.feed_forward.ffn_down),
+            *_kind(*w.feed_forward.matrices()),
         )
         for facts, w in zip(specification.layers, weights.layers, strict=True)
     ]
