@@ -17,7 +17,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
-from edgeinfer_offload.plan import MemoryPlan
+from edgeinfer_offload.memory_plan import MemoryPlan
 
 
 class Model:

@@ -8,9 +8,10 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import read_weights, rope_factors
 from edgeinfer.loading.wishes import Wishes
 from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
-from edgeinfer_offload.plan import MemoryPlan
+from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
@@ -33,6 +34,10 @@ class ModelSource:
     @cached_property
     def specification(self) -> DecoderSpecification:
         return self.config.specification(rope_factors(self.file, self.config, self.context))
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        return ModelSizes.of(self.specification, self.weights)
 
     @cached_property
     def weights(self) -> DecoderWeights:

@@ -27,6 +27,7 @@ from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL, HEAD
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
@@ -101,6 +102,7 @@ class CpuBackend:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
+        self._sizes = ModelSizes.of(specification, weights)
         matrices = weights.matrices()
         self._kernels = kernels
         self.team = Team(self._kernels, threads or usable_cpus())
@@ -110,7 +112,7 @@ class CpuBackend:
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
-        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self._sizes)
         return {
             id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
             for matrix in matrices
@@ -140,7 +142,7 @@ class CpuBackend:
         repack: bool,
     ) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
+        workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
         self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [

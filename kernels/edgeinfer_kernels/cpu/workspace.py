@@ -13,15 +13,14 @@ from edgeinfer_kernels.cpu.structures import (
     attention_states,
     quantised_bytes,
 )
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.model_sizes import ModelSizes
 
 PAGE = 4096
 
 
-def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights) -> dict[str, int]:
+def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
     """Name -> bytes a token of every buffer that a decoder's blocks need, the widest layer deciding."""
-    rows = {"x": 4 * padded(specification.width)}
+    rows = {"x": 4 * padded(sizes.width)}
 
     def need(name: str, nbytes: int) -> None:
         rows[name] = max(rows.get(name, 0), -(-nbytes // CACHE_LINE) * CACHE_LINE)
@@ -30,17 +29,17 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
         need(name, 4 * padded(columns))
         need(f"{name}.quantised", quantised_bytes(padded(columns)))
 
-    need_input("normed", specification.width)
-    need("projected", 4 * padded(specification.width))
-    for facts, layer in zip(specification.layers, weights.layers, strict=True):
-        attention = facts.attention
-        need_input("mixed", attention.heads * attention.head_dim)
-        need("queries", 4 * attention.heads * padded(attention.head_dim))
-        need("projected_q", 4 * padded(layer.attention.attn_q.rows))
-        need("projected_k", 4 * padded(layer.attention.attn_k.rows))
-        need("projected_v", 4 * padded(layer.attention.attn_v.rows))
-        need_input("hidden", layer.feed_forward.ffn_up.rows)
-        need("gate", 4 * padded(layer.feed_forward.ffn_up.rows))
+    need_input("normed", sizes.width)
+    need("projected", 4 * padded(sizes.width))
+    for layer in sizes.layers:
+        need_input("mixed", layer.heads * layer.head_dim)
+        need("queries", 4 * layer.heads * padded(layer.head_dim))
+        need("projected_q", 4 * padded(layer.q.rows))
+        need("projected_k", 4 * padded(layer.k.rows))
+        need("projected_v", 4 * padded(layer.v.rows))
+        for block in layer.feed_forwards():
+            need_input("hidden", block.neurons)
+            need("gate", 4 * padded(block.neurons))
     return rows
 
 
@@ -49,40 +48,33 @@ def whole_tiles(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
-def _widest(specification: DecoderSpecification, size: Callable[[int, int], int]) -> int:
+def _widest(sizes: ModelSizes, size: Callable[[int, int], int]) -> int:
     """The largest `size(query heads of a key head, padded head dimension)` of all layers, in whole pages."""
-    facts = [layer.attention for layer in specification.layers]
-    most = max(size(fact.heads // fact.kv_heads, padded(fact.head_dim)) for fact in facts)
+    most = max(size(layer.heads // layer.kv_heads, padded(layer.head_dim)) for layer in sizes.layers)
     return -(-most // PAGE) * PAGE
 
 
-def group_offset(specification: DecoderSpecification) -> int:
+def group_offset(sizes: ModelSizes) -> int:
     """Where in a thread's scratch rows of the file are interleaved: behind what attention needs."""
-    return _widest(specification, attention_scratch)
+    return _widest(sizes, attention_scratch)
 
 
-def scratch_stride(specification: DecoderSpecification, weights: DecoderWeights, repack: bool) -> int:
+def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
     """Bytes of one thread's scratch; the first thread's is also the embedding's."""
-    group = 0 if repack else file_rows_scratch(weights.matrices())
-    blocks = group_offset(specification) + -(-group // PAGE) * PAGE
-    return max(blocks, -(-embedding_scratch(weights.token_embd) // PAGE) * PAGE)
+    group = 0 if repack else file_rows_scratch(sizes.matrices())
+    blocks = group_offset(sizes) + -(-group // PAGE) * PAGE
+    return max(blocks, -(-embedding_scratch(sizes.table) // PAGE) * PAGE)
 
 
-def states_bytes(specification: DecoderSpecification, threads: int) -> int:
+def states_bytes(sizes: ModelSizes, threads: int) -> int:
     """Bytes of the running sums of attention that is cut into pieces."""
-    return _widest(specification, attention_states) * attention_pieces(threads)
+    return _widest(sizes, attention_states) * attention_pieces(threads)
 
 
-def workspace_bytes(
-    specification: DecoderSpecification,
-    weights: DecoderWeights,
-    batch: int,
-    threads: int,
-    repack: bool = True,
-) -> int:
+def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = True) -> int:
     """Bytes of a `Workspace` with these arguments."""
-    rows = sum(workspace_rows(specification, weights).values())
-    scratch = threads * scratch_stride(specification, weights, repack) + states_bytes(specification, threads)
+    rows = sum(workspace_rows(sizes).values())
+    scratch = threads * scratch_stride(sizes, repack) + states_bytes(sizes, threads)
     return whole_tiles(batch) * rows + scratch
 
 
@@ -92,19 +84,18 @@ class Workspace:
     def __init__(
         self,
         arena: Arena,
-        specification: DecoderSpecification,
-        weights: DecoderWeights,
+        sizes: ModelSizes,
         batch: int,
         threads: int,
         repack: bool = True,
     ) -> None:
         self._rows = {
             name: (arena.keep(allocate(stride * whole_tiles(batch))), stride)
-            for name, stride in workspace_rows(specification, weights).items()
+            for name, stride in workspace_rows(sizes).items()
         }
-        self.scratch_stride = scratch_stride(specification, weights, repack)
+        self.scratch_stride = scratch_stride(sizes, repack)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
-        self.states = arena.keep(allocate(states_bytes(specification, threads)))
+        self.states = arena.keep(allocate(states_bytes(sizes, threads)))
 
     def rows(self, name: str) -> tuple[int, int]:
         """(address, bytes a token) of a buffer."""

@@ -23,9 +23,10 @@ from edgeinfer_kernels.cuda.decode_step import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced, Part
+from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.prefill import Prefill
 from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
-from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, DrawSettings, SamplingBuffers, sample
+from edgeinfer_kernels.cuda.sampling import DrawSettings, SamplingBuffers, sample
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import (
     RejectedTrialError,
@@ -37,12 +38,8 @@ from edgeinfer_kernels.cuda.tuner import (
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-CHUNK = 512
-"""Tokens of a prompt that are read in one step."""
 RING = 64
 """Choices that may lie between the device and its reader."""
-RECENT = 1024
-"""Most ids that penalties on the device can count."""
 _NONE, _BEST, _DRAW = "none", "best", "draw"
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""

@@ -14,18 +14,15 @@ from edgeinfer_kernels.cuda import row_kernels as kernels
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_model import DeviceFeedForward, DeviceLayer, DeviceModel, Stack
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning, next_power_of_two
-from edgeinfer_kernels.cuda.workspace import (
-    CACHED_AT,
+from edgeinfer_kernels.cuda.device_sizes import (
     MOST_TOKENS,
-    ROWS,
     STATE_WORDS,
-    Activations,
-    Workspace,
     attention_rows,
     head_dimensions,
 )
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS, Activations, Workspace
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     FeedForwardSpecification,
@@ -149,7 +146,7 @@ class DecodeStep:
         self._project(attention.qkv, attention.qkv_bias, source, tokens)
         group, out = facts.heads // facts.kv_heads, space.mixed
         k_at = facts.heads * facts.head_dim
-        rows = attention_rows(facts, tokens)
+        rows = attention_rows(facts.heads, facts.kv_heads, tokens)
         cache, direct = layer.cache, facts.head_dim % 16 == 0
         self._launch(
             decode_attention_kernel,
@@ -176,13 +173,13 @@ class DecodeStep:
             KV_HEADS=facts.kv_heads,
             GROUP=group,
             HEAD_DIM=facts.head_dim,
-            DIMENSIONS=head_dimensions(facts),
+            DIMENSIONS=head_dimensions(facts.head_dim),
             K_AT=k_at,
             V_AT=k_at + facts.kv_heads * facts.head_dim,
             TOKENS=tokens,
             QUERIES=rows,
             SPLITS=tuning.splits,
-            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts))),
+            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts.head_dim))),
             WINDOW=facts.window,
             QK_NORM=QK_NORMS[facts.qk_norm],
             CAPPED=facts.soft_cap != 0,
