@@ -128,7 +128,7 @@ def _machine(
         return machine, [f"planned for the CPU: {error}"]
     if gpu is None:
         return machine, ["planned for the CPU: there is no GPU here"]
-    from edgeinfer_kernels.cuda.backend import free_bytes
+    from edgeinfer_kernels.cuda.device_parts import free_bytes
 
     measure_gpu(gpu, cache, sorted(formats))
     return with_gpu(machine, gpu, free_bytes(gpu.index), cache), []

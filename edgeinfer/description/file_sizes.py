@@ -20,6 +20,7 @@ from edgeinfer_kernels.model_sizes import (
     ModelSizes,
     stacked_bias,
 )
+from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_quant_formats import GGUFFile, TensorInfo
 from edgeinfer_quant_formats.errors import printable
 
@@ -122,7 +123,8 @@ class _Reader:
             window,
             table,
             None if mixture else self._feed_forward(prefix),
-            self._experts(prefix) if mixture else None,
+            self._experts(prefix, index) if mixture else None,
+            f"{prefix}attn_sinks.weight" in self._tensors,
         )
 
     def _attention_facts(self, index: int) -> tuple[int, int, int, int, int]:
@@ -163,7 +165,7 @@ class _Reader:
             any(f"{prefix}ffn_{part}{ending}.bias" in self._tensors for part in ("gate", "up")),
         )
 
-    def _experts(self, prefix: str) -> ExpertSizes:
+    def _experts(self, prefix: str, index: int) -> ExpertSizes:
         fused = f"{prefix}ffn_gate_up_exps.weight"
         parts = {part: self._stack(f"{prefix}ffn_{part}_exps.weight") for part in ("gate", "up", "down")}
         if fused in self._tensors:
@@ -185,7 +187,12 @@ class _Reader:
             FeedForwardSizes(up, down, parts["gate"]),
             self._matrix(f"{prefix}ffn_gate_inp.weight"),
             self._feed_forward(prefix, "_shexp") if f"{prefix}ffn_up_shexp.weight" in self._tensors else None,
+            self._routes_early(index),
         )
+
+    def _routes_early(self, index: int) -> bool:
+        facts = self._specification.layers[index].feed_forward if self._specification else None
+        return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _stack(self, name: str) -> MatrixSize | None:
         """One of the experts' matrices that a tensor holds; None: there is no such tensor."""

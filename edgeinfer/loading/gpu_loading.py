@@ -6,13 +6,9 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda.backend import (
-    CudaBackend,
-    KernelsUnavailableError,
-    cuda_device,
-    free_bytes,
-)
+from edgeinfer_kernels.cuda.backend import CudaBackend, KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
 from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
@@ -50,7 +46,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             source.weights,
             source.context,
             cuda_device(gpu.index),
-            quantised_cache=wishes.kv == "q8_0",
+            DeviceOptions(quantised_cache=wishes.kv == "q8_0"),
             on_placed=Placing(source),
         )
     except UnsupportedOnDeviceError as error:

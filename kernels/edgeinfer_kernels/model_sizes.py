@@ -3,8 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForwardWeights, Matrix, Vector
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Matrix,
+    Vector,
+)
 from edgeinfer_quant_formats import block_format
 
 NEURON_GROUP = 512
@@ -19,9 +26,11 @@ class MatrixSize:
     format: str
     rows: int
     columns: int
+    experts: int = 1
 
     @classmethod
     def of(cls, matrix: Matrix) -> "MatrixSize":
+        """That of a matrix, or of one expert's."""
         return cls(matrix.name, matrix.format, matrix.rows, matrix.columns)
 
     @property
@@ -66,13 +75,18 @@ class FeedForwardSizes:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """`count` experts of equal size, `used` of them for a token; `shared` is computed for every token."""
+    """`count` experts of equal size, `used` of them for a token; `shared` is computed for every token.
+
+    Vectors are left out: the norm is counted with the attention's, biases are small.
+    """
 
     count: int
     used: int
     expert: FeedForwardSizes
     router: MatrixSize
     shared: FeedForwardSizes | None = None
+    early: bool = False
+    """The router reads the layer's input, before attention."""
 
     def always(self) -> list[MatrixSize]:
         """The matrices that every token reads: the router and the shared expert."""
@@ -98,6 +112,8 @@ class LayerSizes:
     rope_table: int = 0
     feed_forward: FeedForwardSizes | None = None
     experts: ExpertSizes | None = None
+    sinks: bool = False
+    """Every head's softmax has a score of its own, which runs on the CPU only."""
 
     def attention_matrices(self) -> list[MatrixSize]:
         return [self.q, self.k, self.v, self.output]
@@ -143,7 +159,9 @@ class ModelSizes:
         for facts, layer in zip(specification.layers, weights.layers, strict=True):
             attention, w = facts.attention, layer.attention
             table = tables.setdefault((attention.rope, attention.head_dim), len(tables))
-            q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
+            q, k, v, output = map(MatrixSize.of, w.matrices())
+            block, second = layer.feed_forward, facts.feed_forward
+            experts = isinstance(block, ExpertWeights)
             layers.append(
                 LayerSizes(
                     attention.heads,
@@ -153,10 +171,12 @@ class ModelSizes:
                     k,
                     v,
                     output,
-                    _attention_vectors(w),
+                    _attention_vectors(w) + (_lengths(block.ffn_norm) if experts else ()),
                     attention.window,
                     table,
-                    _feed_forward(layer.feed_forward),
+                    _feed_forward(block) if isinstance(block, FeedForwardWeights) else None,
+                    _experts(block, second) if isinstance(second, ExpertsSpecification) else None,
+                    attention.sinks,
                 )
             )
         tied = weights.token_embd is weights.output
@@ -207,6 +227,19 @@ def any_of(vectors: Sequence[Vector | None]) -> bool:
 def stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
     """The length of one vector for matrices of so many rows, each padded to sixteen."""
     return (sum(-(-count // 16) * 16 for count in rows),)
+
+
+def _experts(w: FeedForwardWeights | ExpertWeights, facts: ExpertsSpecification) -> ExpertSizes:
+    assert isinstance(w, ExpertWeights)
+    up, down, gate = map(MatrixSize.of, w.stacks())
+    return ExpertSizes(
+        facts.count,
+        facts.used,
+        FeedForwardSizes(up, down, gate),
+        MatrixSize.of(w.ffn_gate_inp),
+        _feed_forward(w.shared) if w.shared else None,
+        facts.early,
+    )
 
 
 def _feed_forward(w: FeedForwardWeights) -> FeedForwardSizes:

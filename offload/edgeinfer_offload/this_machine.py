@@ -127,7 +127,7 @@ def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     missing = [name for name in formats if name in TILES and prefix + name not in known]
     if not missing and all(prefix + name in known for name in GPU_FIGURES):
         return
-    from edgeinfer_kernels.cuda.backend import cuda_device
+    from edgeinfer_kernels.cuda.device_parts import cuda_device
     from edgeinfer_kernels.cuda.gpu_speed import format_speed, gpu_speed
 
     device = cuda_device(gpu.index)

@@ -64,7 +64,7 @@ def test_a_gpu_here_is_measured_and_planned_for(
     measured = []
     monkeypatch.setattr(planning, "usable_gpu", lambda wished: gpu)
     monkeypatch.setattr(planning, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
-    monkeypatch.setattr("edgeinfer_kernels.cuda.backend.free_bytes", lambda index: 7 << 30)
+    monkeypatch.setattr("edgeinfer_kernels.cuda.device_parts.free_bytes", lambda index: 7 << 30)
     monkeypatch.setattr(planning, "with_gpu", with_gpu)
     told = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
     assert measured == [["Q4_K", "Q6_K"]]

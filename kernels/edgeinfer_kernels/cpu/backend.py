@@ -11,11 +11,13 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
+    expert_bytes,
     float_rows,
     int_fields,
     interleave,
@@ -24,12 +26,13 @@ from edgeinfer_kernels.cpu.memory import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CALL, HEAD
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import DecoderWeights, Matrix
+from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
@@ -39,6 +42,17 @@ PROGRAM_TOKENS = 16
 """Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
 where it costs next to nothing and Ctrl-C is heard.
 """
+
+
+BLOCKS = (
+    "attention_block",
+    "feed_forward_block",
+    "route_block",
+    "experts_block",
+    "head_block",
+    "run_program",
+)
+"""The kernels that a model's steps are made of."""
 
 
 ROPE_POSITIONS = 256
@@ -71,9 +85,9 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(weights: DecoderWeights) -> set[str]:
+def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    return {kernel_format(matrix) for matrix in weights.matrices()}
+    return {kernel_format(matrix) for matrix in weights.matrices(head=head)}
 
 
 class CpuBackend:
@@ -82,7 +96,8 @@ class CpuBackend:
     Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
-    `threads` None: all that this process may use.
+    `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
+    and there are no logits. `routing`: where mixtures of experts write their choices.
     """
 
     name = "cpu"
@@ -97,24 +112,30 @@ class CpuBackend:
         batch: int = 256,
         threads: int | None = None,
         repack: bool = True,
+        head: bool = True,
         on_placed: OnPlaced | None = None,
+        routing: Routing | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
         self._sizes = ModelSizes.of(specification, weights)
-        matrices = weights.matrices()
+        matrices = weights.matrices(head=head)
         self._kernels = kernels
+        self.routing = routing
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
-        self._build(weights, caches, placed, repack)
+        self._build(weights, caches, placed, repack, head, routing)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
         kernel, offset = self._kernels.address("rows_in_file"), group_offset(self._sizes)
+        stride = structure_bytes(FILE_ROWS)
         return {
-            id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
+            id(matrix): Placed(
+                kernel, file_rows(matrix, self._arena, self._kernels, offset), expert_stride=stride
+            )
             for matrix in matrices
         }
 
@@ -127,7 +148,8 @@ class CpuBackend:
             ):
                 name = f"rows_{kernel_format(matrix)}"
                 kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
-                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles)
+                stride = expert_bytes(matrix)
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles, stride)
                 self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
@@ -140,6 +162,8 @@ class CpuBackend:
         caches: Sequence[LayerCache],
         placed: dict[int, Placed],
         repack: bool,
+        head: bool,
+        routing: Routing | None,
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
@@ -150,20 +174,41 @@ class CpuBackend:
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
         ]
         self._feed_forward = [
-            builder.feed_forward(layer.feed_forward, w.feed_forward)
-            for layer, w in zip(facts.layers, weights.layers, strict=True)
+            self._feed_forward_step(builder, index, w.feed_forward, routing)
+            for index, w in enumerate(weights.layers)
         ]
-        self._head = builder.head(facts.norm, weights)
-        self._head_fields = int_fields(self._head, len(HEAD))
+        if head:
+            self._head = builder.head(facts.norm, weights)
+            self._head_fields = int_fields(self._head, len(HEAD))
         self._x_address = workspace.rows("x")[0]
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
-        self._functions = {
-            name: self._kernels.address(name)
-            for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
-        }
+        self._functions = {name: self._kernels.address(name) for name in BLOCKS}
         self._build_program()
+
+    def _feed_forward_step(
+        self,
+        builder: BlockBuilder,
+        layer: int,
+        w: FeedForwardWeights | ExpertWeights,
+        routing: Routing | None,
+    ) -> tuple[str, int]:
+        """The name of the layer's second block and the structure that it reads."""
+        facts = self.specification.layers[layer].feed_forward
+        if isinstance(w, FeedForwardWeights):
+            assert not isinstance(facts, ExpertsSpecification)
+            return "feed_forward_block", builder.feed_forward(facts, w)
+        assert isinstance(facts, ExpertsSpecification)
+        rows = None
+        if routing is not None:
+            ids = routing.ids[layer]
+            rows = RoutingRows(self._arena.keep(ids), ids.strides[0])
+        return "experts_block", ExpertBlockBuilder(builder).experts(facts, w, rows)
+
+    def _routes_early(self, layer: int) -> bool:
+        facts = self.specification.layers[layer].feed_forward
+        return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
@@ -174,10 +219,12 @@ class CpuBackend:
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
-        for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
-            call = address(calls[rope])
-            steps.append((self._functions["attention_block"], attention, call))
-            steps.append((self._functions["feed_forward_block"], feed_forward, call))
+        for layer, rope in enumerate(ropes):
+            call, (function, block) = address(calls[rope]), self._feed_forward[layer]
+            if self._routes_early(layer):
+                steps.append((self._functions["route_block"], block, call))
+            steps.append((self._functions["attention_block"], self._attention[layer], call))
+            steps.append((self._functions[function], block, call))
         self._program = np.array(steps, np.int64)
         self._steps = np.array([len(steps)], np.int64)
         self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
@@ -206,11 +253,14 @@ class CpuBackend:
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
+        if self._routes_early(layer):
+            self._run("route_block", self._feed_forward[layer][1], x)
         rope = self._layer_tables[layer].address_of(start, len(x))
         self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
-        self._run("feed_forward_block", self._feed_forward[layer], x)
+        function, block = self._feed_forward[layer]
+        self._run(function, block, x)
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification

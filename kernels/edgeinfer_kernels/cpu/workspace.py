@@ -5,7 +5,7 @@ from collections.abc import Callable
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.file_rows import file_rows_scratch
-from edgeinfer_kernels.cpu.memory import Arena, allocate
+from edgeinfer_kernels.cpu.memory import Arena, allocate, is_float_format
 from edgeinfer_kernels.cpu.structures import (
     CACHE_LINE,
     attention_pieces,
@@ -13,9 +13,46 @@ from edgeinfer_kernels.cpu.structures import (
     attention_states,
     quantised_bytes,
 )
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.model_sizes import ExpertSizes, ModelSizes
 
 PAGE = 4096
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes in whole cache lines."""
+    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+
+
+def expert_rows(used: int) -> int:
+    """Rows a token that its experts' activations take: a row for each, and what begun tiles leave empty, as
+    an expert with fewer than TILE_TOKENS of them has none.
+    """
+    return (3 * used + 1) // 2
+
+
+def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
+    """Name -> bytes a token of what a mixture of experts needs beside the buffers that all blocks share."""
+    used, block = experts.used, experts.expert
+    rows, width, hidden = expert_rows(used), experts.router.columns, block.neurons
+    found = {
+        "expert.scores": 4 * padded(experts.count),
+        "expert.ids": 8 * used,
+        "expert.weights": 4 * used,
+        "expert.places": 8 * used,
+        "expert.entries": 8 * used,
+        "expert.active": 8 + 24 * used,
+        "expert.gathered.quantised": rows * aligned(quantised_bytes(padded(width))),
+        "expert.hidden": rows * aligned(4 * padded(hidden)),
+        "expert.hidden.quantised": rows * aligned(quantised_bytes(padded(hidden))),
+        "expert.gate": rows * aligned(4 * padded(hidden)),
+        "expert.out": rows * aligned(4 * padded(width)),
+    }
+    if any(is_float_format(matrix) for matrix in (block.up, block.gate) if matrix):
+        found["expert.gathered"] = rows * aligned(4 * padded(width))
+    if experts.early:
+        found["router"] = 4 * padded(width)
+        found["router.quantised"] = quantised_bytes(padded(width))
+    return found
 
 
 def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
@@ -23,7 +60,7 @@ def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
     rows = {"x": 4 * padded(sizes.width)}
 
     def need(name: str, nbytes: int) -> None:
-        rows[name] = max(rows.get(name, 0), -(-nbytes // CACHE_LINE) * CACHE_LINE)
+        rows[name] = max(rows.get(name, 0), aligned(nbytes))
 
     def need_input(name: str, columns: int) -> None:
         need(name, 4 * padded(columns))
@@ -37,9 +74,13 @@ def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
         need("projected_q", 4 * padded(layer.q.rows))
         need("projected_k", 4 * padded(layer.k.rows))
         need("projected_v", 4 * padded(layer.v.rows))
-        for block in layer.feed_forwards():
-            need_input("hidden", block.neurons)
-            need("gate", 4 * padded(block.neurons))
+        if layer.experts:
+            for name, nbytes in expert_workspace(layer.experts).items():
+                need(name, nbytes)
+        dense = layer.experts.shared if layer.experts else layer.feed_forward
+        if dense is not None:
+            need_input("hidden", dense.neurons)
+            need("gate", 4 * padded(dense.neurons))
     return rows
 
 

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -159,14 +160,15 @@ def _head(device: torch.device, format_name: str, rows: int) -> tuple[float, int
     arena = Arena(device, counting.used)
     try:
         model = DeviceModel(specification, weights, arena, 16)
-        step = DecodeStep(model, Workspace(model, arena), Tuning(), dependent=False)
+        launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False, tensor_cores=False)
+        step = DecodeStep(launches)
         uploader = Uploader(device)
         try:
             model.fill(uploader)
         finally:
             uploader.close()
         seconds = _head_seconds(device, step)
-        del step, model
+        del step, launches, model
     finally:
         arena.close()
     return seconds, matrix_bytes(ModelSizes.of(specification, weights).head)

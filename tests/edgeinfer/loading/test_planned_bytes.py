@@ -28,7 +28,9 @@ SPARE = 4096
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "starcoder2", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"]
+)
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
     path = (MIXED if name == "mixed" else ZOO[name]).write(tmp_path / "model.gguf")
@@ -46,6 +48,19 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
+
+
+def test_a_token_reads_the_experts_that_it_uses(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("qwen2moe"), threads=1, device="cpu") as model:
+        assert model.plan is not None
+        items = {item.item: item for item in model.plan.items}
+    assert {"layer 0 attention", "layer 0 router and shared expert", "layer 0 experts"} <= items.keys()
+    # Seven experts of three matrices 64 by 32 in float32, of which a token uses three.
+    experts = items["layer 0 experts"]
+    assert (experts.bytes, experts.weights_read) == (7 * 3 * 64 * 32 * 4, 3 * 3 * 64 * 32 * 4)
+    # The router's seven rows fill a group of sixteen; the shared expert is 128 wide.
+    shared = items["layer 0 router and shared expert"]
+    assert shared.bytes == shared.weights_read == (16 * 64 + 3 * 128 * 64) * 4
 
 
 def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 from numba import config, types
 
-from edgeinfer_kernels.cpu.native import attention, feed_forward, file_rows, interleave, read_memory, team
+from edgeinfer_kernels.cpu.native import (
+    attention,
+    experts,
+    feed_forward,
+    file_rows,
+    interleave,
+    read_memory,
+    team,
+)
 from edgeinfer_kernels.cpu.native.decode_row import make_decode_row
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
@@ -25,7 +33,7 @@ def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
     `tiles`: with the row kernels by tiles.
     """
     if unit == BLOCKS:
-        parts = (team, interleave, read_memory, attention, feed_forward, file_rows)
+        parts = (team, interleave, read_memory, attention, feed_forward, experts, file_rows)
         return {name: export for part in parts for name, export in part.exports.items()}
     signature = types.void(*(types.int64,) * ROW_ARGUMENTS)
     name = unit.removeprefix("rows_")
