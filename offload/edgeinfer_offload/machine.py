@@ -18,7 +18,7 @@ CPU_BLOCK_SECONDS = 3e-6
 """What starting a block on the thread team takes beside reading."""
 SYNCHRONISE_SECONDS = 9e-6
 """What a token costs the host when a GPU has worked on it: replay and synchronisation, an H200's."""
-OVERLAP_LOSS = 0.2
+OVERLAP_LOSS = 0.25
 """Of the shorter half of a split feed-forward: what running both at once doesn't save, as threads wake late
 and copies want memory's bandwidth too; assumed, to be measured. It keeps what fits a GPU on the GPU.
 """

@@ -32,7 +32,8 @@ class PlanError(ValueError):
 class PlanWishes:
     """What a plan has to keep to.
 
-    `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
+    `device`: "any"; "layers", whole layers, the lower ones on the CPU, the others and the head on the GPU;
+    or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
     `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
     there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context.
     `routing`: for each layer of a mixture how often each expert is used, by its number. `draft`: a draft
@@ -42,7 +43,7 @@ class PlanWishes:
 
     context: int
     kv: CacheType = "f16"
-    device: Literal["any", "cpu", "gpu"] = "any"
+    device: Literal["any", "layers", "cpu", "gpu"] = "any"
     vram: int | None = None
     ram: int | None = None
     repack: bool = True
@@ -193,6 +194,14 @@ class MemoryPlan:
         """The one place of all layers and the head; None: it is a split plan."""
         places = {self.head, *(layer.whole_on for layer in self.layers)}
         return self.head if places == {self.head} else None
+
+    @property
+    def cut(self) -> int | None:
+        """The first layer of those on the GPU, all before it being on the CPU; None: divided otherwise."""
+        sides = [layer.whole_on for layer in self.layers]
+        found = sides.index("gpu") if "gpu" in sides else len(sides)
+        cut_there = sides == ["cpu"] * found + ["gpu"] * (len(sides) - found)
+        return found if cut_there and (self.head == "gpu") == (found < len(sides)) else None
 
     def explain(self, details: bool = False) -> str:
         """The plan for a person; `details`: every layer in lines of its own."""

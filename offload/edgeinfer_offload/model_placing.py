@@ -147,11 +147,29 @@ class ModelPlacing:
         found = self.search.placement(choices, self._ends(side, side, draft))
         return found if side == CPU else replace(found, seconds=found.seconds + SYNCHRONISE_SECONDS)
 
-    def _budget(self, vram: float, *, stream: bool = True) -> Budget:
-        """For placements that use the GPU and, with `stream`, the CPU."""
-        fixed = self._gpu_fixed + (STREAM_BYTES if stream else 0)
-        cpu_fixed = self.staging + (self.cpu_workspace if stream else 0)
+    @property
+    def streams(self) -> bool:
+        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
+        return self.wishes.device == "any"
+
+    def _budget(self, vram: float, *, shared: bool = True) -> Budget:
+        """For placements that use the GPU and, if it is `shared`, the CPU."""
+        fixed = self._gpu_fixed + (STREAM_BYTES if shared and self.streams else 0)
+        cpu_fixed = self.staging + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
+
+    def _cuts(self, budget: Budget) -> list[Placement]:
+        """Whole layers, the upper ones and the head on the GPU, for every number that fits."""
+        draft = CPU if self.draft else None
+        ends, here = self._ends(GPU, CPU, draft), Choice(CPU, CPU, 0)
+        found = []
+        for first in range(1, len(self.costs)):
+            above = [Choice(GPU, GPU, cost.units) for cost in self.costs[first:]]
+            placed = self.search.placement([here] * first + above, ends)
+            if placed.gpu_bytes + budget.gpu_fixed <= budget.gpu_bytes:
+                waiting = float(budget.penalty(placed.cpu_bytes))
+                found.append(replace(placed, seconds=placed.seconds + waiting))
+        return found
 
     @property
     def _cpu_room(self) -> float:
@@ -172,15 +190,18 @@ class ModelPlacing:
         if self.wishes.device != "gpu":
             here = self.whole(CPU)
             candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
-        if self.pricing.graphics:
-            budget = self._budget(vram, stream=False)
-            there = self.whole(GPU)
-            if there.gpu_bytes + budget.gpu_fixed <= vram and self.can_be_whole:
-                candidates.append(replace(there, seconds=there.seconds + float(budget.penalty(0.0))))
-        if self.pricing.graphics and self.wishes.device == "any":
-            split = self.search.best(self._budget(vram))
-            if split:
-                candidates.append(replace(split, seconds=split.seconds + SYNCHRONISE_SECONDS))
+        if self.pricing.graphics and self.can_be_whole:
+            alone, there = self._budget(vram, shared=False), self.whole(GPU)
+            if there.gpu_bytes + alone.gpu_fixed <= vram:
+                candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
+        if self.pricing.graphics and self.wishes.device in ("any", "layers"):
+            split: list[Placement] = []
+            if self.wishes.device == "any":
+                best_split = self.search.best(self._budget(vram))
+                split = [best_split] if best_split else []
+            elif self.can_be_whole:
+                split = self._cuts(self._budget(vram))
+            candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         return best if best and best.seconds < float("inf") else None
 
@@ -197,7 +218,7 @@ class ModelPlacing:
     @property
     def least_gpu_bytes(self) -> int:
         """What any use of the GPU takes before a single weight is there."""
-        return self._gpu_fixed + STREAM_BYTES
+        return self._gpu_fixed + (STREAM_BYTES if self.streams else 0)
 
     def works_on_cpu(self, chosen: Placement) -> bool:
         """Whether the CPU computes any part of a token."""

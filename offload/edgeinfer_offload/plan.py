@@ -165,7 +165,7 @@ def _around_the_layers(
     fixed("workspace", "gpu", placing.gpu_workspace)
     fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
     fixed("CUDA context", "gpu", placing.driver_bytes)
-    if placing.works_on_cpu(chosen):
+    if placing.works_on_cpu(chosen) and placing.streams:
         fixed("weights that a prompt streams", "gpu", STREAM_BYTES)
     fixed("staging for the GPU", "cpu", placing.staging)
     crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
@@ -196,22 +196,20 @@ def _prediction(
 
     wishes = placing.wishes
     prompt = min(wishes.prompt, wishes.context)
-    speed = PromptSpeed(
-        placing.sizes, placing.costs, chosen.choices, chosen.ends.head == GPU, placing.pricing
-    )
+    speed = PromptSpeed(placing, chosen)
     return Prediction(
         seconds_empty=at(0),
         seconds=dry,
         seconds_full=at(wishes.context),
         prompt=prompt,
         prompt_seconds=speed.seconds(prompt, wishes.chunk, wishes.batch) + waiting,
-        stream_from=speed.crossover() if chosen.uses_gpu else None,
+        stream_from=speed.crossover() if placing.streams else None,
     )
 
 
 def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
     """Decode tokens per second with a GiB more of GPU memory; None: no GPU, or no room for improvement."""
-    if placing.pricing.graphics is None or placing.wishes.device != "any" or not placing.works_on_cpu(chosen):
+    if placing.pricing.graphics is None or placing.wishes.device == "gpu" or not placing.works_on_cpu(chosen):
         return None
     more = placing.choose(placing.vram + GIBIBYTE)
     if more is None:
@@ -233,7 +231,7 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
             "nothing is on the GPU: its buffers and libraries alone take "
             f"{mebibytes(placing.least_gpu_bytes)}, {mebibytes(placing.vram)} may be used"
         )
-    split = {item.layer for item in items if item.overlapped}
+    split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
     if not waiting:
         return f"{mebibytes(free)} of the GPU are left: with more on it than now the CPU would wait for it"

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
-from edgeinfer_offload.layer_costs import LayerCosts, Pricing
-from edgeinfer_offload.placement_search import GPU, Choice
+from edgeinfer_kernels.model_sizes import LayerSizes
+from edgeinfer_offload.layer_costs import LayerCosts
+from edgeinfer_offload.model_placing import ModelPlacing
+from edgeinfer_offload.placement_search import GPU, Choice, Placement
 from edgeinfer_offload.roofline import Roof, Work
 
 MOST_TOKENS = 1 << 16
@@ -31,28 +32,22 @@ class _Part:
 class PromptSpeed:
     """Seconds of a prompt under a placement."""
 
-    def __init__(
-        self,
-        sizes: ModelSizes,
-        costs: Sequence[LayerCosts],
-        choices: Sequence[Choice],
-        head_on_gpu: bool,
-        pricing: Pricing,
-    ) -> None:
-        self._machine = pricing.machine
-        processor, graphics = self._machine.processor, pricing.graphics
+    def __init__(self, placing: ModelPlacing, chosen: Placement) -> None:
+        self._machine, self._sizes = placing.machine, placing.sizes
+        processor, graphics = self._machine.processor, placing.pricing.graphics
         self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
         self._gpu: Roof | None = None
-        if graphics:
+        if graphics and chosen.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
-        self._sizes = sizes
+        self._link = self._machine.link if placing.streams else None
         self._layers = [
             _parts(layer, cost, choice)
-            for layer, cost, choice in zip(sizes.layers, costs, choices, strict=True)
+            for layer, cost, choice in zip(self._sizes.layers, placing.costs, chosen.choices, strict=True)
         ]
-        self._attends_on_gpu = [choice.attention == GPU for choice in choices]
-        head = _Part(sizes.head.nbytes, 2 * sizes.head.weights)
-        self._head = head.work(1).seconds(self._gpu if head_on_gpu and self._gpu else self._cpu)
+        self._attends_on_gpu = [choice.attention == GPU for choice in chosen.choices]
+        head = _Part(self._sizes.head.nbytes, 2 * self._sizes.head.weights)
+        roof = self._gpu if chosen.ends.head == GPU else self._cpu
+        self._head = head.work(1).seconds(roof or self._cpu)
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """From the first token of a prompt to the logits behind the last, read in chunks."""
@@ -80,7 +75,7 @@ class PromptSpeed:
 
     def _streamed(self, parts: Sequence[_Part], tokens: int) -> float | None:
         """Sending weights to the GPU while it computes with those before them; None: there is no way."""
-        gpu, link = self._gpu, self._machine.link
+        gpu, link = self._gpu, self._link
         if gpu is None or link is None:
             return None
         works = [part.work(tokens) for part in parts]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import harmonic_mean
 
 from edgeinfer_kernels.cpu.features import choose, detect
 from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, kernel_speed
@@ -56,11 +57,11 @@ def with_cpu_speeds(
         name: KernelSpeed(known[_cpu_name(threads, name)], known[f"{_cpu_name(threads, name)} prompt"])
         for name in wanted
     }
-    slowest = min((speed.operations_per_second for speed in speeds.values()), default=UNKNOWN)
+    products = [speed.operations_per_second for speed in speeds.values()]
     processor = replace(
         machine.processor,
         bytes_per_second=reading,
-        operations_per_second=slowest,
+        operations_per_second=harmonic_mean(products) if products else UNKNOWN,
         kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
     )
     return replace(machine, processor=processor, origin="measured")
@@ -95,7 +96,7 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
     graphics = replace(
         card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
     )
-    return replace(machine, graphics=graphics, link=card.link())
+    return replace(machine, graphics=graphics, link=card.link(), origin="described")
 
 
 def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:
@@ -117,7 +118,7 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         own["pageable_from_gpu"],
         own.get("hand_over_seconds", HAND_OVER_SECONDS),
     )
-    return replace(machine, graphics=graphics, link=link)
+    return replace(machine, graphics=graphics, link=link, origin="measured")
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
