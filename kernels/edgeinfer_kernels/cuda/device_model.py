@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.specification import AttentionSpecification, DecoderSpecification, RopeSpecification
@@ -22,13 +23,6 @@ from edgeinfer_kernels.weights import (
 )
 
 OnPlaced = Callable[[Matrix], None]
-SPARE_POSITIONS = 16
-"""Positions of a cache beyond the context: a step writes whole tiles."""
-
-
-def padded_rows(rows: int) -> int:
-    """Rows that a matrix of so many takes."""
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceFeedForward, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
@@ -22,8 +23,6 @@ from edgeinfer_kernels.specification import AttentionSpecification, LayerSpecifi
 
 DEQUANTISED_BLOCKS = 64
 """Blocks of a row that a program dequantises."""
-SCRATCH_WEIGHTS = 32 << 20
-"""Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
 
 
 @dataclass(frozen=True)
