@@ -62,11 +62,8 @@ def plan_model(
         SettingError: a setting out of its range, or a description that can't be read.
         OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
     """
+    _check(kv, context)
     found = find_model(model)
-    if kv not in CHOICES["kv"]:
-        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
-    if context is not None and context < 1:
-        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
     with GGUFFile.open(found.path) as file:
         config, notes = _config(file)
         sizes = file_sizes(file, config)
@@ -87,6 +84,13 @@ def plan_model(
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     plan = _planned(found.name, sizes, machine, wishes, trained)
     return ModelPlan(found.name, plan, (*notes, *note, *_load_notes(plan)))
+
+
+def _check(kv: str, context: int | None) -> None:
+    if kv not in CHOICES["kv"]:
+        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
+    if context is not None and context < 1:
+        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
 
 
 def _config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
