@@ -55,7 +55,9 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         plan.weight_bytes_per_token,
         planning.largest_context(),
     )
-    return LoadedEngine(engine, lambda: replace(planning.with_speeds().plan(), repacking=repacking))
+    return LoadedEngine(
+        engine, lambda: replace(planning.with_speeds().plan(), repacking=repacking), plan.bytes_on("cpu")
+    )
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ class LoadedEngine:
 
     engine: Transformer
     plan: Callable[[], MemoryPlan]
+    """With how fast everything is read, which is measured on first use."""
+    ram_bytes: int
+    """Bytes of main memory that the plan takes."""
+    on_gpu: bool = False
+    """Whether any of it lies on a GPU."""
     notes: list[str] = field(default_factory=list)
 
 
