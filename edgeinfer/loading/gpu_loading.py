@@ -1,7 +1,7 @@
 """Loading a model on a GPU: what it takes there, whether that fits, and its engine. Imports torch."""
 
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
@@ -27,7 +27,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     """An engine whose weights, cache and activations all lie on the GPU.
 
     Raises:
-        GpuUnavailableError: the model has a matrix without a kernel there, or doesn't fit.
+        GpuFullError: it doesn't fit.
+        GpuUnavailableError: the model has a matrix without a kernel there.
     """
     if source.wishes.kv == "f32":
         raise GpuUnavailableError("kv: f32 runs on the CPU only; take f16 or q8_0 on a GPU (--kv, kv=)")
@@ -53,31 +54,45 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
     except DeviceMemoryError as error:
         raise GpuUnavailableError(f"{source.name}: {error}; other programs took it since") from error
-    try:
-        if plan.weight_bytes_per_token >= TUNED_FROM_BYTES:
-            backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
-        backend.warm_up()
-    except (KernelsUnavailableError, BackendError) as error:
-        backend.close()
-        raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+    made_ready(backend, gpu, plan.weight_bytes_per_token)
     cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
     cache = KVCache(source.context, device_bytes=cache_bytes)
     engine = Transformer(source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, largest)
     return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True)
 
 
+def made_ready(backend: CudaBackend, gpu: Gpu, weight_bytes: int) -> CudaBackend:
+    """The backend, tuned for this GPU if its step reads enough, and its steps compiled.
+
+    Raises:
+        GpuUnavailableError: it can't compile, or the GPU failed.
+    """
+    try:
+        if weight_bytes >= TUNED_FROM_BYTES:
+            backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
+        backend.warm_up()
+    except (KernelsUnavailableError, BackendError) as error:
+        backend.close()
+        raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+    return backend
+
+
 def _planned(source: ModelSource, machine: Machine, wishes: PlanWishes) -> tuple[MemoryPlan, int]:
-    """The plan of everything on the GPU, and the largest context that fits. Raises `GpuUnavailableError`."""
+    """The plan of everything on the GPU, and the largest context that fits.
+
+    Raises:
+        GpuFullError, GpuUnavailableError: as for `load_on_gpu`.
+    """
     largest = largest_context(source.sizes, machine, wishes, source.config.trained_context)
     try:
         return plan_memory(source.sizes, machine, wishes), largest
     except PlanError as error:
-        way_out = ""
-        if "may be used" in str(error):
-            fewer = wishes.context > largest > 0
-            way_out = (
-                f"; with a context of {largest} it fits (--context, context=)"
-                if fewer
-                else "; take fewer bits a weight, or --device cpu"
-            )
-        raise GpuUnavailableError(f"{source.name}: {error}{way_out}") from error
+        if "may be used" not in str(error):
+            raise GpuUnavailableError(f"{source.name}: {error}") from error
+        fewer = wishes.context > largest > 0
+        way_out = (
+            f"with a context of {largest} it fits (--context, context=)"
+            if fewer
+            else "take fewer bits a weight, or --device cpu"
+        )
+        raise GpuFullError(f"{source.name}: {error}; {way_out}") from error
