@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import ContextOverflowError, SettingError
+from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
+from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.stop_strings import StopStrings
 
 
@@ -46,6 +49,15 @@ class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
     """Leaves the middle of a prompt that nobody waits for any more."""
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A token that follows; the logits that it was drawn from, if they came to the host."""
+
+    id: int
+    logits: npt.NDArray[np.float32] | None
+    drafted: bool = False
+
+
 class TokenStream:
     """An iterator of tokens; `result` is the answer so far, and the whole answer once the stream has ended.
 
@@ -61,6 +73,7 @@ class TokenStream:
         request: Request,
         turn: threading.Lock,
         on_end: Callable[[Generation], None] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._engine = engine
         self._turn = turn
@@ -68,6 +81,8 @@ class TokenStream:
         self._request = request
         self._on_end = on_end
         self._clock = _Clock()
+        self._speculator = speculator
+        self._drafts = DraftCount()
         self._tokens: list[Token] = []
         self._reason: FinishReason = "cancelled"
         self._cancelled = False
@@ -117,10 +132,21 @@ class TokenStream:
             text="".join(token.text for token in self._tokens),
             ids=[token.id for token in self._tokens],
             finish_reason=self._reason,
-            speed=self._clock.speed(len(self._tokens), self._engine.bytes_per_token),
+            speed=self._speed(),
             prompt_ids=self._request.prompt_ids,
             tokens=list(self._tokens),
             dropped_turns=self._request.dropped_turns,
+        )
+
+    def _speed(self) -> Speed:
+        speed = self._clock.speed(len(self._tokens), self._engine.bytes_per_token)
+        if not self._speculator or not self._drafts.drafted:
+            return speed
+        return replace(
+            speed,
+            accepted_share=self._drafts.accepted_share,
+            tokens_per_pass=self._drafts.tokens_per_pass,
+            speculation_gain=self._speculator.pace.gain(),
         )
 
     def _prefill(self) -> npt.NDArray[np.float32]:
@@ -149,27 +175,32 @@ class TokenStream:
         request, engine = self._request, self._engine
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
         text = _TextRelease(self._tokenizer, request.stop)
-        chooser = engine.choice(sampler) if request.logprobs is None else None
+        # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
+        drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
+        plain = request.logprobs is None and not drawn_ahead
+        chooser = engine.choice(sampler) if plain else None
         prompt_logits = self._prefill()
-        seen: npt.NDArray[np.float32] | None = prompt_logits
         history = list(request.prompt_ids)
         limit = engine.context - len(history)
         most = limit if request.max_tokens is None else min(limit, request.max_tokens)
         if most == 0:
             self._reason = "length" if request.max_tokens == 0 else "context"
+            return
+        first = sampler.sample(prompt_logits, history)
+        sampler.accept(first)
+        self._clock.decoded()
+        ready: deque[Chosen] = deque([Chosen(first, prompt_logits)])
         for count in range(1, most + 1):
-            if count == 1:
-                chosen = sampler.sample(prompt_logits, history)
-            else:
+            if not ready:
                 self._clock.resume()
-                chosen, seen = self._next(history, sampler, chooser)
-            sampler.accept(chosen)
-            self._clock.decoded()
-            if chosen in self._tokenizer.end_ids:
+                ready.extend(self._next(history, sampler, chooser, most - count))
+                self._clock.decoded(len(ready))
+            chosen = ready.popleft()
+            if chosen.id in self._tokenizer.end_ids:
                 self._reason = "stop"
                 break
-            history.append(chosen)
-            yield from text.push(self._described(chosen, seen))
+            history.append(chosen.id)
+            yield from text.push(self._described(chosen))
             if text.stopped:
                 self._reason = "stop"
                 break
@@ -179,27 +210,49 @@ class TokenStream:
         yield from text.finish()
 
     def _next(
-        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None
-    ) -> tuple[int, npt.NDArray[np.float32] | None]:
-        """The token behind `history`, and its logits if they came to the host.
+        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, room: int
+    ) -> list[Chosen]:
+        """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
+        engine, speculator = self._engine, self._speculator
+        follows = engine.ids == history[: len(history) - 1]
+        if not speculator or not follows:
+            return [self._one(history, sampler, chooser, follows)]
+        draft = speculator.draft(history, sampler, room)
+        if draft.ids:
+            end_ids = self._tokenizer.end_ids
+            found = speculator.read(draft, history, sampler, end_ids, self._drafts)
+            return [Chosen(token.id, token.logits, token.drafted) for token in found]
+        begin = time.perf_counter()
+        chosen = self._one(history, sampler, chooser, follows)
+        speculator.pace.passed(1, time.perf_counter() - begin)
+        self._drafts.plain()
+        return [chosen]
 
-        If another stream has used the cache in between, more than a token is read.
+    def _one(
+        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, follows: bool
+    ) -> Chosen:
+        """The token behind `history`, read by itself.
+
+        If another stream has used the cache in between (`follows` False), more than a token is read.
         """
         engine = self._engine
         held = len(history) - 1
-        if engine.ids != history[:held]:
+        if not follows:
             held = min(shared_prefix(engine.ids, history), held)
             engine.rewind(held)
-        elif chooser and (chosen := chooser.next(history)) is not None:
-            return chosen, None
+        elif chooser and (taken := chooser.next(history)) is not None:
+            sampler.accept(taken)
+            return Chosen(taken, None)
         logits = engine.append(history[held:])
-        return sampler.sample(logits, history, chooser.chance() if chooser else None), logits
+        chosen = sampler.sample(logits, history, chooser.chance() if chooser else None)
+        sampler.accept(chosen)
+        return Chosen(chosen, logits)
 
-    def _described(self, chosen: int, logits: npt.NDArray[np.float32] | None) -> Token:
-        if self._request.logprobs is None or logits is None:
-            return Token(chosen, "")
-        own, best = logprobs(logits, chosen, self._request.logprobs)
-        return Token(chosen, "", logprob=own, top_logprobs=best)
+    def _described(self, chosen: Chosen) -> Token:
+        if self._request.logprobs is None or chosen.logits is None:
+            return Token(chosen.id, "", chosen.drafted)
+        own, best = logprobs(chosen.logits, chosen.id, self._request.logprobs)
+        return Token(chosen.id, "", chosen.drafted, logprob=own, top_logprobs=best)
 
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
@@ -208,16 +261,6 @@ def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
         f"the prompt has {count} tokens, the context holds {engine.context}; the largest that "
         f"this model can have on this machine is {engine.largest_context} (--context, context=)"
     )
-
-
-def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """How many first tokens two sequences have in common."""
-    count = 0
-    for a, b in zip(held, wanted, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 class _TextRelease:
@@ -271,14 +314,14 @@ class _Clock:
         """The next token is being computed."""
         self._since = time.perf_counter()
 
-    def decoded(self) -> None:
-        """A token has been chosen."""
+    def decoded(self, tokens: int = 1) -> None:
+        """So many tokens have been chosen."""
         seconds = time.perf_counter() - self._since
         if self._sampled:
             self._decode_seconds += seconds
         else:
             self._first_seconds = seconds
-        self._sampled += 1
+        self._sampled += tokens
 
     def speed(self, generated: int, bytes_per_token: int) -> Speed:
         """`generated`: tokens of the answer, without the one that ended it."""

@@ -49,3 +49,13 @@ class KVCache:
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens; nothing is copied."""
         del self.ids[length:]
+
+
+def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """How many first tokens two sequences have in common."""
+    count = 0
+    for a, b in zip(held, wanted, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

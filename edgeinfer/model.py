@@ -17,6 +17,8 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_offload.plan import MemoryPlan
 
 
@@ -36,6 +38,7 @@ class Model:
         prompt_style: Literal["raw", "chat"] | None = None,
         notes: Sequence[str] = (),
         on_close: Callable[[], None] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -45,6 +48,7 @@ class Model:
         self.prompt_style = prompt_style
         self.notes = tuple(notes)
         self._on_close = on_close
+        self._speculator = Speculator(engine, drafter) if drafter else None
         self._turn = threading.Lock()
         self._closed = False
 
@@ -121,7 +125,7 @@ class Model:
             progress=progress,
             dropped_turns=dropped_turns,
         )
-        return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end)
+        return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -194,6 +198,8 @@ class Model:
                 return
             self._closed = True
             self.engine.close()
+            if self._speculator:
+                self._speculator.close()
             if self._on_close:
                 self._on_close()
 

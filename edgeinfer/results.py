@@ -29,6 +29,11 @@ class Speed:
     decode_tokens_per_second: float = 0.0
     gigabytes_per_second: float = 0.0
     accepted_share: float | None = None
+    """Drafted tokens that stood; None: nothing was drafted."""
+    tokens_per_pass: float | None = None
+    """Tokens that a pass of the model gave, with drafts and without."""
+    speculation_gain: float | None = None
+    """Tokens a second with drafts over those without, by the costs of the passes that were seen."""
 
 
 @dataclass(frozen=True)

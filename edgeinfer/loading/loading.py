@@ -9,6 +9,7 @@ from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Wishes
@@ -46,6 +47,8 @@ def load(
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
+    `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
+    (what followed the last words before), a name or path of a small model of the same vocabulary, or None.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
@@ -55,7 +58,7 @@ def load(
         UnknownModelError: no such name or file.
         UnsupportedModelError: the file holds what edgeinfer doesn't run; the text names the way out.
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
-        SettingError: a setting out of its range.
+        SettingError: a setting out of its range, or a draft of another vocabulary.
         ChatTemplateError: `chat_template`, or the file's choice of one, leads nowhere.
         KernelError: this machine can't build or run the kernels.
         FormatError: a damaged file.
@@ -112,6 +115,11 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, wishes.chat_template)
     loaded = _load_engine(source)
+    try:
+        drafting = _drafting(found, loaded, tokenizer, source)
+    except BaseException:
+        loaded.engine.close()
+        raise
     return Model(
         name=found.name,
         engine=loaded.engine,
@@ -119,9 +127,22 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         chat_format=chat_format,
         plan=loaded.plan,
         prompt_style=found.prompt_style,
-        notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes],
+        notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
         on_close=file.close,
+        drafter=drafting.drafter,
     )
+
+
+def _drafting(
+    found: ModelFile, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
+) -> LoadedDrafter:
+    """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
+    isn't the same to the last bit there.
+    """
+    wishes, plan = source.wishes, loaded.plan()
+    if wishes.draft == "auto" and plan.device.name != "cpu":
+        return LoadedDrafter(None)
+    return load_drafter(found, wishes, tokenizer, source.context, plan.nbytes)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:

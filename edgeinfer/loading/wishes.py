@@ -12,7 +12,6 @@ MOST_THREADS = 1024
 EngineName = Literal["edgeinfer", "llama.cpp"]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "kv": ("f16", "f32", "q8_0"),
-    "draft": ("auto", None),
     "engine": ("edgeinfer", "llama.cpp"),
 }
 
@@ -50,6 +49,8 @@ class Wishes:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+        if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
+            raise SettingError(f"draft: saw {self.draft!r}, wanted 'auto', 'lookup', a model, or None")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
         if not isinstance(self.repack, bool):

@@ -1,6 +1,6 @@
 """What a decoder computes, as rows of facts: the same for every backend, free of names of model families."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -125,3 +125,7 @@ class DecoderSpecification:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+
+    def of_layers(self, first: int, last: int) -> "DecoderSpecification":
+        """The same with layers first..last alone."""
+        return replace(self, layers=self.layers[first:last])

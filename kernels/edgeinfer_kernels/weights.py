@@ -1,6 +1,6 @@
 """The weights of a decoder as backends take them: matrices in their file's bytes, vectors in float32."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -152,9 +152,17 @@ class DecoderWeights:
     output_norm_bias: Vector | None
     layers: tuple[LayerWeights, ...]
 
-    def matrices(self) -> list[Matrix]:
+    def below(self, layer: int) -> "DecoderWeights":
+        """The embedding and the layers before `layer`, for a backend that leaves the rest to another."""
+        return replace(self, layers=self.layers[:layer])
+
+    def above(self, layer: int) -> "DecoderWeights":
+        """The layers from `layer` on and the head."""
+        return replace(self, layers=self.layers[layer:])
+
+    def matrices(self, *, head: bool = True) -> list[Matrix]:
         """Every matrix that is multiplied with, each once; the embedding only as a tied head."""
         found = []
         for layer in self.layers:
             found += [*layer.attention.matrices(), *layer.feed_forward.matrices()]
-        return [*found, self.output]
+        return [*found, self.output] if head else found

@@ -191,7 +191,7 @@ def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> No
     [
         (("tony", "Hi"), "tony: no such model; did you mean tiny?"),
         (("tiny", "Hi", "--device", "tpu"), "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        (("tiny", "Hi", "--draft", "lookup"), "draft: saw 'lookup', wanted one of 'auto', None"),
+        (("tiny", "Hi", "--draft", "tony"), "tony: no such model; did you mean tiny?"),
         (("tiny", "Hi", "--ram", "1MiB"), "tiny: the model needs "),
         (("tiny", "one two three four five six", "-c", "5"), "tokens, the context holds 5; the largest "),
     ],
@@ -203,13 +203,6 @@ def test_what_cannot_be_done_is_one_line(
     assert (done.code, done.out) == (1, "")
     assert done.err.count("\n") == 1
     assert told in done.err
-
-
-def test_help_names_only_what_there_is(edgeinfer: CommandLine) -> None:
-    text = edgeinfer("run", "--help").out
-    for absent in ("lookup", "--draft"):
-        assert absent not in text
-    assert "--threads" in text
 
 
 def test_a_folder_for_kernels_that_cannot_be_written_is_one_line(home: Path) -> None:

@@ -132,10 +132,10 @@ Draft = Annotated[
     str | None,
     Option(
         "--draft",
-        metavar="auto|none",
-        help="What guesses tokens ahead; it changes the speed, never the answer. [dim](auto)[/]",
-        # Hidden until something guesses.
-        hidden=True,
+        metavar="auto|lookup|none|MODEL",
+        help="What guesses tokens ahead: a small model of the same vocabulary, or what followed the same "
+        "words before. It changes the speed, never what may be said. [dim](auto)[/]",
+        rich_help_panel=MACHINE,
     ),
 ]
 Kv = Annotated[

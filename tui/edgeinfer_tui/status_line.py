@@ -26,6 +26,8 @@ def status_line(answer: "Generation", context: int) -> str:
         parts.append(f"{speed.gigabytes_per_second:.1f} GB/s")
     if speed.accepted_share is not None:
         parts.append(f"draft accepted {speed.accepted_share:.0%}")
+    if speed.tokens_per_pass is not None:
+        parts.append(f"{speed.tokens_per_pass:.1f} tokens a pass")
     parts.append(f"context {context_used(answer)}/{context}")
     if answer.finish_reason in ENDINGS:
         parts.append(ENDINGS[answer.finish_reason])

@@ -84,9 +84,9 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(weights: DecoderWeights) -> set[str]:
+def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    return {kernel_format(matrix) for matrix in weights.matrices()}
+    return {kernel_format(matrix) for matrix in weights.matrices(head=head)}
 
 
 class CpuBackend:
@@ -95,7 +95,8 @@ class CpuBackend:
     Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
-    `threads` None: all that this process may use. `routing`: where mixtures of experts write their choices.
+    `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
+    and there are no logits. `routing`: where mixtures of experts write their choices.
     """
 
     name = "cpu"
@@ -110,19 +111,20 @@ class CpuBackend:
         batch: int = 256,
         threads: int | None = None,
         repack: bool = True,
+        head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
-        matrices = weights.matrices()
+        matrices = weights.matrices(head=head)
         self._kernels = kernels
         self.routing = routing
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
-        self._build(weights, caches, placed, repack, routing)
+        self._build(weights, caches, placed, repack, head, routing)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
@@ -158,6 +160,7 @@ class CpuBackend:
         caches: Sequence[LayerCache],
         placed: dict[int, Placed],
         repack: bool,
+        head: bool,
         routing: Routing | None,
     ) -> None:
         facts = self.specification
@@ -172,8 +175,9 @@ class CpuBackend:
             self._feed_forward_step(builder, index, w.feed_forward, routing)
             for index, w in enumerate(weights.layers)
         ]
-        self._head = builder.head(facts.norm, weights)
-        self._head_fields = int_fields(self._head, len(HEAD))
+        if head:
+            self._head = builder.head(facts.norm, weights)
+            self._head_fields = int_fields(self._head, len(HEAD))
         self._x_address = workspace.rows("x")[0]
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)

@@ -20,7 +20,10 @@ from edgeinfer_kernels.specification import AttentionSpecification
 
 
 class DecodeStep:
-    """A step's kernels, one after the other on the current stream."""
+    """A step's kernels, one after the other on the current stream.
+
+    Where the model has no embedding, a step begins with rows that lie in the workspace's x.
+    """
 
     def __init__(self, launches: StepLaunches) -> None:
         self.launches = launches
@@ -45,7 +48,7 @@ class DecodeStep:
 
     def launch(self, tokens: int) -> None:
         """From `state` to `logits`, and the new keys and values into the caches."""
-        source = self._embed(tokens)
+        source = self._embed(tokens) if self.model.embeds else self._enter(tokens)
         space, layers = self.workspace, self.model.layers
         for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
             ffn, post = layer.feed_forward, layer.attention.post_norm
@@ -100,6 +103,12 @@ class DecodeStep:
             return Source(out, squares, norm.facts if norm.weight is not None else None)
         self.launches.join(None, None, 0.0, norm, out, tokens)
         return Source(out, squares)
+
+    def _enter(self, tokens: int) -> Source:
+        """The rows in x, as the first layer reads them."""
+        out = self.workspace.entering[0]
+        self.launches.join(None, None, 0.0, self._norm_above(-1), out, tokens)
+        return Source(out, self.workspace.squares[0])
 
     def _attention(
         self, facts: AttentionSpecification, layer: DeviceLayer, source: Source, tokens: int

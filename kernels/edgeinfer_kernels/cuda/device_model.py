@@ -149,6 +149,8 @@ class _Fill:
 class DeviceModel:
     """Everything of a decoder that lies on the device; built in a counting arena it only tells its size.
 
+    `embeds` False: rows of the residual stream come from another backend, and there is no embedding.
+
     Raises:
         UnsupportedOnDeviceError: a matrix or a layer without a kernel.
     """
@@ -161,8 +163,10 @@ class DeviceModel:
         context: int,
         *,
         quantised_cache: bool = False,
+        embeds: bool = True,
     ) -> None:
         self.specification = specification
+        self.embeds = embeds
         self.context = context
         self.quantised_cache = quantised_cache
         self.positions = context + SPARE_POSITIONS
@@ -179,7 +183,7 @@ class DeviceModel:
         self.head = self._matrix(weights.output)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
-        if weights.token_embd is not weights.output:
+        if embeds and weights.token_embd is not weights.output:
             before = arena.used
             self.embedding = self._matrix(weights.token_embd)
             self.parts.append(Part("embedding", arena.used - before, read=False))

@@ -78,20 +78,15 @@ class Prefill:
         return most
 
     def read(self, tokens: int, start: int) -> Tensor:
-        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer."""
+        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
+
+        Without an embedding the first rows of `x` are taken.
+        """
         facts, model = self.model.specification, self.model
         x = self.x[:tokens]
         self._ones.fill_(1.0)
-        embedding = model.embedding
-        embed_rows_kernel[(-(-facts.width // 256), tokens)](
-            embedding.parts,
-            self.ids,
-            x,
-            facts.embedding_scale,
-            WIDTH=facts.width,
-            BLOCKS=embedding.shapes.blocks,
-            TILE=embedding.shapes.tile,
-        )
+        if model.embeds:
+            self._embed(x)
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         first = model.layers[0].attention
         norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
@@ -105,6 +100,18 @@ class Prefill:
             else:
                 self._feed_forward(layer_facts, second, x, h, index)
         return x
+
+    def _embed(self, x: Tensor) -> None:
+        facts, embedding = self.model.specification, self.model.embedding
+        embed_rows_kernel[(-(-facts.width // 256), len(x))](
+            embedding.parts,
+            self.ids,
+            x,
+            facts.embedding_scale,
+            WIDTH=facts.width,
+            BLOCKS=embedding.shapes.blocks,
+            TILE=embedding.shapes.tile,
+        )
 
     def _attention(
         self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: ScaledRows, start: int

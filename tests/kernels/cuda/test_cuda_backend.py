@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda import backend as cuda_backend
-from edgeinfer_kernels.cuda.backend import device_parts
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -162,7 +162,8 @@ def test_experts_whose_rows_fill_no_program_are_named(device: str, tmp_path: Pat
 
 def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path) -> None:
     with opened(replace(ZOO["qwen3moe"], formats=("Q8_0",)), tmp_path, (0,)) as decoder:
-        parts = device_parts(decoder.specification, decoder.weights, 64, torch.device(device), chunk=16)
+        options = DeviceOptions(chunk=16)
+        parts = count_parts(decoder.specification, decoder.weights, 64, torch.device(device), options)
         nbytes = {part.name: part.nbytes for part in parts if part.read}
         resting = {part.name: part.nbytes for part in parts if not part.read}
         backend = decoder.backend(device)

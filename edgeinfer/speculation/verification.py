@@ -1,0 +1,78 @@
+"""Which drafted tokens stand: exactly the distribution of plain decoding comes out, whatever was drafted.
+
+A token that was drawn from q is kept with the chance min(1, p/q); in place of a rejected one, a token is
+drawn from what p has over q. Source: Leviathan et al. 2023, section 2.3 (arXiv:2211.17192). A guess that was
+not drawn needs no such rule: a token is drawn from p as ever, and the guess stands if it is that token; so
+every draw is the one that plain decoding makes.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.sampling import Sampler
+from edgeinfer.sampling.sampler import Distribution
+from edgeinfer.speculation.drafts import Draft
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A token of the answer, and the logits that it was drawn from."""
+
+    id: int
+    drafted: bool
+    logits: npt.NDArray[np.float32]
+
+
+def verify(
+    draft: Draft,
+    logits: npt.NDArray[np.float32],
+    history: Sequence[int],
+    sampler: Sampler,
+    end_ids: Collection[int],
+) -> list[Verified]:
+    """The tokens that follow `history`: the drafted ones that stand, and one more unless one of them ends it.
+
+    `logits` (len(draft.ids) + 1, vocabulary) float32: behind the history and behind each drafted token. The
+    sampler has accepted them all.
+    """
+    said = list(history)
+    found: list[Verified] = []
+    for index in range(len(logits)):
+        guess = draft.ids[index] if index < len(draft.ids) else None
+        ids, chances = sampler.distribution(logits[index], said)
+        if guess is None or draft.distributions is None:
+            chosen = int(ids[sampler.draw(chances)])
+        else:
+            chosen = _kept_or_drawn(guess, draft.distributions[index], (ids, chances), sampler)
+        sampler.accept(chosen)
+        said.append(chosen)
+        found.append(Verified(chosen, chosen == guess, logits[index]))
+        if chosen != guess or chosen in end_ids:
+            break
+    return found
+
+
+def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
+    """The guess, or a token from what `wanted` has over `drawn_from`."""
+    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
+    if sampler.uniform() * q < p:
+        return guess
+    ids, chances = wanted
+    over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)
+    if not over.any():  # p equals q but for rounding, and the guess was on its edge
+        over = chances
+    return int(ids[sampler.draw(over / over.sum())])
+
+
+def _chance_of(token_id: int, distribution: Distribution) -> float:
+    return float(_chances_of(np.array([token_id]), distribution)[0])
+
+
+def _chances_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
+    """The chances of some ids; 0 for those that can't be drawn. A distribution's ids rise."""
+    ids, chances = distribution
+    places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[places] == wanted, chances[places], 0.0)

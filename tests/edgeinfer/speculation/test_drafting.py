@@ -1,0 +1,147 @@
+"""The built-in pair: drafts change the speed of an answer and nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.errors import SettingError
+from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.prompt_lookup import PromptLookup
+from tests.edgeinfer.conftest import ZooFile
+
+PROMPT = "Once upon a time, there was a little girl named Lily."
+REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
+
+
+def always_draft(model: Model, length: int) -> None:
+    """Drafts of this length, whatever they cost."""
+    assert model._speculator is not None
+    pace = model._speculator.pace
+    setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+    setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Model]:
+    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=256) as model:
+        yield model
+
+
+@pytest.fixture(scope="module", params=["auto", "lookup"])
+def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
+    with edgeinfer.load("tiny", device="cpu", threads=2, draft=request.param, context=256) as model:
+        yield model
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "repeat_penalty": 1.3, "frequency_penalty": 0.2},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 0.9, "seed": 4, "dry_multiplier": 0.8, "mirostat": 2},
+    ],
+)
+def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
+    plain: Model, drafting: Model, settings: dict[str, Any], length: int
+) -> None:
+    always_draft(drafting, length)
+    for prompt in (PROMPT, REPEATED):
+        want = plain.generate(prompt, max_tokens=60, **settings)
+        got = drafting.generate(prompt, max_tokens=60, **settings)
+        assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+
+
+def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
+    always_draft(drafting, 3)
+    answer = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
+    speed = answer.speed
+    assert speed.accepted_share is not None
+    assert speed.tokens_per_pass is not None
+    drafted = sum(token.drafted for token in answer.tokens)
+    assert (drafted > 0) == (speed.accepted_share > 0)
+    assert 1 <= speed.tokens_per_pass <= 4
+    assert answer.speed.generated_tokens == len(answer.ids) <= 40
+
+
+def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting: Model) -> None:
+    always_draft(drafting, 7)
+    ids = plain.tokenizer.encode(PROMPT * 20)[:235]
+    want, got = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
+    assert got.ids == want.ids
+    assert got.finish_reason == want.finish_reason
+    assert len(drafting.engine.ids) <= 256
+
+
+def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, drafting: Model) -> None:
+    always_draft(drafting, 4)
+    drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
+    answer = drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
+    assert answer.speed.cached_tokens >= len(answer.prompt_ids) - 1
+    chats = [model.chat() for model in (plain, drafting)]
+    for text in ("Hi", "And then?"):
+        said = [chat.say(text, max_tokens=20, temperature=0.0).ids for chat in chats]
+        assert said[0] == said[1]
+
+
+def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) -> None:
+    always_draft(drafting, 4)
+    prompts = (PROMPT, "Tom and his dog went to the park.")
+    want = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
+    streams = [drafting.stream(prompt, max_tokens=25, temperature=0.0) for prompt in prompts]
+    for _ in range(40):
+        for stream in streams:
+            next(stream, None)
+    assert [stream.result.ids for stream in streams] == want
+
+
+def test_logprobs_are_those_of_plain_decoding(plain: Model, drafting: Model) -> None:
+    always_draft(drafting, 4)
+    want, got = (m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting))
+    assert [(t.id, t.logprob, t.top_logprobs) for t in got.tokens] == [
+        (t.id, t.logprob, t.top_logprobs) for t in want.tokens
+    ]
+
+
+def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+        always_draft(model, 3)
+        shares = [
+            model.generate(PROMPT, max_tokens=60, temperature=0.8).speed.accepted_share or 0.0
+            for _ in range(3)
+        ]
+        assert max(shares) > 0.5
+
+
+def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file: ZooFile) -> None:
+    for model, kind in (("tiny", DraftModel), (zoo_file("llama"), PromptLookup)):
+        with edgeinfer.load(model, device="cpu", threads=1) as loaded:
+            assert loaded._speculator is not None
+            assert isinstance(loaded._speculator.drafter, kind)
+
+
+def test_a_draft_of_another_vocabulary_is_refused_in_one_line(zoo_file: ZooFile) -> None:
+    with pytest.raises(SettingError, match="wanted the same vocabulary, or --draft lookup"):
+        edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama")))
+
+
+def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "draft.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(Exception, match=r"draft\.gguf") as caught:
+        edgeinfer.load("tiny", device="cpu", threads=1, draft=str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
+        assert model.plan is not None
+        needed = model.plan.nbytes
+    with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
+        assert any("drafting by looking back" in note for note in model.notes)
+        assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids

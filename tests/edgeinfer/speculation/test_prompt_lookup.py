@@ -1,0 +1,49 @@
+"""Guesses by looking back."""
+
+import pytest
+
+from edgeinfer.sampling import SamplerSettings
+from edgeinfer.speculation.prompt_lookup import PromptLookup
+
+SETTINGS = SamplerSettings()
+
+
+def guess(lookup: PromptLookup, text: str, most: int = 3) -> str:
+    """Characters as tokens."""
+    return "".join(map(chr, lookup.propose([*map(ord, text)], SETTINGS, [0.0] * most).ids))
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ("the cat sat. the c", "at "),
+        ("abcX abcY abc", "Y a"),  # the latest place counts
+        ("xabcdQ yzcdR abcd", "Q y"),  # the longest run counts
+        ("aaaa", "a"),  # what follows may be cut off by the end
+        ("abcdef", ""),
+        ("a", ""),
+        ("", ""),
+    ],
+)
+def test_what_followed_the_longest_run_the_last_time(text: str, follows: str) -> None:
+    assert guess(PromptLookup(), text) == follows
+
+
+def test_the_index_grows_with_the_text_and_starts_afresh_with_another() -> None:
+    lookup = PromptLookup()
+    assert guess(lookup, "one two one") == " tw"
+    assert guess(lookup, "one two one two one") == " tw"
+    assert guess(lookup, "three on") == ""
+    assert guess(lookup, "one two one") == " tw"
+
+
+def test_references_are_looked_up_too() -> None:
+    lookup = PromptLookup([[*map(ord, "def area(self): return")]])
+    assert guess(lookup, "x area(", 4) == "self"
+    assert guess(lookup, "y: retu", 9) == "rn"
+    assert guess(lookup, "area(me) area(", 4) == "me) "
+
+
+def test_no_more_is_guessed_than_is_asked_for() -> None:
+    assert guess(PromptLookup(), "abcdefgh abc", 2) == "de"
+    assert guess(PromptLookup(), "abcdefgh abc", 0) == ""

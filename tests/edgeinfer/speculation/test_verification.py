@@ -1,0 +1,101 @@
+"""What stands of a draft, and that the answer's distribution is the model's own."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling.sampler import Distribution
+from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.verification import verify
+
+SIZE = 6
+TARGET = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.07, 0.03])).astype(np.float32)
+DRAFTED_FROM = {
+    "alike": np.array([0.38, 0.27, 0.15, 0.1, 0.07, 0.03]),
+    "far": np.array([0.02, 0.03, 0.05, 0.1, 0.3, 0.5]),
+    "without some": np.array([0.0, 0.6, 0.4, 0.0, 0.0, 0.0]),
+}
+PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def rows(count: int) -> npt.NDArray[np.float32]:
+    return np.tile(TARGET, (count, 1))
+
+
+def distribution(chances: npt.NDArray[np.float64]) -> Distribution:
+    """As a drafter gives it: only what can be drawn."""
+    ids = np.flatnonzero(chances)
+    return ids, chances[ids]
+
+
+def chi_square(counts: npt.NDArray[np.int64], chances: npt.NDArray[np.float64]) -> float:
+    wanted = chances * counts.sum()
+    return float(((counts - wanted) ** 2 / wanted).sum())
+
+
+@pytest.mark.parametrize("name", DRAFTED_FROM)
+def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
+    sampler = Sampler(SamplerSettings(seed=7, **PLAIN), SIZE)
+    random, chances = np.random.default_rng(11), DRAFTED_FROM[name]
+    counts, logits = np.zeros(SIZE, np.int64), rows(2)
+    for _ in range(20_000):
+        guess = int(random.choice(SIZE, p=chances))
+        found = verify(Draft((guess,), (distribution(chances),)), logits, [1], sampler, ())
+        counts[found[0].id] += 1
+    # Five degrees of freedom: 20.5 is passed once in a thousand times.
+    assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
+
+
+def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
+    sampler = Sampler(SamplerSettings(seed=1, **PLAIN), SIZE)
+    same = sampler.distribution(TARGET, [])
+    for guess in range(SIZE):
+        found = verify(Draft((guess, guess), (same, same)), rows(3), [0], sampler, ())
+        assert [token.drafted for token in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 5, **PLAIN}, {"seed": 5, "mirostat": 2}])
+def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, Any]) -> None:
+    random = np.random.default_rng(3)
+    logits = random.standard_normal((200, SIZE)).astype(np.float32) * 2
+    plain, with_drafts = (Sampler(SamplerSettings(**settings), SIZE) for _ in range(2))
+    want: list[int] = []
+    for row in logits:
+        want.append(plain.sample(row, want))
+        plain.accept(want[-1])
+    said: list[int] = []
+    while len(said) < len(logits):
+        k = min(int(random.integers(0, 4)), len(logits) - len(said) - 1)
+        # Some guesses are right, as far as they go.
+        guess = [*want[len(said) : len(said) + k]]
+        if guess and random.random() < 0.6:
+            guess[-1] = int(random.integers(SIZE))
+        found = verify(Draft(tuple(guess)), logits[len(said) : len(said) + k + 1], said, with_drafts, ())
+        said += [token.id for token in found]
+    assert said == want
+
+
+def test_nothing_follows_the_first_guess_that_falls() -> None:
+    sampler = Sampler(SamplerSettings(temperature=0.0), SIZE)
+    logits = rows(4)
+    logits[:, 2] = 9
+    found = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
+    assert [(token.id, token.drafted) for token in found] == [(2, True), (2, False)]
+    np.testing.assert_array_equal(found[1].logits, logits[1])
+
+
+def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
+    sampler = Sampler(SamplerSettings(temperature=0.0), SIZE)
+    logits = rows(3)
+    logits[:, 4] = 9
+    found = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
+    assert [token.id for token in found] == [4]
+
+
+def test_penalties_count_the_drafted_tokens_before_each() -> None:
+    sampler = Sampler(SamplerSettings(temperature=0.0, presence_penalty=5.0), SIZE)
+    found = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
+    assert [token.id for token in found] == [0, 1, 2, 3]
