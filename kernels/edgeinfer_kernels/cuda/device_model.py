@@ -12,6 +12,7 @@ from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForwa
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,
@@ -35,37 +36,6 @@ SPARE_POSITIONS = 16
 def padded_rows(rows: int) -> int:
     """Rows that a matrix of so many takes."""
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-
-
-def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:
-    """The order of a head's dimensions in which RoPE turns (i, i + head_dim/2), whatever the file's pairs.
-
-    Dimensions that RoPE leaves alone are spread over both halves.
-    """
-    dimensions = np.arange(head_dim)
-    if rope is None:
-        return dimensions
-    turned = rope.dimensions
-    if rope.halves:
-        first, second = dimensions[: turned // 2], dimensions[turned // 2 : turned]
-    else:
-        first, second = dimensions[0:turned:2], dimensions[1:turned:2]
-    rest = dimensions[turned:]
-    middle = len(rest) // 2
-    return np.concatenate([first, rest[:middle], second, rest[middle:]])
-
-
-def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
-    """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 where nothing turns."""
-    half = head_dim // 2
-    table = np.zeros((positions, head_dim), np.float32)
-    table[:, :half] = 1.0
-    if rope is None:
-        return table
-    turned = rope.dimensions // 2
-    both = rope.table(0, positions)
-    table[:, :turned], table[:, half : half + turned] = both[:, :turned], both[:, turned:]
-    return table
 
 
 @dataclass(frozen=True)

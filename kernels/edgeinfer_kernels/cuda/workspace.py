@@ -57,20 +57,7 @@ class Workspace:
         ]
         outputs = [layer.attention.output for layer in model.layers]
         self.mixed = self._activations(arena, heads, _has_floats(*outputs))
-        floats = _has_floats(*(matrix for layer in model.layers for matrix in layer.feed_forward.downs))
-        dense = [
-            w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceFeedForward)
-        ]
-        self.hidden = self._activations(arena, max((w.hidden for w in dense), default=0), floats)
-        mixtures = [w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceExperts)]
-        self.routing = RoutingSpace(facts, arena, tokens)
-        hidden = max((w.hidden for w in mixtures), default=0)
-        self.expert_hidden = self._activations(arena, hidden, floats, self.routing.used)
-        self.shared_hidden = self._activations(
-            arena, max((w.shared_hidden for w in mixtures), default=0), floats
-        )
-        early = any(fact.early for fact in expert_facts(facts))
-        self.early = self._activations(arena, width, _has_floats(*of_width), int(early))
+        self._take_hidden(arena, model, _has_floats(*of_width))
         self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
         qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
         self.qkv = arena.take((tokens, qkv_rows), torch.float32)
@@ -95,6 +82,24 @@ class Workspace:
         self.best = arena.take((tokens, programs), torch.float32)
         self.best_ids = arena.take((tokens, programs), torch.int32)
         self.nothing = first.attention.output.words  # stands where a kernel has no such argument
+
+    def _take_hidden(self, arena: Arena, model: DeviceModel, floats_enter: bool) -> None:
+        """Hidden rows of dense layers, of experts and of shared experts, which all differ in length."""
+        facts = model.specification
+        floats = _has_floats(*(matrix for layer in model.layers for matrix in layer.feed_forward.downs))
+        dense = [
+            w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceFeedForward)
+        ]
+        self.hidden = self._activations(arena, max((w.hidden for w in dense), default=0), floats)
+        mixtures = [w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceExperts)]
+        self.routing = RoutingSpace(facts, arena, MOST_TOKENS)
+        hidden = max((w.hidden for w in mixtures), default=0)
+        self.expert_hidden = self._activations(arena, hidden, floats, self.routing.used)
+        self.shared_hidden = self._activations(
+            arena, max((w.shared_hidden for w in mixtures), default=0), floats
+        )
+        early = any(fact.early for fact in expert_facts(facts))
+        self.early = self._activations(arena, facts.width, floats_enter, int(early))
 
     @staticmethod
     def _activations(arena: Arena, columns: int, floats: bool, rows_a_token: int = 1) -> Activations:
