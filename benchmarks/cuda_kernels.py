@@ -5,6 +5,7 @@ python benchmarks/cuda_kernels.py --targets 75,90 --head-dims 64,128 --shapes ll
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 
@@ -65,7 +66,8 @@ def attention(head_dim: int, quantised: bool, capability: int) -> None:
     )
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
     tile = attention_tile(head_dim, GROUP, capability, quantised)
-    flash_attention(queries, cache, cache, 7, facts, out, tile, cache_scales, cache_scales)
+    sinks = empty(heads) if quantised else None
+    flash_attention(queries, cache, cache, 7, facts, out, tile, cache_scales, cache_scales, sinks)
 
 
 def choosing(vocabulary: int, kept: int, piece: int) -> None:
@@ -104,6 +106,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
 
 
 SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
+SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_used=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 4), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 
@@ -111,7 +114,9 @@ SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 4), 90: ("Q6_K", 1), 120: ("Q4_K_
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
     """The kernels of decode steps, those that several models share once."""
     seen = set()
-    shapes = [SMALL] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
+    shapes = (
+        [SMALL, SMALL_EXPERTS] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
+    )
     if options.smoke:
         steps = [SMALL_STEPS[capability]] if capability in SMALL_STEPS else []
     else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.description.architectures import ARCHITECTURES, Architecture
+from edgeinfer.description.experts_config import GATINGS, MAX_EXPERTS, ExpertsConfig
 from edgeinfer.description.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_kernels.specification import (
@@ -26,9 +27,6 @@ from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 4096
-MAX_EXPERTS = 1024
-GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_chosen"}
-"""What the numbers of expert_gating_func mean."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +36,6 @@ class LayerShape:
     heads: int
     kv_heads: int
     feed_forward: int
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """The mixtures of experts, alike in all layers behind the first `dense_layers`."""
-
-    count: int
-    used: int
-    feed_forward: int
-    """Elements of an expert's hidden row; `shared`: of the shared expert's, 0: there is none."""
-    shared: int
-    gating: Gating
-    normalised: bool
-    scale: float
-    dense_layers: int
 
 
 @dataclass(frozen=True)

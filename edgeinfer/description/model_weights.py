@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeinfer.description.model_config import ExpertsConfig, ModelConfig
+from edgeinfer.description.experts_config import ExpertsConfig
+from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.rope_scaling import Factors
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_kernels.weights import (

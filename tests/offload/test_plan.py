@@ -258,7 +258,8 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
     left = plan.vram_bytes - plan.bytes_on("gpu")
     assert plan.why_not is not None
     assert re.fullmatch(
-        rf"next on the GPU would be layer \d+ experts with \d+ MiB; {left / MIB:.1f} MiB are left of 3072 MiB",
+        r"next on the GPU would be layer \d+ experts with \d+ MiB; "
+        rf"{left / MIB:.1f} MiB are left of 3072 MiB",
         plan.why_not,
     )
 

@@ -3,11 +3,22 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.specification import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
+
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
 RELU = tl.constexpr(2)
 RELU_SQUARED = tl.constexpr(3)
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "relu": RELU, "relu_squared": RELU_SQUARED}
+CLAMPED_SWIGLU = tl.constexpr(4)
+ACTIVATIONS = {
+    "silu": SILU,
+    "gelu": GELU,
+    "relu": RELU,
+    "relu_squared": RELU_SQUARED,
+    "clamped_swiglu": CLAMPED_SWIGLU,
+}
+SLOPE = tl.constexpr(CLAMPED_SWIGLU_SLOPE)
+LIMIT = tl.constexpr(CLAMPED_SWIGLU_LIMIT)
 
 
 @triton.jit
@@ -22,3 +33,14 @@ def activate(x, ACTIVATION: tl.constexpr):
         if ACTIVATION == RELU_SQUARED:
             positive = positive * positive
         return positive
+
+
+@triton.jit
+def activate_gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) · up; of the clamped SwiGLU what `specification.Activation` says."""
+    if ACTIVATION == CLAMPED_SWIGLU:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return gate / (1.0 + tl.exp(-SLOPE * gate)) * (up + 1.0)
+    else:
+        return activate(gate, ACTIVATION) * up

@@ -75,6 +75,7 @@ def decode_attention_kernel(
     arrived,
     out,
     flat,
+    sinks,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -92,6 +93,7 @@ def decode_attention_kernel(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
+    SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attention of TOKENS new tokens; program (key-value head, stretch of the cache).
@@ -99,8 +101,8 @@ def decode_attention_kernel(
     `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit
     j of a token's: it sees the step's token j), tokens cached. `capacity`: positions of the cache. Writes
     the new keys and values behind the cached; the result goes to `out` as activations, or, where a head
-    doesn't fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. Reads every cached key and value
-    once.
+    doesn't fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. SINKS: every query head has one
+    more score, `sinks`, whose value is nothing. Reads every cached key and value once.
     """
     release_consumers(DEPENDENT)
     head, split = tl.program_id(0), tl.program_id(1)
@@ -189,6 +191,7 @@ def decode_attention_kernel(
             peaks,
             out,
             flat,
+            sinks,
             head,
             KV_HEADS,
             GROUP,
@@ -200,6 +203,7 @@ def decode_attention_kernel(
             BLOCKS,
             PLANES,
             DIRECT,
+            SINKS,
         )
 
 
@@ -209,6 +213,7 @@ def _combine(
     peaks,
     out,
     flat,
+    sinks,
     head,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -220,6 +225,7 @@ def _combine(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Add up the stretches of one key-value head and store them as activations or floats."""
     MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -233,6 +239,9 @@ def _combine(
         for split in tl.static_range(SPLITS):
             at = (head * SPLITS + split) * QUERIES + row
             peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken, other=FAR))
+        if SINKS:
+            sink = tl.load(sinks + head * GROUP + member, mask=taken, other=0.0) * LOG2_E
+            peak = tl.maximum(peak, sink)
         total = tl.zeros((MEMBERS,), tl.float32)
         mixed = tl.zeros((MEMBERS, DIMENSIONS), tl.float32)
         for split in tl.static_range(SPLITS):
@@ -241,8 +250,10 @@ def _combine(
             total += weight * tl.load(peaks + at * 2 + 1, mask=taken, other=0.0)
             pointers = parts + at[:, None] * DIMENSIONS + dimension[None, :]
             mixed += weight[:, None] * tl.load(pointers, mask=taken[:, None], other=0.0)
-        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
         query_head = head * GROUP + member
+        if SINKS:
+            total += tl.exp2(sink - peak)
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
         if DIRECT:
             chunk = tl.arange(0, CHUNKS)
             group = query_head[:, None] * (HEAD_DIM // 16) + chunk[None, :]

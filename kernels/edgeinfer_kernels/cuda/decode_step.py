@@ -2,13 +2,17 @@
 
     embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
 
+A mixture of experts takes the place of gate, up and down (`step_experts.py`).
+
 Where a norm stands behind a block, or is a layer norm, a join kernel follows the block.
 """
 
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.step_experts import StepExperts
 from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.workspace import Activations, Workspace
@@ -23,6 +27,7 @@ class DecodeStep:
 
     def __init__(self, launches: StepLaunches) -> None:
         self.launches = launches
+        self.experts = StepExperts(launches)
 
     @property
     def model(self) -> DeviceModel:
@@ -46,8 +51,10 @@ class DecodeStep:
         source = self._embed(tokens) if self.model.embeds else self._enter(tokens)
         space, layers = self.workspace, self.model.layers
         for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
-            self._attention(facts.attention, layer, source, tokens)
             ffn, post = layer.feed_forward, layer.attention.post_norm
+            if isinstance(ffn, DeviceExperts):
+                self.experts.route_early(facts.feed_forward, ffn, tokens)
+            self._attention(facts.attention, layer, source, tokens)
             source = self._close_block(
                 layer.attention.output,
                 layer.attention.output_bias,
@@ -59,7 +66,12 @@ class DecodeStep:
                 self.tuning.output,
                 tokens,
             )
-            self.launches.gated(facts.feed_forward.activation, ffn, source, tokens)
+            if isinstance(ffn, DeviceExperts):
+                target = Source(space.entering[0], space.squares[0])
+                self.experts.launch(facts.feed_forward, ffn, source, self._norm_above(index), target, tokens)
+                source = target
+                continue
+            self.launches.gated(facts.feed_forward.activation, ffn, source, space.hidden, tokens)
             source = self._close_block(
                 ffn.down,
                 ffn.down_bias,

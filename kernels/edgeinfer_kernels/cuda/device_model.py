@@ -8,11 +8,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, check_expert_rows
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.specification import AttentionSpecification, DecoderSpecification, RopeSpecification
+from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    DecoderSpecification,
+    ExpertsSpecification,
+    RopeSpecification,
+)
 from edgeinfer_kernels.weights import (
     DecoderWeights,
     ExpertWeights,
@@ -23,37 +30,6 @@ from edgeinfer_kernels.weights import (
 )
 
 OnPlaced = Callable[[Matrix], None]
-
-
-def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:
-    """The order of a head's dimensions in which RoPE turns (i, i + head_dim/2), whatever the file's pairs.
-
-    Dimensions that RoPE leaves alone are spread over both halves.
-    """
-    dimensions = np.arange(head_dim)
-    if rope is None:
-        return dimensions
-    turned = rope.dimensions
-    if rope.halves:
-        first, second = dimensions[: turned // 2], dimensions[turned // 2 : turned]
-    else:
-        first, second = dimensions[0:turned:2], dimensions[1:turned:2]
-    rest = dimensions[turned:]
-    middle = len(rest) // 2
-    return np.concatenate([first, rest[:middle], second, rest[middle:]])
-
-
-def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
-    """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 where nothing turns."""
-    half = head_dim // 2
-    table = np.zeros((positions, head_dim), np.float32)
-    table[:, :half] = 1.0
-    if rope is None:
-        return table
-    turned = rope.dimensions // 2
-    both = rope.table(0, positions)
-    table[:, :turned], table[:, half : half + turned] = both[:, :turned], both[:, turned:]
-    return table
 
 
 @dataclass(frozen=True)
@@ -80,20 +56,8 @@ class DeviceAttention:
     post_norm: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
+    sinks: Tensor | None
     table: Tensor
-
-
-@dataclass(frozen=True)
-class DeviceFeedForward:
-    gate: DeviceMatrix | None
-    up: DeviceMatrix
-    down: DeviceMatrix
-    gate_bias: Tensor | None
-    up_bias: Tensor | None
-    down_bias: Tensor | None
-    norm: Tensor | None
-    norm_bias: Tensor | None
-    post_norm: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -120,7 +84,7 @@ class DeviceCache:
 @dataclass(frozen=True)
 class DeviceLayer:
     attention: DeviceAttention
-    feed_forward: DeviceFeedForward
+    feed_forward: DeviceFeedForward | DeviceExperts
     cache: DeviceCache
 
 
@@ -173,6 +137,7 @@ class DeviceModel:
         self._arena = arena
         self._fills: list[_Fill] = []
         self._vectors: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
+        self._decoded: list[tuple[Tensor, Matrix]] = []
         self._tables: dict[tuple[RopeSpecification | None, int], Tensor] = {}
         self.parts: list[Part] = []
         self.layers = [self._layer(index, w) for index, w in enumerate(weights.layers)]
@@ -189,22 +154,25 @@ class DeviceModel:
 
     def _layer(self, index: int, weights: LayerWeights) -> DeviceLayer:
         facts, arena = self.specification.layers[index], self._arena
-        if isinstance(weights.feed_forward, ExpertWeights) or facts.attention.sinks:
-            what = "attention sinks" if facts.attention.sinks else "a mixture of experts"
-            raise UnsupportedOnDeviceError(f"layer {index} has {what}, which run on the CPU only so far")
         marks = [arena.used]
         attention = self._attention(weights, facts.attention)
         marks.append(arena.used)
-        feed_forward = self._feed_forward(weights.feed_forward)
+        second = weights.feed_forward
+        feed_forward = (
+            self._experts(second) if isinstance(second, ExpertWeights) else self._feed_forward(second)
+        )
         marks.append(arena.used)
         cache = DeviceCache.take(arena, facts.attention, self.positions, self.quantised_cache)
         marks.append(arena.used)
         for what, begin, end in zip(LAYER_PARTS, marks, marks[1:], strict=False):
             self.parts.append(Part(f"layer {index} {what}", end - begin, read=True))
+        if isinstance(feed_forward, DeviceExperts):
+            self._part_experts(index, feed_forward)
         return DeviceLayer(attention, feed_forward, cache)
 
     def _matrix(self, source: Matrix) -> DeviceMatrix:
-        target = self._arena.matrix(source.name, source.format, source.rows, source.columns)
+        rows = source.experts * source.rows
+        target = self._arena.matrix(source.name, source.format, rows, source.columns)
         self._fills.append(_Fill(source, target, 0, None))
         return target
 
@@ -237,6 +205,7 @@ class DeviceModel:
             post_norm=self._vector(w.attn_post_norm),
             q_norm=self._vector(_reordered(w.attn_q_norm, order)),
             k_norm=self._vector(_reordered(w.attn_k_norm, order)),
+            sinks=self._vector(w.attn_sinks),
             table=self._table(facts),
         )
 
@@ -302,15 +271,59 @@ class DeviceModel:
             post_norm=self._vector(w.ffn_post_norm),
         )
 
+    def _part_experts(self, index: int, w: DeviceExperts) -> None:
+        """Tell the experts that no token reads from the rest of the layer's bytes."""
+        facts = self.specification.layers[index].feed_forward
+        assert isinstance(facts, ExpertsSpecification)
+        stacks = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
+        resting = stacks - stacks * facts.used // facts.count
+        place = len(self.parts) - len(LAYER_PARTS) + 1
+        whole = self.parts[place]
+        self.parts[place] = Part(whole.name, whole.nbytes - resting, read=True)
+        self.parts.append(Part(f"layer {index} resting experts", resting, read=False))
+
+    def _experts(self, w: ExpertWeights) -> DeviceExperts:
+        check_expert_rows(w)
+        shared_router = None
+        if w.ffn_gate_inp_shexp is not None:
+            row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
+            raw = row.view(np.uint8)[None]
+            shared_router = Matrix("ffn_gate_inp_shexp", "F32", 1, len(row), raw)
+        return DeviceExperts(
+            count=w.ffn_up_exps.experts,
+            router=self._matrix(w.ffn_gate_inp),
+            router_rows=self._rows(w.ffn_gate_inp),
+            router_bias=self._vector(w.ffn_gate_inp_bias, padded_rows(w.ffn_gate_inp.rows)),
+            gate=self._matrix(w.ffn_gate_exps),
+            up=self._matrix(w.ffn_up_exps),
+            down=self._matrix(w.ffn_down_exps),
+            gate_bias=self._vector(w.ffn_gate_exps_bias),
+            up_bias=self._vector(w.ffn_up_exps_bias),
+            down_bias=self._vector(w.ffn_down_exps_bias),
+            norm=self._vector(w.ffn_norm),
+            shared=None if w.shared is None else self._feed_forward(w.shared),
+            shared_router=None if shared_router is None else self._matrix(shared_router),
+            shared_router_rows=None if shared_router is None else self._rows(shared_router),
+        )
+
+    def _rows(self, matrix: Matrix) -> Tensor:
+        """The matrix in float32, (rows, columns)."""
+        tensor = self._arena.take((matrix.rows, matrix.columns), torch.float32)
+        self._decoded.append((tensor, matrix))
+        return tensor
+
     def fill(self, uploader: Uploader, on_placed: OnPlaced | None = None) -> None:
         """Bring all weights from the file into place; `on_placed` hears of every matrix that has come."""
         for tensor, values in self._vectors:
             tensor.copy_(torch.from_numpy(values))
+        for tensor, matrix in self._decoded:
+            tensor.copy_(torch.from_numpy(matrix.decoded()))
         for entry in self._fills:
             self._fill(entry, uploader)
             if on_placed:
                 on_placed(entry.source)
         self._vectors.clear()
+        self._decoded.clear()
         self._fills.clear()
 
     def _fill(self, entry: _Fill, uploader: Uploader) -> None:

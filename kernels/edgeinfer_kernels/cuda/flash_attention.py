@@ -58,6 +58,7 @@ def flash_attention_kernel(
     values,
     value_scales,
     out,
+    sinks,
     start,
     tokens,
     positions,
@@ -73,8 +74,11 @@ def flash_attention_kernel(
     QUANTISED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head as rows.
+
+    SINKS: every query head has one more score, whose value is nothing.
 
     The last tokens, which see most, come first. Reads the keys and values that the tile sees once for
     BLOCK_M // GROUP tokens, from cache mostly; writes tokens · heads · head_dim · 2 bytes.
@@ -120,6 +124,12 @@ def flash_attention_kernel(
         value_scales, positions, scale, window, soft_cap,
         HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, True,
     )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+        top = tl.maximum(best, sink)
+        kept = tl.exp2(best - top)
+        total = total * kept + tl.exp2(sink - top)
+        mixed = mixed * kept[:, None]
     mixed = mixed / tl.where(rows_mask, total, 1.0)[:, None]
     tl.store(out + at, mixed.to(tl.float16), mask=mask)
 
@@ -163,19 +173,20 @@ def flash_attention(
     tile: AttentionTile,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
 
     keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
-    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0.
+    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0. sinks (heads,): one more score each.
     """
     tokens, heads, head_dim = queries.shape
     group = heads // facts.kv_heads
     grid = (triton.cdiv(tokens, tile.rows // group), facts.kv_heads)
     flash_attention_kernel[grid](
-        queries, keys, key_scales, values, value_scales, out, start, tokens, keys.shape[1], facts.scale,
-        facts.window, facts.soft_cap,
+        queries, keys, key_scales, values, value_scales, out, sinks, start, tokens, keys.shape[1],
+        facts.scale, facts.window, facts.soft_cap,
         HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_M=tile.rows, BLOCK_N=tile.positions, QUANTISED=key_scales is not None, WINDOW=facts.window > 0,
-        CAP=facts.soft_cap > 0, num_warps=tile.warps, num_stages=tile.stages,
+        CAP=facts.soft_cap > 0, SINKS=sinks is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -5,32 +5,31 @@ hundreds of tokens that beats a product on packed weights. Activations are float
 that none overflows; sums and the residual stream are float32.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceFeedForward, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
+from edgeinfer_kernels.cuda.prefill_experts import FeedForwardSlice, PrefillExperts, ScaledRows
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.specification import AttentionSpecification, LayerSpecification, NormSpecification
+from edgeinfer_kernels.specification import (
+    Activation,
+    AttentionSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+    LayerSpecification,
+    NormSpecification,
+)
 
 DEQUANTISED_BLOCKS = 64
 """Blocks of a row that a program dequantises."""
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """Rows of float16 with a scale each: the value is rows · scales."""
-
-    rows: Tensor
-    scales: Tensor
 
 
 class Prefill:
@@ -43,7 +42,7 @@ class Prefill:
         facts = model.specification
         width = facts.width
         heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
-        hidden = max(layer.feed_forward.up.shapes.rows for layer in model.layers)
+        hidden = max(max(w.hidden, w.shared_hidden) for w in (layer.feed_forward for layer in model.layers))
         qkv = max(
             (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim
             for layer in facts.layers
@@ -60,13 +59,13 @@ class Prefill:
         self._scratch = arena.take((self._scratch_weights(),), torch.float16)
         longest = max(matrix.shapes.blocks for matrix in self._matrices()) * BLOCK
         self._entering = arena.take((chunk * longest,), torch.float16)
+        self._experts = PrefillExperts(facts, arena, chunk)
 
     def _matrices(self) -> list[DeviceMatrix]:
         found = []
         for layer in self.model.layers:
             found += [*layer.attention.qkv.parts, layer.attention.output]
-            found += [m for m in (layer.feed_forward.gate, layer.feed_forward.up) if m is not None]
-            found.append(layer.feed_forward.down)
+            found += [*layer.feed_forward.entered, *layer.feed_forward.downs]
         return found
 
     def _scratch_weights(self) -> int:
@@ -87,12 +86,18 @@ class Prefill:
         self._ones.fill_(1.0)
         if model.embeds:
             self._embed(x)
-        h = _Scaled(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
+        h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         first = model.layers[0].attention
         norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
         for index, (layer_facts, layer) in enumerate(zip(facts.layers, model.layers, strict=True)):
+            second = layer.feed_forward
+            if isinstance(second, DeviceExperts):
+                self._experts.route_early(layer_facts.feed_forward, second, x)
             self._attention(layer_facts, layer, x, h, start)
-            self._feed_forward(layer_facts, layer.feed_forward, x, h, index)
+            if isinstance(second, DeviceExperts):
+                self._mixture(layer_facts.feed_forward, second, x, h, index)
+            else:
+                self._feed_forward(layer_facts, second, x, h, index)
         return x
 
     def _embed(self, x: Tensor) -> None:
@@ -108,7 +113,7 @@ class Prefill:
         )
 
     def _attention(
-        self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: _Scaled, start: int
+        self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: ScaledRows, start: int
     ) -> None:
         facts, w, tokens = layer_facts.attention, layer.attention, len(x)
         qkv = self._stacked(w, facts, h)
@@ -116,13 +121,17 @@ class Prefill:
         queries = self._queries[: tokens * heads].view(tokens, facts.heads, facts.head_dim)
         cache = layer.cache
         quantised = self.model.quantised_cache
-        scales = (cache.key_scales, cache.value_scales) if quantised else (None, None)
+        key_scales = cache.key_scales if quantised else None
+        value_scales = cache.value_scales if quantised else None
         rope_append(
             qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.table, facts, start, queries,
-            cache.keys, cache.values, *scales,
+            cache.keys, cache.values, key_scales, value_scales,
         )  # fmt: skip
         mixed = self._mixed[: tokens * heads].view(tokens, heads)
-        flash_attention(queries, cache.keys, cache.values, start, facts, mixed, self._tile(facts), *scales)
+        flash_attention(
+            queries, cache.keys, cache.values, start, facts, mixed, self._tile(facts), key_scales,
+            value_scales, w.sinks,
+        )  # fmt: skip
         y = self._product(mixed, w.output, len(x))
         following = layer.feed_forward
         join_rows(
@@ -133,7 +142,7 @@ class Prefill:
     def _tile(self, facts: AttentionSpecification) -> AttentionTile:
         return attention_tile(facts.head_dim, facts.heads // facts.kv_heads, self._capability)
 
-    def _stacked(self, w: DeviceAttention, facts: AttentionSpecification, h: _Scaled) -> Tensor:
+    def _stacked(self, w: DeviceAttention, facts: AttentionSpecification, h: ScaledRows) -> Tensor:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""
         rows = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
         out = self._products[: len(h.rows) * rows].view(len(h.rows), rows)
@@ -145,25 +154,51 @@ class Prefill:
         return out
 
     def _feed_forward(
-        self, layer_facts: LayerSpecification, w: DeviceFeedForward, x: Tensor, h: _Scaled, index: int
+        self, layer_facts: LayerSpecification, w: DeviceFeedForward, x: Tensor, h: ScaledRows, index: int
     ) -> None:
-        facts, tokens, hidden = layer_facts.feed_forward, len(x), w.up.shapes.rows
-        both = self._products[: 2 * tokens * hidden].view(2, tokens, hidden)
-        up, gate = both[0], None
-        entering = self._in_planes_order(h.rows, w.up)
-        self._multiply(entering, w.up, up)
-        if w.gate is not None:
-            gate = both[1]
-            self._multiply(entering, w.gate, gate)
-        rows = self._hidden[: tokens * hidden].view(tokens, hidden)
-        scales = self._hidden_scales[:tokens]
-        activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, facts.activation, rows, scales)
-        y = self._product(rows, w.down, tokens)
+        facts = layer_facts.feed_forward
+        y, scales = self.dense(facts.activation, FeedForwardSlice.whole(w), h)
         norm, weight, bias, last = self._following(index)
         join_rows(
             x, y, scales, w.down_bias, facts.norm, w.post_norm, facts.residual_scale,
             norm, weight, bias, None if last else h.rows, None if last else h.scales,
         )  # fmt: skip
+
+    def _mixture(
+        self,
+        facts: FeedForwardSpecification | ExpertsSpecification,
+        w: DeviceExperts,
+        x: Tensor,
+        h: ScaledRows,
+        index: int,
+    ) -> None:
+        assert isinstance(facts, ExpertsSpecification)
+        y = self._experts.read(self, facts, w, h)
+        norm, weight, bias, last = self._following(index)
+        join_rows(
+            x, y, self._ones[: len(x)], None, facts.norm, None, facts.residual_scale,
+            norm, weight, bias, None if last else h.rows, None if last else h.scales,
+        )  # fmt: skip
+
+    def dense(self, activation: Activation, w: FeedForwardSlice, h: ScaledRows) -> tuple[Tensor, Tensor]:
+        """down · hidden of some rows without its bias, (tokens, width) float32, and the rows' scales, which
+        are still to be multiplied to it. Both are overwritten by the next product.
+        """
+        tokens, hidden = len(h.rows), w.hidden
+        both = self._products[: 2 * tokens * hidden].view(2, tokens, hidden)
+        up, gate = both[0], None
+        entering = self._in_planes_order(h.rows, w.up)
+        self._multiply(entering, w.up, up, w.first_hidden)
+        if w.gate is not None:
+            gate = both[1]
+            self._multiply(entering, w.gate, gate, w.first_hidden)
+        rows = self._hidden[: tokens * hidden].view(tokens, hidden)
+        scales = self._hidden_scales[:tokens]
+        activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, rows, scales)
+        width = self.model.specification.width
+        out = self._products[: tokens * width].view(tokens, width)
+        self._multiply(self._in_planes_order(rows, w.down), w.down, out, w.first_out)
+        return out, scales
 
     def _following(self, index: int) -> tuple[NormSpecification, Tensor | None, Tensor | None, bool]:
         """The norm behind layer `index`; whether it is the last layer."""
@@ -193,17 +228,17 @@ class Prefill:
             natural[:, whole, :rest].copy_(rows[:, whole * 8 * BLOCK :].unflatten(1, (rest, BLOCK)))
         return out.view(tokens, blocks * BLOCK)
 
-    def _multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
-        """out (tokens, rows of the matrix) float32 = rows, in the planes' order, · matrix transposed."""
-        shapes = matrix.shapes
+    def _multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor, first_row: int = 0) -> None:
+        """out (tokens, n) float32 = rows, in the planes' order, · n rows of the matrix transposed."""
+        shapes, wanted = matrix.shapes, out.shape[1]
         columns = shapes.blocks * BLOCK
         step = max(len(self._scratch) // columns // 16, 1) * 16
-        for first in range(0, shapes.rows, step):
-            count = min(step, shapes.rows - first)
+        for first in range(0, wanted, step):
+            count = min(step, wanted - first)
             weights = self._scratch[: count * columns].view(count, columns)
             dequantise_kernel[(-(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // 16))](
                 matrix.parts,
-                first,
+                first_row + first,
                 weights,
                 count,
                 BLOCKS=shapes.blocks,

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.activations import ACTIVATIONS, activate
+from edgeinfer_kernels.cuda.activations import ACTIVATIONS, activate, activate_gated
 from edgeinfer_kernels.specification import Activation, NormSpecification
 
 LARGEST = tl.constexpr(30000.0)
@@ -129,7 +129,7 @@ def _hidden_piece(
         g = tl.load(gate + offsets, mask=mask, other=0.0).to(tl.float32) * scale
         if GATE_BIAS:
             g += tl.load(gate_bias + offsets, mask=mask, other=0.0)
-        return activate(g, ACTIVATION) * u
+        return activate_gated(g, u, ACTIVATION)
     else:
         return activate(u, ACTIVATION)
 

@@ -9,7 +9,7 @@ order, so a step gives the same bits every time. TENSOR: 0, or the warps of a pr
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.activations import activate
+from edgeinfer_kernels.cuda.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.projections import ROWS, project, project_pair
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers
 
@@ -21,7 +21,7 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def _inverse_norms(
+def inverse_norms(
     squares, epsilon, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr
 ):
     """1/√(mean x² + ε) of the tokens, (COLUMNS, 1), from `COUNT` partial sums of squares each."""
@@ -73,7 +73,7 @@ def rows_kernel(
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
     if NORM == ROOT_MEAN_SQUARE:
-        value *= _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -122,14 +122,14 @@ def gated_kernel(
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        inverse = inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]
         ups += tl.load(up_bias + rows)
         gates += tl.load(gate_bias + rows)
     if GATED:
-        value = activate(gates, ACTIVATION) * ups
+        value = activate_gated(gates, ups, ACTIVATION)
     else:
         value = activate(ups, ACTIVATION)
     token = tl.arange(0, COLUMNS)
@@ -242,7 +242,7 @@ def head_kernel(
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
     if NORM == ROOT_MEAN_SQUARE:
-        value *= _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
-from edgeinfer_kernels.cuda.device_model import DeviceFeedForward, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
+from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import attention_rows, head_dimensions
 from edgeinfer_kernels.cuda.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.norm_kernels import join_kernel
@@ -68,7 +69,7 @@ class StepLaunches:
         self.dependent = dependent
         self.tensor_cores = tensor_cores
 
-    def _launch(
+    def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
     ) -> Any:
         """The compiled kernel; None from the interpreter."""
@@ -84,10 +85,10 @@ class StepLaunches:
         warps = shape.warps_for(blocks)
         return {"STEP": shape.step_for(blocks), "TOKENS": tokens, "TENSOR": 0, "warps": warps}
 
-    def _or_nothing(self, tensor: Tensor | None) -> Tensor:
+    def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor
 
-    def _of_source(self, source: Source) -> dict[str, Any]:
+    def of_source(self, source: Source) -> dict[str, Any]:
         """The constants that tell how activations lie and what is left to do to them."""
         return {
             "BLOCKS": source.activations.blocks,
@@ -100,13 +101,13 @@ class StepLaunches:
     def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
         """The ids of `state` to x, and x·gain as activations."""
         model, space = self.model, self.workspace
-        self._launch(
+        self.launch(
             embed_kernel,
             (-(-out.blocks // 8), tokens),
             model.embedding.parts,
             space.state,
             space.x,
-            self._or_nothing(gain),
+            self.or_nothing(gain),
             out.words,
             squares,
             model.specification.embedding_scale,
@@ -126,7 +127,7 @@ class StepLaunches:
         k_at = facts.heads * facts.head_dim
         rows = attention_rows(facts.heads, facts.kv_heads, tokens)
         cache, direct = layer.cache, facts.head_dim % 16 == 0
-        self._launch(
+        self.launch(
             decode_attention_kernel,
             (facts.kv_heads, tuning.splits),
             space.qkv,
@@ -138,8 +139,8 @@ class StepLaunches:
             self.model.positions,
             space.state,
             attention.table,
-            self._or_nothing(attention.q_norm),
-            self._or_nothing(attention.k_norm),
+            self.or_nothing(attention.q_norm),
+            self.or_nothing(attention.k_norm),
             facts.norm.epsilon,
             facts.scale,
             facts.soft_cap,
@@ -148,6 +149,7 @@ class StepLaunches:
             space.arrived,
             out.words,
             space.flat,
+            self.or_nothing(attention.sinks),
             KV_HEADS=facts.kv_heads,
             GROUP=facts.heads // facts.kv_heads,
             HEAD_DIM=facts.head_dim,
@@ -165,6 +167,7 @@ class StepLaunches:
             BLOCKS=out.blocks,
             PLANES=out.planes,
             DIRECT=direct,
+            SINKS=attention.sinks is not None,
             warps=tuning.attention_warps * max(1, rows // 16),
         )
         if not direct:
@@ -181,14 +184,14 @@ class StepLaunches:
     ) -> None:
         """One or two matrices times activations, below each other, to y."""
         programs = [part.shapes.padded_rows // ROWS for part in parts]
-        self._launch(
+        self.launch(
             rows_kernel,
             (sum(programs),),
             parts[0].parts,
             parts[-1].parts,
             source.activations.words,
             y,
-            self._or_nothing(bias),
+            self.or_nothing(bias),
             source.squares,
             source.norm.epsilon if source.norm else 0.0,
             y.stride(0),
@@ -196,22 +199,24 @@ class StepLaunches:
             FIRST=parts[0].shapes.tile,
             SECOND=parts[-1].shapes.tile,
             BIAS=bias is not None,
-            **self._of_source(source),
+            **self.of_source(source),
             **self._cut(shape, source.activations.blocks, tokens),
         )
 
-    def gated(self, activation: Activation, ffn: DeviceFeedForward, source: Source, tokens: int) -> None:
+    def gated(
+        self, activation: Activation, ffn: DeviceFeedForward, source: Source, out: Activations, tokens: int
+    ) -> None:
         """Gate and up to hidden, as activations."""
-        out, gate = self.workspace.hidden, ffn.gate or ffn.up
-        self._launch(
+        gate = ffn.gate or ffn.up
+        self.launch(
             gated_kernel,
             (ffn.up.shapes.padded_rows // ROWS,),
             gate.parts,
             ffn.up.parts,
             source.activations.words,
             out.words,
-            self._or_nothing(ffn.gate_bias),
-            self._or_nothing(ffn.up_bias),
+            self.or_nothing(ffn.gate_bias),
+            self.or_nothing(ffn.up_bias),
             source.squares,
             source.norm.epsilon if source.norm else 0.0,
             HIDDEN_BLOCKS=out.blocks,
@@ -221,7 +226,7 @@ class StepLaunches:
             GATED=ffn.gate is not None,
             BIAS=ffn.up_bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
-            **self._of_source(source),
+            **self.of_source(source),
             **self._cut(self.tuning.gated, source.activations.blocks, tokens),
         )
 
@@ -238,15 +243,15 @@ class StepLaunches:
     ) -> None:
         """x += scale·(matrix times activations + bias), and x·gain to the target."""
         out = target.activations
-        self._launch(
+        self.launch(
             residual_kernel,
             (matrix.shapes.padded_rows // ROWS,),
             matrix.parts,
             read.words,
             self.workspace.x,
-            self._or_nothing(bias),
+            self.or_nothing(bias),
             scale,
-            self._or_nothing(gain),
+            self.or_nothing(gain),
             out.words,
             target.squares,
             WIDTH=self.model.specification.width,
@@ -273,17 +278,17 @@ class StepLaunches:
         space, width = self.workspace, self.model.specification.width
         read = space.x if y is None else y
         post = post_norm.weight if post_norm else None
-        self._launch(
+        self.launch(
             join_kernel,
             (tokens,),
             read,
             read.shape[1],
             space.x,
             scale,
-            self._or_nothing(post),
+            self.or_nothing(post),
             post_norm.facts.epsilon if post_norm else 0.0,
-            self._or_nothing(norm.weight),
-            self._or_nothing(norm.bias),
+            self.or_nothing(norm.weight),
+            self.or_nothing(norm.bias),
             norm.facts.epsilon,
             out.words,
             WIDTH=width,
@@ -301,7 +306,7 @@ class StepLaunches:
     def _quantise(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
         """Rows of floats as activations."""
         nothing = self.workspace.nothing
-        self._launch(
+        self.launch(
             join_kernel,
             (tokens,),
             values,
@@ -330,7 +335,7 @@ class StepLaunches:
         """Logits, and the best of every program's rows."""
         model, space = self.model, self.workspace
         facts = model.specification
-        self._launch(
+        self.launch(
             head_kernel,
             (model.head.shapes.padded_rows // ROWS,),
             model.head.parts,
@@ -345,6 +350,6 @@ class StepLaunches:
             VOCABULARY=facts.vocabulary_size,
             TILE=model.head.shapes.tile,
             CAPPED=facts.logit_soft_cap != 0,
-            **self._of_source(source),
+            **self.of_source(source),
             **self._cut(self.tuning.head, source.activations.blocks, tokens),
         )

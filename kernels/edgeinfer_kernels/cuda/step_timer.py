@@ -22,10 +22,10 @@ class _WatchedLaunches(StepLaunches):
 
     spills = 0
 
-    def _launch(
+    def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
     ) -> Any:
-        compiled = super()._launch(kernel, grid, *arguments, warps=warps, **constants)
+        compiled = super().launch(kernel, grid, *arguments, warps=warps, **constants)
         self.spills = max(self.spills, compiled.n_spills)
         return compiled
 

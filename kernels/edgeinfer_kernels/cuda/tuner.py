@@ -23,8 +23,8 @@ GAIN = 0.003
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
     "words.py", "tiles.py", "warp_products.py", "warp_tiles.py", "projections.py", "row_kernels.py",
-    "embedding_kernels.py", "norm_kernels.py", "decode_attention.py", "step_rope.py", "cache_tiles.py",
-    "decode_step.py", "step_launches.py", "step_shapes.py",
+    "embedding_kernels.py", "expert_kernels.py", "norm_kernels.py", "decode_attention.py", "step_rope.py",
+    "cache_tiles.py", "decode_step.py", "step_experts.py", "step_launches.py", "step_shapes.py",
 )  # fmt: skip
 """When one of these changes, what was tuned before is forgotten."""
 

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_experts import (
+    DeviceExperts,
+    DeviceFeedForward,
+    RoutingSpace,
+    expert_facts,
+)
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import (
@@ -42,10 +48,10 @@ class Workspace:
         facts = model.specification
         tokens, width = MOST_TOKENS, facts.width
         first = model.layers[0]
-        of_width = [m for layer in model.layers for m in (*layer.attention.qkv.parts, layer.feed_forward.up)]
-        of_width += [layer.feed_forward.gate for layer in model.layers if layer.feed_forward.gate]
+        of_width = [
+            m for layer in model.layers for m in (*layer.attention.qkv.parts, *layer.feed_forward.entered)
+        ]
         heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
-        hidden = max(layer.feed_forward.up.shapes.rows for layer in model.layers)
         self.state = arena.take((STATE_WORDS,), torch.int32)
         self.x = arena.take((tokens, width), torch.float32)
         self.y = arena.take((tokens, padded_rows(width)), torch.float32)
@@ -54,8 +60,7 @@ class Workspace:
         ]
         outputs = [layer.attention.output for layer in model.layers]
         self.mixed = self._activations(arena, heads, _has_floats(*outputs))
-        downs = [layer.feed_forward.down for layer in model.layers]
-        self.hidden = self._activations(arena, hidden, _has_floats(*downs))
+        self._take_hidden(arena, model, _has_floats(*of_width))
         self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
         qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
         self.qkv = arena.take((tokens, qkv_rows), torch.float32)
@@ -83,7 +88,26 @@ class Workspace:
         self.best_ids = arena.take((tokens, programs), torch.int32)
         self.nothing = first.attention.output.words  # stands where a kernel has no such argument
 
+    def _take_hidden(self, arena: Arena, model: DeviceModel, floats_enter: bool) -> None:
+        """Hidden rows of dense layers, of experts and of shared experts, which all differ in length."""
+        facts = model.specification
+        floats = _has_floats(*(matrix for layer in model.layers for matrix in layer.feed_forward.downs))
+        dense = [
+            w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceFeedForward)
+        ]
+        self.hidden = self._activations(arena, max((w.hidden for w in dense), default=0), floats)
+        mixtures = [w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceExperts)]
+        self.routing = RoutingSpace(facts, arena, MOST_TOKENS)
+        hidden = max((w.hidden for w in mixtures), default=0)
+        self.expert_hidden = self._activations(arena, hidden, floats, self.routing.used)
+        self.shared_hidden = self._activations(
+            arena, max((w.shared_hidden for w in mixtures), default=0), floats
+        )
+        early = any(fact.early for fact in expert_facts(facts))
+        self.early = self._activations(arena, facts.width, floats_enter, int(early))
+
     @staticmethod
-    def _activations(arena: Arena, columns: int, floats: bool) -> Activations:
+    def _activations(arena: Arena, columns: int, floats: bool, rows_a_token: int = 1) -> Activations:
         planes, blocks = 44 if floats else 12, padded_blocks(columns)
-        return Activations(arena.take((MOST_TOKENS, planes, blocks), torch.int32), planes, blocks)
+        rows = rows_a_token * MOST_TOKENS
+        return Activations(arena.take((rows, planes, blocks), torch.int32), planes, blocks)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda import backend as cuda_backend
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -34,6 +35,13 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "no RoPE": (ZOO["smollm3"], (3,)),
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
+    "experts": (ZOO["mixtral"], (0,)),
+    "experts, quantised": (replace(ZOO["qwen3moe"], formats=QUANTISED), (0,)),
+    "experts, and a weighed one for all": (replace(ZOO["qwen2moe"], formats=QUANTISED), (0,)),
+    "experts, and a plain one for all": (ZOO["granitemoe-shared"], (0,)),
+    "experts by sigmoid, router before attention": (ZOO["smallthinker"], (0, 1)),
+    "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
+    "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }
 
 
@@ -143,21 +151,33 @@ def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str
             broken.backend(device)
 
 
-@pytest.mark.parametrize(
-    ("name", "seen"), [("qwen3moe", "a mixture of experts"), ("gpt-oss", "attention sinks")]
-)
-def test_a_layer_without_a_kernel_is_refused_with_its_number(
-    device: str, tmp_path: Path, name: str, seen: str
-) -> None:
-    wanted = f"layer 0 has {seen}, which run on the CPU only"
-    with opened(ZOO[name], tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=wanted):
+def test_experts_whose_rows_fill_no_program_are_named(device: str, tmp_path: Path) -> None:
+    model, wanted = (
+        replace(ZOO["qwen3moe"], expert_length=40),
+        r"blk\.0\.ffn_up_exps\.weight: 40 rows an expert",
+    )
+    with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=wanted):
         decoder.backend(device)
+
+
+def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path) -> None:
+    with opened(replace(ZOO["qwen3moe"], formats=("Q8_0",)), tmp_path, (0,)) as decoder:
+        options = DeviceOptions(chunk=16)
+        parts = count_parts(decoder.specification, decoder.weights, 64, torch.device(device), options)
+        nbytes = {part.name: part.nbytes for part in parts if part.read}
+        resting = {part.name: part.nbytes for part in parts if not part.read}
+        backend = decoder.backend(device)
+        assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
+        backend.close()
+    # Of sixteen experts five are used.
+    share = resting["layer 0 resting experts"] / (nbytes["layer 0 feed-forward"])
+    assert 1.0 < share < 11 / 5
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
 @pytest.mark.parametrize("formats", [("F32",), QUANTISED, ("F16", "Q4_1")])
-@pytest.mark.parametrize("name", [name for name, model in ZOO.items() if not model.experts])
+@pytest.mark.parametrize("name", ZOO)
 def test_every_architecture_gives_the_logits_of_the_reference_in_steps_of_any_width(
     device: str, tmp_path: Path, name: str, formats: tuple[str, ...]
 ) -> None:

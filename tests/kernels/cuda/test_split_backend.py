@@ -43,7 +43,7 @@ def split(decoder: Decoder, device: str, at: int, kernels: Kernels) -> Iterator[
         backend.close()
 
 
-@pytest.mark.parametrize(("name", "at"), [("llama", 1), ("starcoder2", 2)])
+@pytest.mark.parametrize(("name", "at"), [("llama", 1), ("starcoder2", 2), ("smallthinker", 3)])
 def test_a_prompt_and_steps_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, at: int
 ) -> None:

@@ -18,7 +18,8 @@ PROMPT_KERNELS = {
 }  # fmt: skip
 STEP_KERNELS = {
     "embed_kernel", "rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel",
-    "head_kernel", "choose_best_kernel",
+    "head_kernel", "choose_best_kernel", "join_kernel", "choose_experts_kernel", "expert_gated_kernel",
+    "expert_down_kernel",
 }  # fmt: skip
 PLANE_KERNELS = {"dequantise_kernel", "embed_rows_kernel"}
 STEP_TARGETS = (75, 80, 90, 120)

@@ -1,0 +1,37 @@
+"""How a head's dimensions lie on the device, and the tables by which RoPE turns them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.specification import RopeSpecification
+
+
+def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:
+    """The order of a head's dimensions in which RoPE turns (i, i + head_dim/2), whatever the file's pairs.
+
+    Dimensions that RoPE leaves alone are spread over both halves.
+    """
+    dimensions = np.arange(head_dim)
+    if rope is None:
+        return dimensions
+    turned = rope.dimensions
+    if rope.halves:
+        first, second = dimensions[: turned // 2], dimensions[turned // 2 : turned]
+    else:
+        first, second = dimensions[0:turned:2], dimensions[1:turned:2]
+    rest = dimensions[turned:]
+    middle = len(rest) // 2
+    return np.concatenate([first, rest[:middle], second, rest[middle:]])
+
+
+def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
+    """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 where nothing turns."""
+    half = head_dim // 2
+    table = np.zeros((positions, head_dim), np.float32)
+    table[:, :half] = 1.0
+    if rope is None:
+        return table
+    turned = rope.dimensions // 2
+    both = rope.table(0, positions)
+    table[:, :turned], table[:, half : half + turned] = both[:, :turned], both[:, turned:]
+    return table
