@@ -20,11 +20,12 @@ from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers, argmax, sample
+from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches

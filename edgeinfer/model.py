@@ -19,7 +19,7 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
-from edgeinfer_offload.plan import MemoryPlan
+from edgeinfer_offload.memory_plan import MemoryPlan
 
 
 class Model:

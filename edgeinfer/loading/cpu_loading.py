@@ -1,26 +1,20 @@
 """Loading a model on the processor: its plan, its kernels, its engine."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.memory_items import cache_items, largest_context, weight_items, workspace_item
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
-from edgeinfer_offload.host_memory import host_memory
-from edgeinfer_offload.measure import remembered_bandwidth, remembered_threads
-from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, Repacking, plan_memory
-
-BATCH = 256
-"""Tokens of a prompt that are read in one step."""
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.measure import remembered_threads
+from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes, Repacking
+from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 
 def load_on_cpu(source: ModelSource) -> LoadedEngine:
@@ -30,25 +24,16 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
         SettingError: a wish that the CPU can't fulfil.
     """
-    wishes, name, weights = source.wishes, source.name, source.weights
+    wishes, weights = source.wishes, source.weights
     if wishes.kv == "q8_0":
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     isa = choose(wishes.instruction_set)
-    needs = _Needs(
-        source.specification,
-        weights,
-        source.context,
-        wishes.kv,
-        wishes.threads or 1,
-        source.config.trained_context,
-        wishes.repack,
-    )
     # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
-    needs.plan(_budget(wishes.ram), name)
+    _Planning(source, unmeasured_machine(wishes.threads or 1)).plan()
     kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
-    needs = replace(needs, threads=threads)
-    plan = needs.plan(_budget(wishes.ram), name)
+    planning = _Planning(source, unmeasured_machine(threads))
+    plan = planning.plan()
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
     placing = Placing(source)
     backend = CpuBackend(
@@ -56,68 +41,59 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         weights,
         cache.layers,
         kernels,
-        batch=BATCH,
+        batch=CPU_BATCH,
         threads=threads,
         repack=wishes.repack,
         on_placed=placing,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
+    engine = Transformer(
+        source.specification,
+        backend,
+        cache,
+        CPU_BATCH,
+        plan.weight_bytes_per_token,
+        planning.largest_context(),
+    )
     return LoadedEngine(
-        Transformer(source.specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
-        lambda: replace(needs.plan(plan.device.free_bytes, name, measured=True), repacking=repacking),
+        engine, lambda: replace(planning.with_speeds().plan(), repacking=repacking), plan.bytes_on("cpu")
     )
 
 
 @dataclass(frozen=True)
-class _Needs:
-    """What a model takes with these wishes."""
+class _Planning:
+    """The plan of everything on the CPU of this machine."""
 
-    specification: DecoderSpecification
-    weights: DecoderWeights
-    context: int
-    kv: CacheType
-    threads: int
-    trained_context: int
-    repack: bool
-
-    @cached_property
-    def _fixed(self) -> list[Item]:
-        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack)
-        return [*weight_items(self.specification, self.weights, self.repack), workspace]
+    source: ModelSource
+    machine: Machine
 
     @property
-    def _fixed_bytes(self) -> int:
-        """Bytes of main memory that are taken whatever the context."""
-        return sum(item.nbytes for item in self._fixed if not item.mapped)
+    def _wishes(self) -> PlanWishes:
+        wishes = self.source.wishes
+        return PlanWishes(
+            context=self.source.context, kv=wishes.kv, device="cpu", ram=wishes.ram, repack=wishes.repack
+        )
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Weight bytes that decoding one token reads."""
-        return sum(item.bytes_per_token for item in self._fixed)
-
-    def largest(self, plan: MemoryPlan) -> int:
-        """The largest context that fits what was free."""
-        free = plan.device.free_bytes - self._fixed_bytes
-        return largest_context(self.specification, self.kv, free, self.trained_context)
-
-    def plan(self, budget: int, name: str, measured: bool = False) -> MemoryPlan:
-        """Place all of it in `budget` bytes of main memory; `measured`: with the time that reading takes."""
-        rate = remembered_bandwidth(user_folder("cache"), self.threads) if measured else 0.0
-        items = [*self._fixed, *cache_items(self.specification, self.context, self.kv)]
+    def plan(self) -> MemoryPlan:
+        """Raises `OutOfMemoryError`."""
         try:
-            return plan_memory(items, Device("cpu", budget, rate))
+            return plan_memory(self.source.sizes, self.machine, self._wishes)
         except PlanError as error:
-            free = budget - self._fixed_bytes
-            largest = largest_context(self.specification, self.kv, free, self.trained_context)
+            largest = self.largest_context()
             way_out = (
                 f"with a context of {largest} it fits (--context, context=)"
                 if largest
                 else "take a smaller model or fewer bits a weight"
             )
-            raise OutOfMemoryError(f"{name}: {error}; {way_out}") from error
+            raise OutOfMemoryError(f"{self.source.name}: {error}; {way_out}") from error
 
+    def largest_context(self) -> int:
+        """The largest context that fits what is free."""
+        return largest_context(
+            self.source.sizes, self.machine, self._wishes, self.source.config.trained_context
+        )
 
-def _budget(ram: int | None) -> int:
-    """Bytes of main memory that may be used: what is free now, or less if the caller says so."""
-    free = host_memory().free_bytes
-    return free if ram is None else min(free, ram)
+    def with_speeds(self) -> "_Planning":
+        """The same with how fast weights are read, measured on first use."""
+        formats = kernel_formats(self.source.weights)
+        return replace(self, machine=with_cpu_speeds(self.machine, user_folder("cache"), formats))

@@ -63,7 +63,7 @@ def _draft_model(found: ModelFile, wishes: Wishes, target: Tokenizer, context: i
         room = None if wishes.ram is None else max(0, wishes.ram - taken)
         own = replace(wishes, context=context, ram=room, device="cpu", progress=None)
         loaded = load_on_cpu(ModelSource(found.name, file, config, own))
-        return DraftModel(loaded.engine, target.vocabulary_size, loaded.plan().nbytes, file.close)
+        return DraftModel(loaded.engine, target.vocabulary_size, loaded.ram_bytes, file.close)
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):

@@ -1,116 +1,98 @@
 """Loading a model on a GPU: what it takes there, whether that fits, and its engine. Imports torch."""
 
-from bisect import bisect_right
-from functools import cached_property
-
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend, KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
-from edgeinfer_kernels.cuda.device_parts import CHUNK, DeviceOptions, count_parts, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
 
 TUNING_SECONDS = 20.0
 """What finding the best cuts of a step may take, once for a GPU and the shape of a model."""
 TUNED_FROM_BYTES = 200 << 20
 """Weight bytes a token below which a step is latency, and not worth tuning."""
-LIBRARY_BYTES = 320 << 20
-"""What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
 
 
 def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     """An engine whose weights, cache and activations all lie on the GPU.
 
     Raises:
-        GpuUnavailableError: the model has a matrix without a kernel there, or doesn't fit.
+        GpuFullError: it doesn't fit.
+        GpuUnavailableError: the model has a matrix without a kernel there.
     """
     if source.wishes.kv == "f32":
         raise GpuUnavailableError("kv: f32 runs on the CPU only; take f16 or q8_0 on a GPU (--kv, kv=)")
-    needs = _Needs(source, gpu)
-    free = free_bytes(gpu.index)
-    plan = needs.plan(free if source.wishes.vram is None else min(free, source.wishes.vram))
+    machine = with_gpu(unmeasured_machine(1), gpu, free_bytes(gpu.index), user_folder("cache"))
+    wishes = PlanWishes(
+        context=source.context,
+        kv=source.wishes.kv,
+        device="gpu",
+        vram=source.wishes.vram,
+        ram=source.wishes.ram,
+    )
+    plan, largest = _planned(source, machine, wishes)
     try:
         backend = CudaBackend(
             source.specification,
             source.weights,
             source.context,
             cuda_device(gpu.index),
-            needs.options,
+            DeviceOptions(quantised_cache=wishes.kv == "q8_0"),
             on_placed=Placing(source),
         )
+    except UnsupportedOnDeviceError as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
     except DeviceMemoryError as error:
         raise GpuUnavailableError(f"{source.name}: {error}; other programs took it since") from error
+    made_ready(backend, gpu, plan.weight_bytes_per_token)
+    cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
+    cache = KVCache(source.context, device_bytes=cache_bytes)
+    engine = Transformer(source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, largest)
+    return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True)
+
+
+def made_ready(backend: CudaBackend, gpu: Gpu, weight_bytes: int) -> CudaBackend:
+    """The backend, tuned for this GPU if its step reads enough, and its steps compiled.
+
+    Raises:
+        GpuUnavailableError: it can't compile, or the GPU failed.
+    """
     try:
-        if needs.bytes_per_token >= TUNED_FROM_BYTES:
+        if weight_bytes >= TUNED_FROM_BYTES:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         backend.warm_up()
     except (KernelsUnavailableError, BackendError) as error:
         backend.close()
         raise GpuUnavailableError(f"{gpu.name}: {error}") from error
-    cache = KVCache(source.context, device_bytes=needs.cache_bytes(source.context))
-    engine = Transformer(
-        source.specification, backend, cache, CHUNK, needs.bytes_per_token, needs.largest(plan.device)
-    )
-    return LoadedEngine(engine, lambda: plan)
+    return backend
 
 
-class _Needs:
-    """What a model takes on the GPU with these wishes."""
+def _planned(source: ModelSource, machine: Machine, wishes: PlanWishes) -> tuple[MemoryPlan, int]:
+    """The plan of everything on the GPU, and the largest context that fits.
 
-    def __init__(self, source: ModelSource, gpu: Gpu) -> None:
-        self._source = source
-        self._gpu = gpu
-        self.options = DeviceOptions(quantised_cache=source.wishes.kv == "q8_0")
-
-    def _items(self, context: int) -> list[Item]:
-        source = self._source
-        try:
-            parts = count_parts(
-                source.specification,
-                source.weights,
-                context,
-                cuda_device(self._gpu.index),
-                self.options,
-            )
-        except UnsupportedOnDeviceError as error:
+    Raises:
+        GpuFullError, GpuUnavailableError: as for `load_on_gpu`.
+    """
+    largest = largest_context(source.sizes, machine, wishes, source.config.trained_context)
+    try:
+        return plan_memory(source.sizes, machine, wishes), largest
+    except PlanError as error:
+        if "may be used" not in str(error):
             raise GpuUnavailableError(f"{source.name}: {error}") from error
-        items = [Item(part.name, part.nbytes, part.nbytes if part.read else 0) for part in parts]
-        return [*items, Item("loading, then libraries", LIBRARY_BYTES, 0)]
-
-    @cached_property
-    def bytes_per_token(self) -> int:
-        """Weight bytes that decoding one token reads."""
-        items = self._items(1)
-        return sum(item.bytes_per_token for item in items if "keys" not in item.name)
-
-    def cache_bytes(self, context: int) -> int:
-        return sum(item.nbytes for item in self._items(context) if "keys" in item.name)
-
-    def largest(self, device: Device) -> int:
-        """The largest context that fits what was free."""
-
-        def nbytes(context: int) -> int:
-            return sum(item.nbytes for item in self._items(context))
-
-        trained = self._source.config.trained_context
-        return bisect_right(range(1, trained + 1), device.free_bytes, key=nbytes)
-
-    def plan(self, budget: int) -> MemoryPlan:
-        """Everything on the GPU, in `budget` bytes."""
-        device = Device(f"cuda:{self._gpu.index}", budget)
-        try:
-            return plan_memory(self._items(self._source.context), device)
-        except PlanError as error:
-            largest = self.largest(device)
-            way_out = (
-                f"with a context of {largest} it fits (--context, context=)"
-                if largest
-                else "take fewer bits a weight, or --device cpu"
-            )
-            raise GpuUnavailableError(f"{self._source.name}: {error}; {way_out}") from error
+        fewer = wishes.context > largest > 0
+        way_out = (
+            f"with a context of {largest} it fits (--context, context=)"
+            if fewer
+            else "take fewer bits a weight, or --device cpu"
+        )
+        raise GpuFullError(f"{source.name}: {error}; {way_out}") from error

@@ -10,7 +10,7 @@ from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, Unsu
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
-from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Wishes
 from edgeinfer.model import Model
@@ -20,6 +20,7 @@ from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError
+from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -139,14 +140,17 @@ def _drafting(
     """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
     isn't the same to the last bit there.
     """
-    wishes, plan = source.wishes, loaded.plan()
-    if wishes.draft == "auto" and plan.device.name != "cpu":
+    wishes = source.wishes
+    if wishes.draft == "auto" and loaded.on_gpu:
         return LoadedDrafter(None)
-    return load_drafter(found, wishes, tokenizer, source.context, plan.nbytes)
+    return load_drafter(found, wishes, tokenizer, source.context, loaded.ram_bytes)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:
-    """On the device that was wished for; "auto" takes a GPU where one will do, and says why one won't."""
+    """On the device that was wished for; "auto" takes a GPU where one will do, and says why one won't.
+
+    What is too large for a GPU is divided between it and the CPU.
+    """
     wished = source.wishes.device
     if wished == "cpu":
         return load_on_cpu(source)
@@ -154,15 +158,25 @@ def _load_engine(source: ModelSource) -> LoadedEngine:
         gpu = usable_gpu(wished)
         if gpu is None:
             return load_on_cpu(source)
-        from edgeinfer.loading.gpu_loading import load_on_gpu
-
-        return load_on_gpu(source, gpu)
+        return _load_with_gpu(source, gpu)
     except GpuUnavailableError as error:
         if wished != "auto":
             raise
         loaded = load_on_cpu(source)
         loaded.notes.append(f"running on the CPU: {error}")
         return loaded
+
+
+def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
+    """All of it on the GPU, or as many layers as fit."""
+    from edgeinfer.loading.gpu_loading import load_on_gpu
+
+    try:
+        return load_on_gpu(source, gpu)
+    except GpuFullError:
+        from edgeinfer.loading.split_loading import load_split
+
+        return load_split(source, gpu)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

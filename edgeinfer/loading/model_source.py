@@ -8,9 +8,10 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import read_weights, rope_factors
 from edgeinfer.loading.wishes import Wishes
 from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
-from edgeinfer_offload.plan import MemoryPlan
+from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
@@ -35,6 +36,10 @@ class ModelSource:
         return self.config.specification(rope_factors(self.file, self.config, self.context))
 
     @cached_property
+    def sizes(self) -> ModelSizes:
+        return ModelSizes.of(self.specification, self.weights)
+
+    @cached_property
     def weights(self) -> DecoderWeights:
         return read_weights(self.file, self.config)
 
@@ -45,6 +50,11 @@ class LoadedEngine:
 
     engine: Transformer
     plan: Callable[[], MemoryPlan]
+    """With how fast everything is read, which is measured on first use."""
+    ram_bytes: int
+    """Bytes of main memory that the plan takes."""
+    on_gpu: bool = False
+    """Whether any of it lies on a GPU."""
     notes: list[str] = field(default_factory=list)
 
 

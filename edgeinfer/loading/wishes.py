@@ -16,6 +16,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+def is_device(name: str) -> bool:
+    """Whether `name` is one that `load` takes: "auto", "cpu", "cuda", "cuda:N"."""
+    return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What the caller of `load` asked for, checked."""
@@ -43,7 +48,7 @@ class Wishes:
             if value not in choices:
                 shown = ", ".join("None" if choice is None else repr(choice) for choice in choices)
                 raise SettingError(f"{name}: saw {value!r}, wanted one of {shown}")
-        if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d{1,2})?", str(self.device)):
+        if not is_device(str(self.device)):
             raise SettingError(f"device: saw {self.device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
         for name in ("context", "threads"):
             value = getattr(self, name)

@@ -20,6 +20,15 @@ def padded(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
+class HeadFacts(Protocol):
+    """What the size of a cache depends on, of an attention's specification or of its sizes."""
+
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's keys and values, head_dim rounded up to 16.
@@ -38,7 +47,7 @@ class LayerCache:
         return -(-context // LANES) * LANES + SPARE_POSITIONS
 
     @classmethod
-    def nbytes_for(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> int:
+    def nbytes_for(cls, specification: HeadFacts, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` will take."""
         elements = specification.kv_heads * cls.positions_for(context) * padded(specification.head_dim)
         return 2 * elements * (2 if kind == "f16" else 4)

@@ -1,6 +1,7 @@
 """The weights of a decoder as backends take them: matrices in their file's bytes, vectors in float32."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,21 @@ import numpy.typing as npt
 from edgeinfer_quant_formats import decode
 
 Vector = npt.NDArray[np.float32]
+
+
+class MatrixFacts(Protocol):
+    """A weight matrix's name, format and size: all that counting its bytes takes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
 
 
 @dataclass(frozen=True)

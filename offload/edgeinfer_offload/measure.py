@@ -1,16 +1,17 @@
 """How fast this machine reads memory, and with how many threads: measured once, remembered per machine."""
 
-import json
 import os
 import platform
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
 from edgeinfer_kernels.cpu.features import choose, detect, usable_cpus
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
+from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
+from edgeinfer_offload.remembered import RememberedFigures
 
 SWEEP_BYTES = 64 << 20
 SWEEP_SECONDS = 0.8
@@ -27,7 +28,8 @@ def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
 
 def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
     """`read_bandwidth`, measured on first use and kept beside the kernels for this processor."""
-    return _remembered(cache_folder, f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
+    figures = remembered_figures(cache_folder)
+    return figures.figure(f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
 
 
 def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
@@ -36,7 +38,7 @@ def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
     key = f"best of {usable} threads"
     if len(thread_counts(usable)) == 1:
         return usable
-    return int(_remembered(cache_folder, key, lambda: best_threads(sweep(kernels, usable))))
+    return int(remembered_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable))))
 
 
 @dataclass(frozen=True)
@@ -83,26 +85,9 @@ def best_threads(rates: dict[int, float]) -> int:
     return best
 
 
-def _remembered(cache_folder: Path, key: str, measure: Callable[[], float]) -> float:
-    """A figure of this machine from the cache, or measured now and kept."""
-    file = cache_folder / "measured.json"
-    key = f"{platform.node()} {detect().name} {key}"
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not measured yet, or damaged: measure again
-        known = {}
-    if not isinstance(known, dict):
-        known = {}
-    if not isinstance(known.get(key), int | float):
-        known[key] = measure()
-        _replace(file, json.dumps(known))
-    return float(known[key])
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(text)
-    os.replace(name, file)
+def remembered_figures(cache_folder: Path) -> RememberedFigures:
+    """What has been measured on this machine: its processor, memory and GPUs as they are now."""
+    gpus = ", ".join(f"{gpu.name} {gpu.total_bytes}" for gpu in list_gpus())
+    memory = psutil.virtual_memory().total >> 30
+    parts = (platform.node(), detect().name, usable_cpus(), f"{memory} GiB", gpus, driver_version())
+    return RememberedFigures(cache_folder, " | ".join(map(str, parts)))

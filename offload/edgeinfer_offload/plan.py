@@ -1,151 +1,242 @@
-"""The memory plan: which bytes of a model lie where, and what reading them costs.
+"""The memory plan: which bytes of a model lie where, so that it answers fastest within the budgets.
 
-`plan_memory` is a pure function of sizes and devices: it needs no file and no engine.
+`plan_memory` is a pure function of sizes, a machine and wishes: it needs no file, no GPU and no engine.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.layer_costs import Cost
+from edgeinfer_offload.machine import OVERLAP_LOSS, SYNCHRONISE_SECONDS, Machine
+from edgeinfer_offload.memory_plan import (
+    LayerPlacement,
+    MemoryPlan,
+    Place,
+    PlanError,
+    PlannedItem,
+    PlanWishes,
+    Prediction,
+    mebibytes,
+    refuse,
+)
+from edgeinfer_offload.model_placing import LIBRARY_BYTES, STREAM_BYTES, ModelPlacing
+from edgeinfer_offload.placement_search import CPU, GPU, Placement
+from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
+from edgeinfer_offload.prompt_speed import PromptSpeed
+from edgeinfer_offload.spilling import spilled
+
+GIBIBYTE = 1 << 30
 
 
-@dataclass(frozen=True)
-class Item:
-    """A part of a model that is placed as a whole. `bytes_per_token`: what decoding one token reads of it.
-
-    `mapped`: it stays in the file's memory map, whose pages the system brings and takes as it likes.
-    """
-
-    name: str
-    nbytes: int
-    bytes_per_token: int
-    mapped: bool = False
-
-
-@dataclass(frozen=True)
-class Device:
-    """A place for bytes, with what is free there and how fast it is read (0: not measured)."""
-
-    name: str
-    free_bytes: int
-    bytes_per_second: float = 0.0
-
-
-@dataclass(frozen=True)
-class PlacedItem:
-    """An item and its place."""
-
-    item: str
-    device: str
-    bytes: int
-    ms_per_token: float
-
-
-FILE = "file"
-"""The place of what stays in the file's memory map."""
-
-
-@dataclass(frozen=True)
-class Repacking:
-    """What moving weights into the kernels' layout cost; 0 bytes: they stayed in the file."""
-
-    bytes: int
-    seconds: float
-    released: bool
-    """Whether the file's pages were given back, so that the weights are in memory once."""
-
-    def explain(self) -> str:
-        if not self.bytes:
-            return "nothing was repacked: the weights are read from the file's memory map"
-        pages = "were released" if self.released else "stay mapped"
-        return (
-            f"repacked {_mebibytes(self.bytes)} in {self.seconds:.2f} s "
-            f"({self.bytes / max(self.seconds, 1e-9) / 1e9:.1f} GB/s); the file's pages {pages}"
-        )
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Where everything lies, and what decoding one token from there costs."""
-
-    items: tuple[PlacedItem, ...]
-    device: Device
-    repacking: Repacking | None = None
-    """What it cost to bring the weights there; None before it is done."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device, without what stays in the file."""
-        return sum(item.bytes for item in self.items if item.device != FILE)
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes that stay in the file's memory map."""
-        return sum(item.bytes for item in self.items if item.device == FILE)
-
-    @property
-    def ms_per_token(self) -> float:
-        return sum(item.ms_per_token for item in self.items)
-
-    def explain(self) -> str:
-        """A table for a person: item, device, size, milliseconds a token."""
-        width = max((len(item.item) for item in self.items), default=5)
-        lines = [f"{'item':{width}}  device      MiB  ms/token"]
-        lines += [
-            f"{item.item:{width}}  {item.device:6} {item.bytes / 2**20:8.1f}  {item.ms_per_token:8.3f}"
-            for item in self.items
-        ]
-        total = (self.nbytes + self.file_bytes) / 2**20
-        lines.append(f"{'total':{width}}         {total:8.1f}  {self.ms_per_token:8.3f}")
-        free = self.device.free_bytes / 2**20
-        lines.append(f"{self.device.name}: {free:.0f} MiB free before loading")
-        if self.ms_per_token:
-            rate = self.device.bytes_per_second
-            lines[-1] += f", read at {rate / 1e9:.1f} GB/s: at most {1000 / self.ms_per_token:.0f} tokens/s"
-        lines += self._about_the_file()
-        return "\n".join(lines)
-
-    def _about_the_file(self) -> list[str]:
-        lines = [self.repacking.explain()] if self.repacking else []
-        if self.file_bytes:
-            lines.append(f"file: {_mebibytes(self.file_bytes)} stay in its memory map")
-            room = self.device.free_bytes - self.nbytes
-            if self.file_bytes > room:
-                lines[-1] += f", {_mebibytes(max(0, room))} of memory are left for it: the rest is read again"
-                lines[-1] += " from the disk for every token"
-        return lines
-
-
-class PlanError(ValueError):
-    """The items don't fit the device."""
-
-
-def _mebibytes(nbytes: int) -> str:
-    """As "7.3 MiB" or "19456 MiB"."""
-    return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"
-
-
-def plan_memory(items: Sequence[Item], device: Device) -> MemoryPlan:
-    """Place every item on the one device, but for those that stay in the file.
+def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
+    """The fastest placement within the budgets. Where none fits, what `wishes` allows is given up, step by
+    step, and told in the plan's `steps`.
 
     Raises:
-        PlanError: they don't fit; the text has what is wanted, what is free, and the largest item.
+        PlanError: nothing fits, or the one device asked for can't hold it.
     """
-    taken = [item for item in items if not item.mapped]
-    wanted = sum(item.nbytes for item in taken)
-    if wanted > device.free_bytes:
-        largest = max(taken, key=lambda item: item.nbytes)
-        raise PlanError(
-            f"the model needs {_mebibytes(wanted)} on the {device.name}, "
-            f"{_mebibytes(device.free_bytes)} may be used; "
-            f"the largest part is {largest.name} with {_mebibytes(largest.nbytes)}"
-        )
-    rate = device.bytes_per_second
-    placed = tuple(
-        PlacedItem(
-            item.name,
-            FILE if item.mapped else device.name,
-            item.nbytes,
-            item.bytes_per_token / rate * 1000 if rate else 0.0,
-        )
-        for item in items
+    first: PlanError | None = None
+    for eased, steps in _eased(wishes):
+        try:
+            return replace(_plan(ModelPlacing(sizes, machine, eased)), steps=steps)
+        except PlanError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
+    """The wishes, and what they allow to be given up, in order, each on top of those before."""
+    steps: tuple[str, ...] = ()
+    yield wishes, steps
+    if wishes.kv_may_shrink and wishes.kv == "f16" and wishes.device != "cpu":
+        wishes = replace(wishes, kv="q8_0")
+        steps = ("keys and values on the GPU are q8_0 in place of f16",)
+        yield wishes, steps
+    context = wishes.context
+    while wishes.least_context and context > wishes.least_context:
+        context = max(context * 3 // 4 // 256 * 256, wishes.least_context)
+        yield replace(wishes, context=context), (*steps, f"the context is {context}, not {wishes.context}")
+
+
+def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, trained: int) -> int:
+    """The most tokens of context with which all of the model fits the one device that `wishes` name, or,
+    with "any", main memory; no more than the model was `trained` for. 0: none.
+    """
+    side = GPU if wishes.device == "gpu" else CPU
+    placing = ModelPlacing(sizes, machine, wishes)
+    if side == GPU and not placing.can_be_whole:
+        return 0
+    fixed = sum(item.bytes for item in _refusable(placing, side)) - placing.context_bytes(
+        side, wishes.context
     )
-    return MemoryPlan(placed, device)
+    room = (placing.vram if side == GPU else placing.ram) - fixed
+    return bisect_right(range(1, trained + 1), room, key=lambda context: placing.context_bytes(side, context))
+
+
+def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
+    """What the device of that side would have to hold."""
+    items, _ = _items(placing, placing.whole(side))
+    return [item for item in items if item.device == PLACES[side]]
+
+
+def _plan(placing: ModelPlacing) -> MemoryPlan:
+    wishes, side = placing.wishes, GPU if placing.wishes.device == "gpu" else CPU
+    if side == GPU and not placing.can_be_whole:
+        raise PlanError(placing.refusal or "the GPU has no kernels for one of the layers")
+    chosen = placing.choose(placing.vram)
+    if chosen is None:
+        items = _refusable(placing, side)
+        allowed = placing.vram if side == GPU else placing.ram
+        raise refuse(PLACES[side], sum(item.bytes for item in items), allowed, items)
+    items, layers = _items(placing, chosen)
+    items, layers, waiting = spilled(items, layers, placing)
+    here = [item for item in items if item.device == "cpu"]
+    if sum(item.bytes for item in here) > placing.ram:
+        raise refuse("cpu", sum(item.bytes for item in here), placing.ram, here)
+    ends = chosen.ends
+    return MemoryPlan(
+        items=tuple(items),
+        layers=tuple(layers),
+        head=_head_place(items),
+        embedding="gpu" if ends.embedding == GPU else "disk",
+        draft=None if ends.draft is None else PLACES[ends.draft],
+        machine=placing.machine,
+        wishes=wishes,
+        vram_bytes=placing.vram,
+        ram_bytes=placing.ram,
+        prediction=_prediction(placing, chosen, items, waiting),
+        next_gibibyte=_with_more(placing, chosen),
+        why_not=_why_not(placing, chosen, items),
+    )
+
+
+def _head_place(items: Sequence[PlannedItem]) -> Place:
+    device = next(item.device for item in items if item.item == "head")
+    assert device != "link"
+    return device
+
+
+def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem], list[LayerPlacement]]:
+    """All items of a placement, nothing spilled yet."""
+    items: list[PlannedItem] = []
+    layers = []
+    routing = placing.wishes.routing
+    for index, (layer, costs, choice) in enumerate(
+        zip(placing.sizes.layers, placing.costs, chosen.choices, strict=True)
+    ):
+        chances = routing[index] if routing and layer.experts else None
+        placed = placed_layer(index, layer, costs, choice, chances, placing.weights_place)
+        items += placed.items
+        layers.append(placed.placement)
+    overlapped = [item for item in items if item.overlapped]
+    return items + _around_the_layers(placing, chosen, overlapped), layers
+
+
+def _around_the_layers(
+    placing: ModelPlacing, chosen: Placement, overlapped: Sequence[PlannedItem]
+) -> list[PlannedItem]:
+    ends, sizes = chosen.ends, placing.sizes
+    items = []
+
+    def add(name: str, place: Place, side: int, cost: Cost | None) -> None:
+        if cost:
+            ms, bound = 1000 * cost.seconds, bound_by(side, cost)
+            read = cost.nbytes if name == "head" else 0
+            items.append(PlannedItem(name, place, cost.nbytes, ms, bound, weights_read=read))
+
+    def fixed(name: str, place: Place, nbytes: int) -> None:
+        if nbytes:
+            items.append(PlannedItem(name, place, nbytes, 0.0))
+
+    add("head", "gpu" if ends.head == GPU else placing.weights_place, ends.head, placing.head[ends.head])
+    if sizes.embedding:
+        on_gpu = ends.embedding == GPU
+        nbytes = placing.embedding_gpu_bytes if on_gpu else sizes.embedding.nbytes
+        fixed("embedding", "gpu" if on_gpu else "disk", nbytes)
+    if ends.draft is not None and placing.draft:
+        add("draft model", PLACES[ends.draft], ends.draft, placing.draft[ends.draft])
+    if placing.works_on_cpu(chosen):
+        fixed("workspace", "cpu", placing.cpu_workspace)
+    if not chosen.uses_gpu:
+        return items
+    fixed("workspace", "gpu", placing.gpu_workspace)
+    fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
+    fixed("CUDA context", "gpu", placing.driver_bytes)
+    if placing.works_on_cpu(chosen) and placing.streams:
+        fixed("weights that a prompt streams", "gpu", STREAM_BYTES)
+    fixed("staging for the GPU", "cpu", placing.staging)
+    crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
+    if crossing:
+        items.append(PlannedItem("hand-over", "link", 0, 1000 * crossing, "hand-over"))
+    waiting = OVERLAP_LOSS * sum(item.ms_per_token for item in overlapped)
+    if waiting:
+        items.append(PlannedItem("halves that wait", "link", 0, waiting, "hand-over"))
+    items.append(PlannedItem("token to the host", "link", 0, 1000 * SYNCHRONISE_SECONDS, "hand-over"))
+    return items
+
+
+def _prediction(
+    placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem], waiting: float
+) -> Prediction:
+    """Of plain decoding: what drafting brings comes on top."""
+    draft = sum(item.ms_per_token for item in items if item.item == "draft model") / 1000
+    dry = sum(item.ms_per_token for item in items if not item.overlapped) / 1000 - draft
+
+    def at(depth: int) -> float:
+        change = 0.0
+        for layer, choice in zip(placing.sizes.layers, chosen.choices, strict=True):
+            cost = placing.pricing.cache_on_gpu if choice.cache == GPU else placing.pricing.cache_on_cpu
+            now, then = cost(layer), cost(layer, depth)
+            if now and then:
+                change += then.seconds - now.seconds
+        return dry + change
+
+    wishes = placing.wishes
+    prompt = min(wishes.prompt, wishes.context)
+    speed = PromptSpeed(placing, chosen)
+    return Prediction(
+        seconds_empty=at(0),
+        seconds=dry,
+        seconds_full=at(wishes.context),
+        prompt=prompt,
+        prompt_seconds=speed.seconds(prompt, wishes.chunk, wishes.batch) + waiting,
+        stream_from=speed.crossover() if placing.streams else None,
+    )
+
+
+def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
+    """Decode tokens per second with a GiB more of GPU memory; None: no GPU, or no room for improvement."""
+    if placing.pricing.graphics is None or placing.wishes.device == "gpu" or not placing.works_on_cpu(chosen):
+        return None
+    more = placing.choose(placing.vram + GIBIBYTE)
+    if more is None:
+        return None
+    items, _ = _items(placing, more)
+    return _prediction(placing, more, items, 0.0).decode_tokens_per_second
+
+
+def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:
+    """What keeps the next part off the GPU."""
+    if placing.refusal and placing.wishes.device == "any":
+        return f"nothing is on a GPU: {placing.refusal}"
+    if placing.pricing.graphics is None or not placing.works_on_cpu(chosen):
+        return None
+    taken = sum(item.bytes for item in items if item.device == "gpu")
+    free = placing.vram - (taken or placing.least_gpu_bytes)
+    if free < 0:
+        return (
+            "nothing is on the GPU: its buffers and libraries alone take "
+            f"{mebibytes(placing.least_gpu_bytes)}, {mebibytes(placing.vram)} may be used"
+        )
+    split = {item.layer for item in items if item.layer is not None and " of " in item.item}
+    waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
+    if not waiting:
+        return f"{mebibytes(free)} of the GPU are left: with more on it than now the CPU would wait for it"
+    following = max(waiting, key=lambda item: item.ms_per_token / item.bytes)
+    room = f"{mebibytes(free)} are left of {mebibytes(placing.vram)}"
+    if following.bytes > free:
+        return f"{following.item} isn't on the GPU: it takes {mebibytes(following.bytes)} there, {room}"
+    return f"{following.item} would fit the GPU ({room}), but a token would come no sooner"

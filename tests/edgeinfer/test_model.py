@@ -21,7 +21,8 @@ def test_what_the_readme_shows_works(loaded: Model) -> None:
     assert text == loaded.generate("the rain", max_tokens=8, seed=1).text
     assert loaded.chat(system="Be brief.").say("Hi!", max_tokens=4).finish_reason in ("stop", "length")
     assert loaded.plan is not None
-    assert "layer 0 attention" in loaded.plan.explain()
+    assert "layers 0-2 attention" in loaded.plan.explain()
+    assert "layer 0 attention" in loaded.plan.explain(details=True)
 
 
 def test_a_text_and_its_ids_are_answered_alike(loaded: Model) -> None:

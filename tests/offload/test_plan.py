@@ -1,98 +1,333 @@
-"""The plan is a pure function of sizes: what lies where, what reading it costs, and why it doesn't fit."""
+"""The plan is a pure function of sizes, a machine and wishes: what lies where, what it costs, and why."""
 
-from dataclasses import asdict, replace
+import json
+from dataclasses import replace
 
 import pytest
 
-from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, Repacking, plan_memory
+from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
+from edgeinfer_offload.memory_plan import LayerPlacement, MemoryPlan, PlanError, PlanWishes, Repacking
+from edgeinfer_offload.plan import largest_context, plan_memory
+from tests.offload.model_shapes import (
+    GIB,
+    cpu_only,
+    dense_model,
+    feed_forward,
+    laptop,
+    layer,
+    mixed_model,
+    mixture_model,
+    server,
+)
 
 MIB = 1 << 20
-ITEMS = [
-    Item("layer 0", 30 * MIB, 30 * MIB),
-    Item("head", 12 * MIB, 12 * MIB),
-    Item("workspace", 2 * MIB, 0),
-]
+WISHES = PlanWishes(8192)
 
 
-def test_every_item_is_placed_with_its_bytes_and_the_time_to_read_it() -> None:
-    plan = plan_memory(ITEMS, Device("cpu", 44 * MIB, 10e9))
-    assert [(item.item, item.device, item.bytes) for item in plan.items] == [
-        ("layer 0", "cpu", 30 * MIB),
-        ("head", "cpu", 12 * MIB),
-        ("workspace", "cpu", 2 * MIB),
+def planned(model: ModelSizes, vram: float, **wishes: object) -> MemoryPlan:
+    return plan_memory(model, laptop(), replace(WISHES, vram=int(vram * GIB), **wishes))  # type: ignore[arg-type]
+
+
+def on_gpu(plan: MemoryPlan, what: str) -> list[int]:
+    return [
+        item.layer
+        for item in plan.items
+        if item.device == "gpu" and what in item.item and item.layer is not None
     ]
-    assert plan.items[0].ms_per_token == pytest.approx(30 * MIB / 10e9 * 1000)
-    assert plan.items[2].ms_per_token == 0
-    assert plan.nbytes == 44 * MIB
-    assert plan.ms_per_token == pytest.approx(42 * MIB / 10e9 * 1000)
 
 
-def test_what_does_not_fit_by_a_byte_is_refused_with_all_numbers() -> None:
-    with pytest.raises(PlanError) as caught:
-        plan_memory(ITEMS, Device("cpu", 44 * MIB - 1))
-    assert str(caught.value) == (
-        "the model needs 44.0 MiB on the cpu, 44.0 MiB may be used; the largest part is layer 0 with 30.0 MiB"
+def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
+    plan = planned(dense_model(), 8)
+    assert plan.device == plan.head == plan.embedding == "gpu"
+    assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
+    assert plan.why_not is None
+    assert plan.next_gibibyte is None
+    assert plan.prediction.stream_from is None
+    assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
+
+
+def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() -> None:
+    plan = plan_memory(dense_model(), cpu_only(), WISHES)
+    assert (plan.device, plan.head, plan.embedding) == ("cpu", "cpu", "disk")
+    assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
+    assert plan.bytes_on("gpu") == 0
+    assert plan.file_bytes == dense_model().table.nbytes
+    assert plan.why_not == "nothing is on a GPU: there is no GPU"
+    head = next(item for item in plan.items if item.item == "head")
+    assert head.bound == "CPU memory"
+    assert head.ms_per_token == pytest.approx(1000 * (head.bytes / (0.9 * 50e9) + 3e-6))
+
+
+def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so() -> None:
+    for vram in (0, 0.5):
+        plan = planned(dense_model(), vram)
+        assert plan.device == "cpu"
+        assert plan.why_not is not None
+        assert plan.why_not.startswith("nothing is on the GPU: its buffers and libraries alone take ")
+        assert plan.why_not.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
+
+
+def test_a_budget_of_more_than_the_machine_has_is_what_the_machine_has() -> None:
+    plan = planned(dense_model(), 1000, ram=1000 * GIB)
+    assert (plan.vram_bytes, plan.ram_bytes) == (8 * GIB, 24 * GIB)
+
+
+def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
+    plan = planned(dense_model(), 3)
+    split = [item for item in plan.layers if 0 < item.hot_neurons < item.neurons]
+    assert split
+    assert all(item.hot_neurons % 512 == 0 for item in split)
+    halves = [item for item in plan.items if item.overlapped]
+    assert len(halves) == len(split)
+    awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
+    assert awaited == pytest.approx(plan.ms_per_token)
+
+
+def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() -> None:
+    machine = server()
+    assert machine.link is not None
+    slow = replace(machine, link=replace(machine.link, hand_over_seconds=2e-3))
+    plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
+    assert any(layer.whole_on == "gpu" for layer in plan.layers)
+    # At most two changes of side: none of the layers is divided but for one at the limit.
+    assert sum(layer.whole_on is None for layer in plan.layers) <= 1
+    crossings = sum(a.attention != b.attention for a, b in zip(plan.layers, plan.layers[1:], strict=False))
+    assert crossings <= 2
+
+
+def test_a_plan_of_whole_layers_is_cut_once_and_slower_the_less_fits() -> None:
+    before = float("inf")
+    for gibibytes in (0.5, 1.5, 2, 3, 4, 5, 8):
+        plan = planned(dense_model(), gibibytes, device="layers")
+        assert plan.cut is not None
+        assert plan.bytes_on("gpu") <= gibibytes * GIB
+        assert plan.ms_per_token <= before
+        assert plan.prediction.stream_from is None
+        before = plan.ms_per_token
+        halves = [layer.whole_on for layer in plan.layers]
+        assert halves == ["cpu"] * plan.cut + ["gpu"] * (32 - plan.cut)
+        assert plan.head == ("gpu" if plan.cut < 32 else "cpu")
+    assert planned(dense_model(), 0.5, device="layers").cut == 32
+    assert planned(dense_model(), 8, device="layers").cut == 0
+    assert planned(dense_model(), 3).cut is None
+
+
+def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
+    small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
+    assert [layer.attention for layer in small.layers] == ["gpu"] * 48
+    assert 0 < sum(len(layer.gpu_experts) for layer in small.layers) < 48 * 64
+    assert sum(len(layer.gpu_experts) for layer in large.layers) > 2 * sum(
+        len(layer.gpu_experts) for layer in small.layers
+    )
+    assert all(layer.experts == 128 and layer.neurons == 0 for layer in small.layers)
+    assert large.prediction.decode_tokens_per_second > small.prediction.decode_tokens_per_second
+
+
+def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
+    chances = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
+    routing = (chances,) * 48
+    uniform, known = planned(mixture_model(), 3), planned(mixture_model(), 3, routing=routing)
+    holding = [layer for layer in known.layers if layer.gpu_experts]
+    assert holding
+    assert all(77 in layer.gpu_experts for layer in holding)
+    assert known.ms_per_token < uniform.ms_per_token
+
+
+def test_a_shared_expert_lies_with_its_attention() -> None:
+    plan = planned(mixture_model(shared=True), 3)
+    items = {(item.layer, item.device) for item in plan.items if "router and shared expert" in item.item}
+    assert items == {(index, layer.attention) for index, layer in enumerate(plan.layers)}
+
+
+def test_a_draft_model_goes_first() -> None:
+    draft = dense_model(4, 1024, 4096, vocabulary=32000)
+    plan = planned(dense_model(), 1.5, draft=draft)
+    assert plan.draft == "gpu"
+    assert plan.head == "cpu"
+    without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
+    assert without.draft == "cpu"
+    assert without.prediction.seconds == pytest.approx(
+        plan_memory(dense_model(), cpu_only(), WISHES).prediction.seconds
     )
 
 
-def test_large_sizes_are_told_in_whole_mebibytes() -> None:
-    with pytest.raises(PlanError, match=r"needs 20480 MiB on the cpu, 512 MiB may be used"):
-        plan_memory([Item("all", 20480 * MIB, 0)], Device("cpu", 512 * MIB))
+def test_token_embeddings_go_last() -> None:
+    plan = planned(dense_model(), 4)
+    assert plan.embedding == "disk"
+    assert plan.head == "gpu"
 
 
-def test_the_explanation_is_a_table_with_a_total_and_the_bound() -> None:
-    lines = plan_memory(ITEMS, Device("cpu", 100 * MIB, 10e9)).explain().splitlines()
-    assert lines[0].split() == ["item", "device", "MiB", "ms/token"]
-    assert lines[1].split() == ["layer", "0", "cpu", "30.0", "3.146"]
-    assert lines[4].split() == ["total", "44.0", "4.404"]
-    assert lines[5] == "cpu: 100 MiB free before loading, read at 10.0 GB/s: at most 227 tokens/s"
-    assert len({len(line) for line in lines[:5]}) == 1
+def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
+    with pytest.raises(
+        PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
+    ):
+        planned(dense_model(), 0, ram=2 * GIB)
+    plan = planned(dense_model(), 0, ram=2 * GIB, disk=True)
+    assert plan.bytes_on("cpu") <= 2 * GIB
+    spilled = [item for item in plan.items if item.device == "disk" and item.layer is not None]
+    assert spilled
+    assert {item.bound for item in spilled} == {"disk"}
+    assert {layer.rest for layer in plan.layers} == {"disk"}
+    assert {layer.attention for layer in plan.layers} == {"cpu", "disk"}
+    assert plan.head == "cpu"
+    assert sum(item.ms_per_token for item in spilled) > sum(item.bytes for item in spilled) / 2e9 * 1000
+    assert "the rest is read again from the disk for every token" in plan.explain()
 
 
-@pytest.mark.parametrize("items", [ITEMS, ITEMS[2:], []])
-def test_an_explanation_without_a_measurement_promises_no_speed(items: list[Item]) -> None:
-    text = plan_memory(items, Device("cpu", 100 * MIB)).explain()
-    assert text.endswith("cpu: 100 MiB free before loading")
+def test_experts_that_stay_on_the_disk_are_read_as_often_as_they_are_used() -> None:
+    plan = planned(mixture_model(), 0, ram=8 * GIB, disk=True)
+    spilled = [item for item in plan.items if item.bound == "disk"]
+    whole = sum(item.bytes for item in spilled) / 2e9 * 1000
+    assert whole / 16 < sum(item.ms_per_token for item in spilled) < whole / 12
 
 
-def test_a_plan_that_reads_nothing_promises_no_speed() -> None:
-    plan: MemoryPlan = plan_memory(ITEMS[2:], Device("cpu", 100 * MIB, 10e9))
-    assert plan.explain().endswith("cpu: 100 MiB free before loading")
+def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:
+    with pytest.raises(
+        PlanError, match=r"^the model needs \d+ MiB on the cpu, 512 MiB may be used; the larg"
+    ) as e:
+        planned(dense_model(), 0, ram=512 * MIB, disk=True)
+    assert "\n" not in str(e.value)
 
 
-def test_what_stays_in_the_file_takes_no_budget_and_is_told() -> None:
-    items = [Item("layer 0", 30 * MIB, 30 * MIB, mapped=True), ITEMS[2]]
-    plan = plan_memory(items, Device("cpu", 40 * MIB, 10e9))
-    assert [(item.item, item.device) for item in plan.items] == [("layer 0", "file"), ("workspace", "cpu")]
-    assert (plan.nbytes, plan.file_bytes) == (2 * MIB, 30 * MIB)
-    assert plan.explain().splitlines()[-1] == "file: 30.0 MiB stay in its memory map"
-    with pytest.raises(PlanError, match=r"needs 2\.0 MiB .* the largest part is workspace"):
-        plan_memory(items, Device("cpu", 1 * MIB))
+def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
+    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
+    assert plan.bytes_on("cpu") < 2 * GIB
+    assert plan.file_bytes == dense_model().nbytes
+    assert {layer.rest for layer in plan.layers} == {"disk"}
+    assert plan.head == "disk"
 
 
-def test_a_file_that_memory_can_not_hold_is_remarked_on() -> None:
-    plan = plan_memory([Item("layer 0", 30 * MIB, 30 * MIB, mapped=True)], Device("cpu", 10 * MIB))
-    assert plan.explain().splitlines()[-1] == (
-        "file: 30.0 MiB stay in its memory map, 10.0 MiB of memory are left for it: the rest is read again "
-        "from the disk for every token"
+def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
+    only = replace(WISHES, device="gpu", vram=int(5.75 * GIB), context=16384)
+    with pytest.raises(PlanError, match="on the gpu, 5888 MiB may be used"):
+        plan_memory(dense_model(), laptop(), only)
+    eased = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, least_context=1024))
+    assert eased.wishes.kv == "q8_0"
+    assert eased.wishes.context < 16384
+    assert eased.steps == (
+        "keys and values on the GPU are q8_0 in place of f16",
+        f"the context is {eased.wishes.context}, not 16384",
     )
+    assert all(f"so that it fits, {step}" in eased.explain() for step in eased.steps)
+    shorter = plan_memory(dense_model(), laptop(), replace(only, least_context=1024))
+    assert shorter.wishes.kv == "f16"
+    assert len(shorter.steps) == 1
+
+
+def test_a_cache_of_eight_bits_is_on_the_gpu_only() -> None:
+    plan = planned(dense_model(), 2.5, kv="q8_0")
+    caches = {item.device: item.bytes for item in plan.items if "keys and values" in item.item}
+    halves, wholes = 8 * (8192 + 16) * (128 + 4 * 2) * 2, 2 * 8 * (8192 + 64) * 128 * 2
+    assert caches["cpu"] == wholes
+    if "gpu" in caches:
+        assert caches["gpu"] == halves
+    everything = planned(dense_model(), 8, kv="q8_0")
+    assert {i.bytes for i in everything.items if "keys and values" in i.item} == {halves}
+
+
+def test_single_floats_keep_the_model_on_the_cpu() -> None:
+    plan = planned(dense_model(), 8, kv="f32")
+    assert plan.device == "cpu"
+    assert plan.why_not == "nothing is on a GPU: keys and values in f32 run on the CPU only"
+
+
+def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
+    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8)
+    assert plan.device == "cpu"
+    assert plan.why_not is not None
+    assert "output.weight: TQ2_0 has no kernel on the GPU" in plan.why_not
+    with pytest.raises(PlanError, match="TQ2_0 has no kernel"):
+        planned(
+            replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8, device="gpu"
+        )
+
+
+def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
+    model = dense_model()
+    plan = planned(model, 8)
+    items = {item.item: item.bytes for item in plan.items}
+    assert items["layer 3 attention"] == device_sizes.attention_bytes(model.layers[3])
+    assert items["layer 3 feed-forward"] == device_sizes.feed_forward_bytes(model.layers[3].divisible())
+    assert items["head"] == device_sizes.head_bytes(model)
+
+
+def test_one_gibibyte_more_is_what_a_plan_with_it_predicts() -> None:
+    plan, more = planned(mixed_model(), 3), planned(mixed_model(), 4)
+    assert plan.next_gibibyte == pytest.approx(more.prediction.decode_tokens_per_second)
+
+
+def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
+    found = plan_memory(dense_model(), cpu_only(), WISHES).prediction
+    assert found.seconds_empty < found.seconds < found.seconds_full
+    windowed = replace(dense_model(), layers=tuple(replace(x, window=512) for x in dense_model().layers))
+    bounded = plan_memory(windowed, cpu_only(), WISHES).prediction
+    assert bounded.seconds == bounded.seconds_full < found.seconds
+
+
+def test_a_prompt_streams_weights_over_the_link_from_some_length_on() -> None:
+    found = planned(dense_model(), 2).prediction
+    assert found.stream_from is not None
+    assert 8 < found.stream_from < 512
+    short, long = (planned(dense_model(), 2, prompt=n).prediction for n in (4, 512))
+    assert long.prefill_tokens_per_second > 5 * short.prefill_tokens_per_second
 
 
 @pytest.mark.parametrize(
-    ("repacking", "line"),
+    ("shape", "kind", "measured_empty", "measured_full"),
     [
-        (
-            Repacking(200 * MIB, 0.25, True),
-            "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages were released",
-        ),
-        (
-            Repacking(200 * MIB, 0.25, False),
-            "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages stay mapped",
-        ),
-        (Repacking(0, 0.0, False), "nothing was repacked: the weights are read from the file's memory map"),
+        ("8B", "Q4_0", 620, 530),
+        ("8B", "Q8_0", 438, None),
+        ("1B", "Q4_0", 2151, None),
     ],
 )
-def test_what_repacking_cost_is_told_and_recorded(repacking: Repacking, line: str) -> None:
-    plan = replace(plan_memory(ITEMS, Device("cpu", 100 * MIB)), repacking=repacking)
-    assert plan.explain().splitlines()[-1] == line
-    assert asdict(plan)["repacking"] == asdict(repacking)
+def test_the_speeds_measured_on_an_h200_are_predicted_within_fifteen_percent(
+    shape: str, kind: str, measured_empty: float, measured_full: float | None
+) -> None:
+    model = dense_model(kind=kind) if shape == "8B" else dense_model(16, 2048, 8192, kind)
+    if kind == "Q8_0":
+        model = replace(model, head=replace(model.head, format="Q8_0"))
+    found = plan_memory(model, server(), PlanWishes(4160, depth=64)).prediction
+    assert 1 / found.seconds == pytest.approx(measured_empty, rel=0.15)
+    if measured_full:
+        assert 1 / found.seconds_full == pytest.approx(measured_full, rel=0.15)
+
+
+def test_the_largest_context_is_where_planning_ends() -> None:
+    wishes = replace(WISHES, device="gpu", vram=6 * GIB)
+    most = largest_context(dense_model(), laptop(), wishes, trained=1 << 20)
+    plan_memory(dense_model(), laptop(), replace(wishes, context=most))
+    with pytest.raises(PlanError):
+        plan_memory(dense_model(), laptop(), replace(wishes, context=most + 1))
+    assert largest_context(dense_model(), laptop(), wishes, trained=2048) == 2048
+
+
+def test_json_bears_every_item_and_the_prediction() -> None:
+    plan = planned(mixture_model(), 3)
+    told = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in told["items"])
+    assert sum(item["bytes"] for item in told["items"]) == sum(told["bytes"].values())
+    assert told["prediction"]["decode_tokens_per_second"] == pytest.approx(1000 / plan.ms_per_token)
+    assert len(told["layers"]) == 48
+
+
+def test_the_text_groups_layers_and_tells_what_repacking_cost() -> None:
+    plan = replace(plan_memory(mixed_model(), cpu_only(), WISHES), repacking=Repacking(200 * MIB, 0.25, True))
+    lines = plan.explain().splitlines()
+    assert lines[0].split() == ["item", "device", "MiB", "ms/token", "bound", "by"]
+    assert lines[1].startswith("layers 0-31 attention  ")
+    assert len(lines) < 20
+    assert len(plan.explain(details=True).splitlines()) > 96
+    assert "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages were released" in lines
+    kept = replace(plan, repacking=Repacking(200 * MIB, 0.25, False)).explain()
+    assert "the file's pages stay mapped" in kept
+    nothing = replace(plan, repacking=Repacking(0, 0.0, False)).explain()
+    assert "nothing was repacked: the weights are read from the file's memory map" in nothing
+
+
+def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
+    tiny = layer(256, 4, 2, "Q8_0", feed_forward(256, 448, "Q8_0"))
+    model = ModelSizes(256, 1024, (tiny,) * 4, MatrixSize("output", "Q8_0", 1024, 256))
+    for vram in range(720, 800, 8):
+        plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
+        assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}

@@ -9,6 +9,7 @@ from edgeinfer_tui import (
     doctor_command,
     eval_command,
     list_command,
+    plan_command,
     quantize_command,
     run_command,
     show_command,
@@ -52,6 +53,7 @@ def edgeinfer(
 app.command()(run_command.run)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
+app.command()(plan_command.plan)
 app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)
 app.command("eval")(eval_command.eval_)

@@ -29,6 +29,7 @@ from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
@@ -118,6 +119,7 @@ class CpuBackend:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
+        self._sizes = ModelSizes.of(specification, weights)
         matrices = weights.matrices(head=head)
         self._kernels = kernels
         self.routing = routing
@@ -128,7 +130,7 @@ class CpuBackend:
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
-        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self._sizes)
         stride = structure_bytes(FILE_ROWS)
         return {
             id(matrix): Placed(
@@ -164,7 +166,7 @@ class CpuBackend:
         routing: Routing | None,
     ) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
+        workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
         self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [

@@ -8,11 +8,11 @@ import numpy.typing as npt
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format
 
 
-def embedding_scratch(matrix: Matrix) -> int:
+def embedding_scratch(matrix: MatrixFacts) -> int:
     """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, of which one is used."""
     return ROWS_A_GROUP * block_format(matrix.format).block_bytes
 

@@ -5,19 +5,19 @@ from collections.abc import Iterable
 from edgeinfer_kernels.cpu.memory import Arena, RowLayout, group_bytes, kernel_format
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import FILE_ROWS
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.weights import Matrix, MatrixFacts
 
 
-def _is_ternary(matrix: Matrix) -> bool:
+def _is_ternary(matrix: MatrixFacts) -> bool:
     """Whether the rows are in TQ1_0, which has no kernel of its own."""
     return kernel_format(matrix) != matrix.format
 
 
-def _scratch_bytes(matrix: Matrix) -> int:
+def _scratch_bytes(matrix: MatrixFacts) -> int:
     return group_bytes(matrix) * (2 if _is_ternary(matrix) else 1)
 
 
-def file_rows_scratch(matrices: Iterable[Matrix]) -> int:
+def file_rows_scratch(matrices: Iterable[MatrixFacts]) -> int:
     """Bytes of a thread's scratch in which sixteen rows of any of these are interleaved."""
     return max(map(_scratch_bytes, matrices), default=0)
 

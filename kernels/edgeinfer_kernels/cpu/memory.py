@@ -14,7 +14,7 @@ from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.layout import FIELDS, ROWS_A_GROUP
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import structure_bytes
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format, decode, encode
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,7 +27,7 @@ class UnsupportedFormatError(ValueError):
     """A tensor's format has no CPU kernel."""
 
 
-def kernel_format(matrix: Matrix) -> str:
+def kernel_format(matrix: MatrixFacts) -> str:
     """The format in which the CPU multiplies with this matrix."""
     name = WIDENED.get(matrix.format, matrix.format)
     if name not in FIELDS:
@@ -36,7 +36,7 @@ def kernel_format(matrix: Matrix) -> str:
     return name
 
 
-def is_float_format(matrix: Matrix) -> bool:
+def is_float_format(matrix: MatrixFacts) -> bool:
     """Whether the matrix multiplies float32 activations and not int8 ones."""
     return block_format(kernel_format(matrix)).block_elements == 1
 
@@ -143,18 +143,18 @@ def kernel_columns(name: str, columns: int) -> int:
     return -(-columns // 4) * 4 if block_format(name).block_elements == 1 else columns
 
 
-def group_bytes(matrix: Matrix) -> int:
+def group_bytes(matrix: MatrixFacts) -> int:
     """Bytes of sixteen rows in the interleaved layout."""
     name = kernel_format(matrix)
     return ROWS_A_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
 
 
-def expert_bytes(matrix: Matrix) -> int:
+def expert_bytes(matrix: MatrixFacts) -> int:
     """Bytes of one expert's matrix in the interleaved layout."""
     return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
 
 
-def interleaved_bytes(matrix: Matrix) -> int:
+def interleaved_bytes(matrix: MatrixFacts) -> int:
     """Bytes of the matrix in the interleaved layout."""
     return matrix.experts * expert_bytes(matrix)
 

@@ -13,8 +13,7 @@ from edgeinfer_kernels.cpu.structures import (
     attention_states,
     quantised_bytes,
 )
-from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
+from edgeinfer_kernels.model_sizes import ExpertSizes, ModelSizes
 
 PAGE = 4096
 
@@ -31,33 +30,34 @@ def expert_rows(used: int) -> int:
     return (3 * used + 1) // 2
 
 
-def expert_workspace(facts: ExpertsSpecification, w: ExpertWeights) -> dict[str, int]:
+def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
     """Name -> bytes a token of what a mixture of experts needs beside the buffers that all blocks share."""
-    rows, width, hidden = expert_rows(facts.used), w.ffn_gate_inp.columns, w.ffn_up_exps.rows
+    used, block = experts.used, experts.expert
+    rows, width, hidden = expert_rows(used), experts.router.columns, block.neurons
     found = {
-        "expert.scores": 4 * padded(facts.count),
-        "expert.ids": 8 * facts.used,
-        "expert.weights": 4 * facts.used,
-        "expert.places": 8 * facts.used,
-        "expert.entries": 8 * facts.used,
-        "expert.active": 8 + 24 * facts.used,
+        "expert.scores": 4 * padded(experts.count),
+        "expert.ids": 8 * used,
+        "expert.weights": 4 * used,
+        "expert.places": 8 * used,
+        "expert.entries": 8 * used,
+        "expert.active": 8 + 24 * used,
         "expert.gathered.quantised": rows * aligned(quantised_bytes(padded(width))),
         "expert.hidden": rows * aligned(4 * padded(hidden)),
         "expert.hidden.quantised": rows * aligned(quantised_bytes(padded(hidden))),
         "expert.gate": rows * aligned(4 * padded(hidden)),
         "expert.out": rows * aligned(4 * padded(width)),
     }
-    if is_float_format(w.ffn_up_exps) or is_float_format(w.ffn_gate_exps):
+    if any(is_float_format(matrix) for matrix in (block.up, block.gate) if matrix):
         found["expert.gathered"] = rows * aligned(4 * padded(width))
-    if facts.early:
+    if experts.early:
         found["router"] = 4 * padded(width)
         found["router.quantised"] = quantised_bytes(padded(width))
     return found
 
 
-def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights) -> dict[str, int]:
+def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
     """Name -> bytes a token of every buffer that a decoder's blocks need, the widest layer deciding."""
-    rows = {"x": 4 * padded(specification.width)}
+    rows = {"x": 4 * padded(sizes.width)}
 
     def need(name: str, nbytes: int) -> None:
         rows[name] = max(rows.get(name, 0), aligned(nbytes))
@@ -66,24 +66,21 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
         need(name, 4 * padded(columns))
         need(f"{name}.quantised", quantised_bytes(padded(columns)))
 
-    need_input("normed", specification.width)
-    need("projected", 4 * padded(specification.width))
-    for facts, layer in zip(specification.layers, weights.layers, strict=True):
-        attention = facts.attention
-        need_input("mixed", attention.heads * attention.head_dim)
-        need("queries", 4 * attention.heads * padded(attention.head_dim))
-        need("projected_q", 4 * padded(layer.attention.attn_q.rows))
-        need("projected_k", 4 * padded(layer.attention.attn_k.rows))
-        need("projected_v", 4 * padded(layer.attention.attn_v.rows))
-        second = layer.feed_forward
-        dense = second.shared if isinstance(second, ExpertWeights) else second
-        if isinstance(second, ExpertWeights):
-            assert isinstance(facts.feed_forward, ExpertsSpecification)
-            for name, nbytes in expert_workspace(facts.feed_forward, second).items():
+    need_input("normed", sizes.width)
+    need("projected", 4 * padded(sizes.width))
+    for layer in sizes.layers:
+        need_input("mixed", layer.heads * layer.head_dim)
+        need("queries", 4 * layer.heads * padded(layer.head_dim))
+        need("projected_q", 4 * padded(layer.q.rows))
+        need("projected_k", 4 * padded(layer.k.rows))
+        need("projected_v", 4 * padded(layer.v.rows))
+        if layer.experts:
+            for name, nbytes in expert_workspace(layer.experts).items():
                 need(name, nbytes)
+        dense = layer.experts.shared if layer.experts else layer.feed_forward
         if dense is not None:
-            need_input("hidden", dense.ffn_up.rows)
-            need("gate", 4 * padded(dense.ffn_up.rows))
+            need_input("hidden", dense.neurons)
+            need("gate", 4 * padded(dense.neurons))
     return rows
 
 
@@ -92,40 +89,33 @@ def whole_tiles(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
-def _widest(specification: DecoderSpecification, size: Callable[[int, int], int]) -> int:
+def _widest(sizes: ModelSizes, size: Callable[[int, int], int]) -> int:
     """The largest `size(query heads of a key head, padded head dimension)` of all layers, in whole pages."""
-    facts = [layer.attention for layer in specification.layers]
-    most = max(size(fact.heads // fact.kv_heads, padded(fact.head_dim)) for fact in facts)
+    most = max(size(layer.heads // layer.kv_heads, padded(layer.head_dim)) for layer in sizes.layers)
     return -(-most // PAGE) * PAGE
 
 
-def group_offset(specification: DecoderSpecification) -> int:
+def group_offset(sizes: ModelSizes) -> int:
     """Where in a thread's scratch rows of the file are interleaved: behind what attention needs."""
-    return _widest(specification, attention_scratch)
+    return _widest(sizes, attention_scratch)
 
 
-def scratch_stride(specification: DecoderSpecification, weights: DecoderWeights, repack: bool) -> int:
+def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
     """Bytes of one thread's scratch; the first thread's is also the embedding's."""
-    group = 0 if repack else file_rows_scratch(weights.matrices())
-    blocks = group_offset(specification) + -(-group // PAGE) * PAGE
-    return max(blocks, -(-embedding_scratch(weights.token_embd) // PAGE) * PAGE)
+    group = 0 if repack else file_rows_scratch(sizes.matrices())
+    blocks = group_offset(sizes) + -(-group // PAGE) * PAGE
+    return max(blocks, -(-embedding_scratch(sizes.table) // PAGE) * PAGE)
 
 
-def states_bytes(specification: DecoderSpecification, threads: int) -> int:
+def states_bytes(sizes: ModelSizes, threads: int) -> int:
     """Bytes of the running sums of attention that is cut into pieces."""
-    return _widest(specification, attention_states) * attention_pieces(threads)
+    return _widest(sizes, attention_states) * attention_pieces(threads)
 
 
-def workspace_bytes(
-    specification: DecoderSpecification,
-    weights: DecoderWeights,
-    batch: int,
-    threads: int,
-    repack: bool = True,
-) -> int:
+def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = True) -> int:
     """Bytes of a `Workspace` with these arguments."""
-    rows = sum(workspace_rows(specification, weights).values())
-    scratch = threads * scratch_stride(specification, weights, repack) + states_bytes(specification, threads)
+    rows = sum(workspace_rows(sizes).values())
+    scratch = threads * scratch_stride(sizes, repack) + states_bytes(sizes, threads)
     return whole_tiles(batch) * rows + scratch
 
 
@@ -135,19 +125,18 @@ class Workspace:
     def __init__(
         self,
         arena: Arena,
-        specification: DecoderSpecification,
-        weights: DecoderWeights,
+        sizes: ModelSizes,
         batch: int,
         threads: int,
         repack: bool = True,
     ) -> None:
         self._rows = {
             name: (arena.keep(allocate(stride * whole_tiles(batch))), stride)
-            for name, stride in workspace_rows(specification, weights).items()
+            for name, stride in workspace_rows(sizes).items()
         }
-        self.scratch_stride = scratch_stride(specification, weights, repack)
+        self.scratch_stride = scratch_stride(sizes, repack)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
-        self.states = arena.keep(allocate(states_bytes(specification, threads)))
+        self.states = arena.keep(allocate(states_bytes(sizes, threads)))
 
     def rows(self, name: str) -> tuple[int, int]:
         """(address, bytes a token) of a buffer."""

@@ -17,13 +17,13 @@ from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import OnPlaced
 from edgeinfer_kernels.cuda.device_parts import (
-    RECENT,
     DeviceOptions,
     DeviceParts,
     compute_capability,
     count_parts,
 )
-from edgeinfer_kernels.cuda.sampling import REQUEST_SIZE, DrawSettings
+from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
+from edgeinfer_kernels.cuda.sampling import DrawSettings
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
@@ -34,7 +34,6 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.cuda.workspace import MOST_TOKENS
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 

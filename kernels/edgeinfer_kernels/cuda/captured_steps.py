@@ -10,8 +10,9 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
+from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS
 from edgeinfer_kernels.cuda.sampling import sample
-from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS, STATE_WORDS
+from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS
 
 RING = 64
 """Choices that may lie between the device and its reader."""

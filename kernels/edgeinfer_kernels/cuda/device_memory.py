@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_sizes import ALIGNMENT
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import PlaneShapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALIGNMENT = 256
 CHUNK_BYTES = 8 << 20
 """Bytes of the file that travel and are packed at a time."""
 RING = 3

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, check_expert_rows
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
@@ -29,13 +30,6 @@ from edgeinfer_kernels.weights import (
 )
 
 OnPlaced = Callable[[Matrix], None]
-SPARE_POSITIONS = 16
-"""Positions of a cache beyond the context: a step writes whole tiles."""
-
-
-def padded_rows(rows: int) -> int:
-    """Rows that a matrix of so many takes."""
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 @dataclass(frozen=True)

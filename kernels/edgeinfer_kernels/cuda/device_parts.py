@@ -6,16 +6,12 @@ import torch
 
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
+from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers
+from edgeinfer_kernels.cuda.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
-
-CHUNK = 512
-"""Tokens of a prompt that are read in one step."""
-RECENT = 1024
-"""Most ids that penalties on the device can count."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,14 @@ def list_gpus() -> list[Gpu]:
     return [gpu for index in range(count.value) if (gpu := _describe(library, index))]
 
 
+def driver_version() -> int:
+    """The newest CUDA that the driver runs, as 13000; 0 without a driver."""
+    library, version = _library(), ctypes.c_int()
+    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return 0
+    return version.value
+
+
 def _library() -> ctypes.CDLL | None:
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
@@ -29,8 +30,6 @@ from edgeinfer_kernels.specification import (
 
 DEQUANTISED_BLOCKS = 64
 """Blocks of a row that a program dequantises."""
-SCRATCH_WEIGHTS = 32 << 20
-"""Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
 
 
 class Prefill:

@@ -16,13 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
+
 CHOSEN, TOO_FEW, NO_NUMBERS = 0, 1, 2
 """Statuses: a token was chosen; more than the kept candidates are needed; NaN, +inf, or nothing finite."""
 
-SLICE = 2048
-KEPT = 64
 COLDEST = tl.constexpr(1e-30)
-REQUEST_SIZE = 9
 NO_KEY = tl.constexpr(-(2**63))
 LOW_WORD = tl.constexpr(0xFFFFFFFF)
 _TOO_FEW = tl.constexpr(TOO_FEW)

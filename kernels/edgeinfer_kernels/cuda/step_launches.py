@@ -9,18 +9,13 @@ from edgeinfer_kernels.cuda.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import attention_rows, head_dimensions
 from edgeinfer_kernels.cuda.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.row_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning, next_power_of_two
-from edgeinfer_kernels.cuda.workspace import (
-    ROWS,
-    Activations,
-    Workspace,
-    attention_rows,
-    head_dimensions,
-)
+from edgeinfer_kernels.cuda.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.specification import (
     Activation,
     AttentionSpecification,
@@ -130,7 +125,7 @@ class StepLaunches:
         """Queries, keys and values to what heads mix, as activations; keys and values into the cache."""
         attention, space, tuning, out = layer.attention, self.workspace, self.tuning, self.workspace.mixed
         k_at = facts.heads * facts.head_dim
-        rows = attention_rows(facts, tokens)
+        rows = attention_rows(facts.heads, facts.kv_heads, tokens)
         cache, direct = layer.cache, facts.head_dim % 16 == 0
         self.launch(
             decode_attention_kernel,
@@ -158,13 +153,13 @@ class StepLaunches:
             KV_HEADS=facts.kv_heads,
             GROUP=facts.heads // facts.kv_heads,
             HEAD_DIM=facts.head_dim,
-            DIMENSIONS=head_dimensions(facts),
+            DIMENSIONS=head_dimensions(facts.head_dim),
             K_AT=k_at,
             V_AT=k_at + facts.kv_heads * facts.head_dim,
             TOKENS=tokens,
             QUERIES=rows,
             SPLITS=tuning.splits,
-            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts))),
+            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts.head_dim))),
             WINDOW=facts.window,
             QK_NORM=QK_NORMS[facts.qk_norm],
             CAPPED=facts.soft_cap != 0,

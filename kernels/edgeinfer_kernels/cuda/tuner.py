@@ -118,8 +118,8 @@ def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: i
 def tuning_key(
     gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, quantised_cache: bool
 ) -> str:
-    """What a tuning holds for: a GPU, a model's shapes and formats, and the kernels as they are."""
-    layers = [
+    """What a tuning holds for: a GPU, a model's kinds of layers, and the kernels as they are."""
+    layers = {
         (
             facts.attention.heads,
             facts.attention.kv_heads,
@@ -128,8 +128,9 @@ def tuning_key(
             *_kind(*w.feed_forward.matrices()),
         )
         for facts, w in zip(specification.layers, weights.layers, strict=True)
-    ]
-    digest = hashlib.sha256(repr((layers, _kind(weights.output), quantised_cache)).encode())
+    }
+    kinds = sorted(map(repr, layers)), _kind(weights.output), quantised_cache
+    digest = hashlib.sha256(repr(kinds).encode())
     for name in KERNEL_SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return f"{gpu_name} {digest.hexdigest()[:16]}"

@@ -12,15 +12,18 @@ from edgeinfer_kernels.cuda.device_experts import (
     expert_facts,
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import DeviceModel, padded_rows
+from edgeinfer_kernels.cuda.device_model import DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import (
+    MOST_TOKENS,
+    STATE_WORDS,
+    attention_rows,
+    head_dimensions,
+    padded_rows,
+)
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
-from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
-from edgeinfer_kernels.specification import AttentionSpecification
+from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS
 
-MOST_TOKENS = 8
-STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
 CACHED_AT = 24
 ROWS = 16
 
@@ -65,12 +68,14 @@ class Workspace:
         parts = max(
             layer.attention.kv_heads
             * MOST_SPLITS
-            * attention_rows(layer.attention, tokens)
-            * head_dimensions(layer.attention)
+            * attention_rows(layer.attention.heads, layer.attention.kv_heads, tokens)
+            * head_dimensions(layer.attention.head_dim)
             for layer in facts.layers
         )
         peaks = max(
-            layer.attention.kv_heads * MOST_SPLITS * attention_rows(layer.attention, tokens)
+            layer.attention.kv_heads
+            * MOST_SPLITS
+            * attention_rows(layer.attention.heads, layer.attention.kv_heads, tokens)
             for layer in facts.layers
         )
         kv_heads = max(layer.attention.kv_heads for layer in facts.layers)
@@ -106,13 +111,3 @@ class Workspace:
         planes, blocks = 44 if floats else 12, padded_blocks(columns)
         rows = rows_a_token * MOST_TOKENS
         return Activations(arena.take((rows, planes, blocks), torch.int32), planes, blocks)
-
-
-def attention_rows(facts: AttentionSpecification, tokens: int) -> int:
-    """Rows of the query tile of a key-value head."""
-    return max(16, next_power_of_two(facts.heads // facts.kv_heads * tokens))
-
-
-def head_dimensions(facts: AttentionSpecification) -> int:
-    """A head's dimensions as kernels cut them."""
-    return max(16, next_power_of_two(facts.head_dim))

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.description.file_sizes import file_sizes
 from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
+from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.memory_items import cache_items, largest_context, weight_items, workspace_item
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.memory import HUGE_PAGE
+from edgeinfer_offload.machine import Machine, Processor
+from edgeinfer_offload.memory_plan import PlanError, PlanWishes
+from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO
@@ -38,6 +41,8 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         assert isinstance(engine.backend, CpuBackend)
         planned = {"keys and values": 0, "rest": 0}
         for item in model.plan.items:
+            if item.device == "disk":  # the embedding stays in the file
+                continue
             planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
         arrays = [kept for kept in engine.backend._arena._kept if kept.dtype == np.uint8]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
@@ -46,44 +51,57 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
 
 
 def test_a_token_reads_the_experts_that_it_uses(zoo_file: ZooFile) -> None:
-    with GGUFFile.open(zoo_file("qwen2moe")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        items = weight_items(config.specification(), read_weights(file, config))
-    names = ["layer 0 attention", "layer 0 router and shared expert", "layer 0 experts"]
-    assert [item.name for item in items[:3]] == names
+    with edgeinfer.load(zoo_file("qwen2moe"), threads=1, device="cpu") as model:
+        assert model.plan is not None
+        items = {item.item: item for item in model.plan.items}
+    assert {"layer 0 attention", "layer 0 router and shared expert", "layer 0 experts"} <= items.keys()
     # Seven experts of three matrices 64 by 32 in float32, of which a token uses three.
-    assert (items[2].nbytes, items[2].bytes_per_token) == (7 * 3 * 64 * 32 * 4, 3 * 3 * 64 * 32 * 4)
+    experts = items["layer 0 experts"]
+    assert (experts.bytes, experts.weights_read) == (7 * 3 * 64 * 32 * 4, 3 * 3 * 64 * 32 * 4)
     # The router's seven rows fill a group of sixteen; the shared expert is 128 wide.
-    assert items[1].nbytes == items[1].bytes_per_token == (16 * 64 + 3 * 128 * 64) * 4
+    shared = items["layer 0 router and shared expert"]
+    assert shared.bytes == shared.weights_read == (16 * 64 + 3 * 128 * 64) * 4
 
 
 def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
-    with GGUFFile.open(zoo_file("llama")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        weights, specification = read_weights(file, config), config.specification()
-        names = [item.name for item in weight_items(specification, weights)]
-        assert names[:2] == ["layer 0 attention", "layer 0 feed-forward"]
-        assert names[-1] == "head"
-        assert len(names) == 2 * 3 + 1
-        caches = cache_items(specification, 100, "f16")
+    with edgeinfer.load(zoo_file("llama"), threads=2, context=100) as model:
+        assert model.plan is not None
+        items = {item.item: item for item in model.plan.items}
+        assert isinstance(model.engine, Transformer)
+        specification = model.engine.specification
+        assert model.engine.bytes_per_token == sum(item.weights_read for item in items.values())
+    for layer in range(3):
+        assert items[f"layer {layer} attention"].weights_read == items[f"layer {layer} attention"].bytes > 0
+        assert items[f"layer {layer} feed-forward"].device == "cpu"
         # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 to spare.
-        assert [item.nbytes for item in caches] == [2 * 2 * (112 + 64) * 16 * 2] * 3
-        assert sum(item.nbytes for item in caches) == KVCache.nbytes_for(specification, 100, "f16")
-        assert workspace_item(specification, weights, 16, 2).bytes_per_token == 0
+        assert items[f"layer {layer} keys and values"].bytes == 2 * 2 * (112 + 64) * 16 * 2
+    assert {"head", "workspace"} <= items.keys()
+    assert items["embedding"].device == "disk"
+    planned = sum(item.bytes for item in items.values() if "keys and values" in item.item)
+    assert planned == KVCache.nbytes_for(specification, 100, "f16")
 
 
-def test_the_largest_context_is_bounded_by_memory_and_training(zoo_file: ZooFile) -> None:
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("free", [10_000, 500_000, 600_000, 700_000])
+def test_the_largest_context_is_bounded_by_memory_and_training(
+    zoo_file: ZooFile, kind: CacheType, free: int
+) -> None:
     with GGUFFile.open(zoo_file("llama")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-    specification = config.specification()
-    kinds: tuple[CacheType, ...] = ("f16", "f32")
-    for kind in kinds:
-        for free in (1, 100_000, 123_457, 200_000):
-            largest = largest_context(specification, kind, free, 256)
-            assert largest == 0 or KVCache.nbytes_for(specification, largest, kind) <= free
-            assert KVCache.nbytes_for(specification, largest + 1, kind) > free or largest == 256
-    assert largest_context(specification, "f16", 1 << 40, 256) == 256
-    assert largest_context(specification, "f16", -5, 256) == 0
+        sizes = file_sizes(file, config)
+    machine = Machine(Processor("", 2, 1 << 40, free, 1e10, 1e12))
+    wishes = PlanWishes(64, kv=kind, device="cpu")
+    largest = largest_context(sizes, machine, wishes, trained=256)
+
+    def fits(context: int) -> bool:
+        try:
+            plan_memory(sizes, machine, replace(wishes, context=context))
+        except PlanError:
+            return False
+        return True
+
+    assert largest == 0 or fits(largest)
+    assert largest == 256 or not fits(largest + 1)
 
 
 def needed(path: Path, context: int) -> int:

@@ -1,0 +1,154 @@
+"""A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.catalogue import find_model
+from edgeinfer.description.file_sizes import file_sizes
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
+from edgeinfer.language_model import Progress
+from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.loading.model_source import DEFAULT_CONTEXT
+from edgeinfer.loading.wishes import CHOICES, is_device
+from edgeinfer.sizes import parse_bytes
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
+from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.machine_description import DescriptionError, describe_machine
+from edgeinfer_offload.measure import remembered_threads
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_quant_formats import GGUFFile
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The plan of a model, and what a person should know of it."""
+
+    model: str
+    plan: MemoryPlan
+    notes: tuple[str, ...] = ()
+
+
+def plan_model(
+    model: str | Path | None = None,
+    *,
+    context: int | None = None,
+    device: str = "auto",
+    vram: int | str | None = None,
+    ram: int | str | None = None,
+    threads: int | None = None,
+    kv: CacheType = "f16",
+    repack: bool = True,
+    build_progress: Progress | None = None,
+) -> ModelPlan:
+    """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
+
+    `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
+    machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`.
+    What main memory can't hold stays on the disk.
+
+    Raises:
+        UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
+        UnsupportedModelError: its file isn't built of attention and feed-forwards.
+        SettingError: a setting out of its range, or a description that can't be read.
+        OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
+    """
+    found = find_model(model)
+    if kv not in CHOICES["kv"]:
+        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
+    if context is not None and context < 1:
+        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
+    with GGUFFile.open(found.path) as file:
+        config, notes = _config(file)
+        sizes = file_sizes(file, config)
+        trained = _trained_context(file)
+    formats = {matrix.format for matrix in sizes.matrices()}
+    machine, note = _machine(device, threads, formats, build_progress)
+    only_cpu = machine.graphics is None or device == "cpu"
+    wishes = PlanWishes(
+        context=context or min(trained, DEFAULT_CONTEXT),
+        kv=kv,
+        device="cpu" if only_cpu else "any",
+        vram=parse_bytes("vram", vram),
+        ram=parse_bytes("ram", ram),
+        repack=repack,
+        disk=True,
+    )
+    if only_cpu and kv == "q8_0":
+        raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
+    plan = _planned(found.name, sizes, machine, wishes, trained)
+    return ModelPlan(found.name, plan, (*notes, *note, *_load_notes(plan)))
+
+
+def _config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
+    """The model's configuration; None, with a remark, for one that can be planned and not yet run."""
+    try:
+        return ModelConfig.from_metadata(file.metadata, embedding_rows(file)), []
+    except UnsupportedModelError as error:
+        return None, [f"edgeinfer can't run this model yet: {error}"]
+
+
+def _trained_context(file: GGUFFile) -> int:
+    key = f"{file.metadata.get('general.architecture')}.context_length"
+    value: Any = file.metadata.get(key, DEFAULT_CONTEXT)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModelError(f"{key}: saw {value!r}, wanted a whole number of at least 1")
+    return value
+
+
+def _machine(
+    device: str, threads: int | None, formats: set[str], build_progress: Progress | None
+) -> tuple[Machine, list[str]]:
+    """The machine to plan for, and a remark if its GPU can't be used."""
+    if not is_device(device):
+        try:
+            return describe_machine(device), []
+        except DescriptionError as error:
+            raise SettingError(f"device: {error}") from error
+    cache = user_folder("cache")
+    if threads is None:
+        threads = remembered_threads(cache, load_kernels(cache, choose(), ()))
+    machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, build_progress)
+    if device == "cpu":
+        return machine, []
+    try:
+        gpu = usable_gpu(device)
+    except GpuUnavailableError as error:
+        if device != "auto":
+            raise
+        return machine, [f"planned for the CPU: {error}"]
+    if gpu is None:
+        return machine, ["planned for the CPU: there is no GPU here"]
+    from edgeinfer_kernels.cuda.device_parts import free_bytes
+
+    measure_gpu(gpu, cache, sorted(formats))
+    return with_gpu(machine, gpu, free_bytes(gpu.index), cache), []
+
+
+def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes, trained: int) -> MemoryPlan:
+    try:
+        return plan_memory(sizes, machine, wishes)
+    except UnsupportedFormatError as error:
+        raise UnsupportedModelError(str(error)) from error
+    except PlanError as error:
+        largest = largest_context(sizes, machine, wishes, trained)
+        way_out = f"; with a context of {largest} it fits (--context)" if 0 < largest < wishes.context else ""
+        raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
+
+
+def _load_notes(plan: MemoryPlan) -> list[str]:
+    """Where loading doesn't do yet what the plan shows."""
+    if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
+        return ["loading keeps weights out of main memory with --no-repack only, then all of them"]
+    if plan.device is None:
+        return ["loading puts a model wholly on one device yet: it would run on the CPU"]
+    return []

@@ -1,0 +1,206 @@
+"""Bytes that a decoder takes on a CUDA device, counted from its sizes alone: no torch, no GPU.
+
+What is counted here is what `device_model.py`, `workspace.py`, `prefill.py` and `sampling.py` take from their
+arena, to the byte; a test compares the two.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from edgeinfer_kernels.cuda.plane_formats import (
+    BLOCK,
+    FLOAT_CODES,
+    ROW_MULTIPLE,
+    PlaneShapes,
+    UnsupportedOnDeviceError,
+    padded_blocks,
+)
+from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
+from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
+
+ALIGNMENT = 256
+"""Every piece of the device's memory begins at a multiple of so many bytes."""
+SPARE_POSITIONS = 16
+"""Positions of a cache beyond the context: a step writes whole tiles."""
+CHUNK = 512
+"""Tokens of a prompt that are read in one step."""
+MOST_TOKENS = 8
+"""Tokens of a decode step at most."""
+STATE_WORDS = 32
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
+SCRATCH_WEIGHTS = 32 << 20
+"""Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
+SLICE = 2048
+"""Logits of which a program of the sampler keeps the best."""
+KEPT = 64
+"""How many it keeps."""
+REQUEST_SIZE = 9
+"""Numbers that describe a draw."""
+RECENT = 1024
+"""Most ids that penalties on the device can count."""
+
+
+def taken(elements: int, size: int) -> int:
+    """Bytes of a piece of `elements` of `size` bytes, rounded up to the alignment."""
+    return -(-elements * size // ALIGNMENT) * ALIGNMENT
+
+
+def padded_rows(rows: int) -> int:
+    """Rows that a matrix of so many takes."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def _planes(matrix: MatrixSize) -> PlaneShapes:
+    return PlaneShapes.of(matrix.name, matrix.format, matrix.rows, matrix.columns)
+
+
+def matrix_bytes(matrix: MatrixSize) -> int:
+    """Bytes of a matrix in planes. Raises `UnsupportedOnDeviceError`."""
+    shapes = _planes(matrix)
+    rows, planes, blocks = shapes.words
+    pieces = (rows * planes * blocks, *(a * b for a, b in (shapes.scales, shapes.supers)))
+    return sum(taken(piece, 4) for piece in pieces)
+
+
+def _vector_bytes(lengths: Iterable[int]) -> int:
+    return sum(taken(length, 4) for length in lengths)
+
+
+def _runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
+    """Neighbours of one format on top of each other."""
+    runs: list[MatrixSize] = []
+    for matrix in matrices:
+        if runs and runs[-1].format == matrix.format:
+            top = runs.pop()
+            matrix = MatrixSize(top.name, top.format, top.rows + matrix.rows, top.columns)
+        runs.append(matrix)
+    return runs
+
+
+def attention_bytes(layer: LayerSizes) -> int:
+    """One layer's attention without its RoPE table. Raises `UnsupportedOnDeviceError`."""
+    if layer.sinks:
+        raise UnsupportedOnDeviceError(
+            f"{layer.q.name}: a layer with attention sinks, which run on the CPU only so far"
+        )
+    if layer.q.rows % ROW_MULTIPLE or layer.k.rows % ROW_MULTIPLE:
+        raise UnsupportedOnDeviceError(
+            f"{layer.k.name}: {layer.k.rows} rows (q: {layer.q.rows}), the GPU's kernels want a "
+            f"multiple of {ROW_MULTIPLE}"
+        )
+    stack = sum(map(matrix_bytes, _runs((layer.q, layer.k, layer.v))))
+    return stack + matrix_bytes(layer.output) + _vector_bytes(layer.vectors)
+
+
+def rope_bytes(sizes: ModelSizes, context: int) -> int:
+    """Cosines and sines of all positions, float32; a table for all layers that share it."""
+    tables = {(layer.rope_table, layer.head_dim) for layer in sizes.layers}
+    return sum(taken((context + SPARE_POSITIONS) * head_dim, 4) for _, head_dim in tables)
+
+
+def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
+    """One layer's dense feed-forward, or one expert. Raises `UnsupportedOnDeviceError`."""
+    biases = 2 * taken(padded_rows(sizes.neurons), 4) if sizes.biased else 0
+    return sum(map(matrix_bytes, sizes.matrices())) + biases + _vector_bytes(sizes.vectors)
+
+
+def shared_bytes(experts: ExpertSizes) -> int:
+    """A mixture's router and shared expert. Raises `UnsupportedOnDeviceError`."""
+    return sum(map(matrix_bytes, experts.always()))
+
+
+def cache_bytes(layer: LayerSizes, context: int, quantised: bool) -> int:
+    """One layer's keys and values: float16, or int8 with a float16 scale for 32."""
+    rows = layer.kv_heads * (context + SPARE_POSITIONS)
+    if not quantised:
+        return 2 * taken(rows * layer.head_dim, 2)
+    return 2 * (taken(rows * layer.head_dim, 1) + taken(rows * -(-layer.head_dim // 32), 2))
+
+
+def head_bytes(sizes: ModelSizes) -> int:
+    """The last norm and the head. Raises `UnsupportedOnDeviceError`."""
+    return _vector_bytes(sizes.vectors) + matrix_bytes(sizes.head)
+
+
+def attention_rows(heads: int, kv_heads: int, tokens: int) -> int:
+    """Rows of the query tile of a key-value head."""
+    return max(16, next_power_of_two(heads // kv_heads * tokens))
+
+
+def head_dimensions(head_dim: int) -> int:
+    """A head's dimensions as kernels cut them."""
+    return max(16, next_power_of_two(head_dim))
+
+
+def _has_floats(matrices: Iterable[MatrixSize]) -> bool:
+    return any(_planes(matrix).tile.code in FLOAT_CODES for matrix in matrices)
+
+
+def _feed_forwards(sizes: ModelSizes) -> list[FeedForwardSizes]:
+    return [block for layer in sizes.layers for block in layer.feed_forwards()]
+
+
+def _step_bytes(sizes: ModelSizes) -> int:
+    """The buffers of a decode step; see `workspace.py`."""
+    width, tokens, layers, blocks = sizes.width, MOST_TOKENS, sizes.layers, _feed_forwards(sizes)
+
+    def activations(columns: int, floats: bool) -> int:
+        return taken(tokens * (44 if floats else 12) * padded_blocks(columns), 4)
+
+    of_width = [matrix for layer in layers for matrix in (layer.q, layer.k, layer.v)]
+    of_width += [matrix for block in blocks for matrix in (block.up, block.gate) if matrix]
+    heads = max(layer.heads * layer.head_dim for layer in layers)
+    qkv_rows = max(
+        sum(padded_rows(run.rows) for run in _runs((layer.q, layer.k, layer.v))) for layer in layers
+    )
+    tiles = [
+        (layer.kv_heads * MOST_SPLITS * attention_rows(layer.heads, layer.kv_heads, tokens), layer.head_dim)
+        for layer in layers
+    ]
+    programs = padded_rows(sizes.head.rows) // ROW_MULTIPLE
+    floats = [
+        tokens * width,
+        tokens * padded_rows(width),
+        *[tokens * (padded_rows(width) // ROW_MULTIPLE)] * 2,
+        tokens * qkv_rows,
+        tokens * heads,
+        max(rows * head_dimensions(head_dim) for rows, head_dim in tiles),
+        2 * max(rows for rows, _ in tiles),
+        tokens * sizes.vocabulary,
+    ]
+    words = [STATE_WORDS, max(layer.kv_heads for layer in layers), *[tokens * programs] * 2]
+    entering = activations(width, _has_floats((sizes.head, *of_width)))
+    mixed = activations(heads, _has_floats(layer.output for layer in layers))
+    hidden = activations(max(block.neurons for block in blocks), _has_floats(block.down for block in blocks))
+    return 2 * entering + mixed + hidden + sum(taken(count, 4) for count in (*floats, *words))
+
+
+def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
+    """The buffers of a prompt; see `prefill.py`."""
+    layers, blocks, width = sizes.layers, _feed_forwards(sizes), sizes.width
+    heads = max(layer.heads * layer.head_dim for layer in layers)
+    hidden = max(block.neurons for block in blocks)
+    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers)
+    runs = [run for layer in layers for run in (*_runs((layer.q, layer.k, layer.v)), layer.output)]
+    shapes = [_planes(matrix) for matrix in (*runs, *(m for block in blocks for m in block.matrices()))]
+    scratch = max(
+        min(shape.padded_rows, max(SCRATCH_WEIGHTS // (shape.blocks * BLOCK) // 16, 1) * 16)
+        * shape.blocks
+        * BLOCK
+        for shape in shapes
+    )
+    longest = max(shape.blocks for shape in shapes) * BLOCK
+    halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
+    floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
+    return sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
+
+
+def _drawing_bytes(vocabulary: int) -> int:
+    """What drawing a token on the device takes; see `backend.py`."""
+    slices = -(-vocabulary // SLICE)
+    words = (slices, slices, slices, RECENT, 1, 2)
+    return taken(slices * KEPT, 8) + taken(REQUEST_SIZE, 8) + sum(taken(count, 4) for count in words)
+
+
+def workspace_bytes(sizes: ModelSizes, chunk: int = CHUNK) -> int:
+    """The buffers of steps, prompts in chunks and draws. Raises `UnsupportedOnDeviceError`."""
+    return _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)

@@ -1,0 +1,187 @@
+"""What a GPU and the way to it can do: reading, multiplying, copies both ways, handing over a layer.
+
+On a device without CUDA (the tests' CPU) the same is done by the host's clock; its figures say nothing.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_model import DeviceModel
+from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.workspace import Workspace
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.one_layer import one_layer
+
+READ_BYTES = 1 << 30
+COPY_BYTES = 128 << 20
+HEAD_BYTES = 256 << 20
+"""Of the matrix that a format is measured on: more than caches hold."""
+SMALL_ROWS = 2048
+ACTIVATION_BYTES = 16 << 10
+"""One token's activations, float32, width 4096."""
+ROUNDS = 10
+HAND_OVERS = 200
+REPEATS = 8
+"""Times that a head is launched in one graph."""
+HEAD_LAUNCHES = 2
+MATRIX = 4096
+
+
+@dataclass(frozen=True)
+class GpuSpeed:
+    """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
+    pinned and pageable; seconds that activations take to the host and back.
+    """
+
+    bytes_per_second: float
+    operations_per_second: float
+    to_gpu: float
+    from_gpu: float
+    pageable_to_gpu: float
+    pageable_from_gpu: float
+    hand_over_seconds: float
+
+
+@dataclass(frozen=True)
+class FormatSpeed:
+    """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds."""
+
+    bytes_per_second: float
+    launch_seconds: float
+
+
+def gpu_speed(
+    device: torch.device, read_bytes: int = READ_BYTES, copy_bytes: int = COPY_BYTES, matrix: int = MATRIX
+) -> GpuSpeed:
+    """Measure all of it, in about a second; no more than half of the free memory is taken."""
+    if device.type == "cuda":
+        read_bytes = min(read_bytes, torch.cuda.mem_get_info(device)[0] // 4)
+    reading = _reading(device, read_bytes)
+    a, b = (torch.ones((matrix, matrix), dtype=torch.float16, device=device) for _ in range(2))
+    multiplying = _best_seconds(device, lambda: torch.mm(a, b))
+    pinned, pageable = (_copies(device, copy_bytes, pinned) for pinned in (True, False))
+    return GpuSpeed(
+        bytes_per_second=read_bytes / reading,
+        operations_per_second=2 * matrix**3 / multiplying,
+        to_gpu=copy_bytes / pinned[0],
+        from_gpu=copy_bytes / pinned[1],
+        pageable_to_gpu=copy_bytes / pageable[0],
+        pageable_from_gpu=copy_bytes / pageable[1],
+        hand_over_seconds=_hand_over(device),
+    )
+
+
+def _reading(device: torch.device, nbytes: int) -> float:
+    """Seconds of reading so many bytes once."""
+    numbers = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
+    return _best_seconds(device, lambda: torch.sum(numbers))
+
+
+def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """The fastest of some rounds, by the device's clock; one before them isn't counted."""
+    work()
+    return min(_seconds(device, work) for _ in range(ROUNDS))
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _host(nbytes: int, pinned: bool) -> Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
+
+
+def _copies(device: torch.device, nbytes: int, pinned: bool) -> tuple[float, float]:
+    """Seconds of a copy to the device, and of one back."""
+    here, there = _host(nbytes, pinned), torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    return (
+        _best_seconds(device, lambda: there.copy_(here, non_blocking=pinned)),
+        _best_seconds(device, lambda: here.copy_(there, non_blocking=pinned)),
+    )
+
+
+def _hand_over(device: torch.device) -> float:
+    """The median of activations to the host, an event awaited, and a copy back; by the host's clock."""
+    here, there = (
+        _host(ACTIVATION_BYTES, True),
+        torch.zeros(ACTIVATION_BYTES, dtype=torch.uint8, device=device),
+    )
+    event = torch.cuda.Event() if device.type == "cuda" else None
+    found = []
+    for _ in range(HAND_OVERS):
+        begin = time.perf_counter()
+        here.copy_(there, non_blocking=True)
+        if event:
+            event.record()
+            event.synchronize()
+        there.copy_(here, non_blocking=True)
+        found.append(time.perf_counter() - begin)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return sorted(found)[HAND_OVERS // 2]
+
+
+def format_speed(
+    device: torch.device, format_name: str, head_bytes: int = HEAD_BYTES, small_rows: int = SMALL_ROWS
+) -> FormatSpeed:
+    """Time the head kernel of a decode step on a large and on a small matrix of the format.
+
+    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`.
+    """
+    small_seconds, small_bytes = _head(device, format_name, small_rows)
+    rows = max(head_bytes * small_rows // small_bytes // 16 * 16, 2 * small_rows)
+    seconds, nbytes = _head(device, format_name, rows)
+    rate = (nbytes - small_bytes) / max(seconds - small_seconds, 1e-9)
+    return FormatSpeed(rate, max(small_seconds - small_bytes / rate, 0.0) / HEAD_LAUNCHES)
+
+
+def _head(device: torch.device, format_name: str, rows: int) -> tuple[float, int]:
+    """Seconds of a head of so many rows, and the bytes of its matrix."""
+    specification, weights = one_layer(format_name, rows)
+    counting = Arena()
+    Workspace(DeviceModel(specification, weights, counting, 16), counting)
+    arena = Arena(device, counting.used)
+    try:
+        model = DeviceModel(specification, weights, arena, 16)
+        launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False, tensor_cores=False)
+        step = DecodeStep(launches)
+        uploader = Uploader(device)
+        try:
+            model.fill(uploader)
+        finally:
+            uploader.close()
+        seconds = _head_seconds(device, step)
+        del step, launches, model
+    finally:
+        arena.close()
+    return seconds, matrix_bytes(ModelSizes.of(specification, weights).head)
+
+
+def _head_seconds(device: torch.device, step: DecodeStep) -> float:
+    """Of one head, as it is used: recorded in a graph and replayed."""
+    if device.type != "cuda":
+        return _best_seconds(device, lambda: step.head_of(1))
+    step.head_of(1)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            step.head_of(1)
+    return _best_seconds(device, graph.replay) / REPEATS

@@ -1,0 +1,252 @@
+"""The sizes of a decoder and nothing else: what every count of bytes is made from, with no weight at hand."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Matrix,
+    Vector,
+)
+from edgeinfer_quant_formats import block_format
+
+NEURON_GROUP = 512
+"""Neurons that a split feed-forward moves together: whole blocks of every format, no padding on a GPU."""
+
+
+@dataclass(frozen=True)
+class MatrixSize:
+    """A weight matrix without its bytes; two of one format and size are equal."""
+
+    name: str = field(compare=False)
+    format: str
+    rows: int
+    columns: int
+    experts: int = 1
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> "MatrixSize":
+        """That of a matrix, or of one expert's."""
+        return cls(matrix.name, matrix.format, matrix.rows, matrix.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in its file."""
+        return block_format(self.format).nbytes((self.rows, self.columns))
+
+    @property
+    def weights(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class FeedForwardSizes:
+    """up, down and, where it is gated, gate; `vectors`: lengths of norms and of what is added behind down.
+
+    `biased`: gate or up has a bias.
+    """
+
+    up: MatrixSize
+    down: MatrixSize
+    gate: MatrixSize | None = None
+    vectors: tuple[int, ...] = ()
+    biased: bool = False
+
+    @property
+    def neurons(self) -> int:
+        return self.up.rows
+
+    def matrices(self) -> list[MatrixSize]:
+        return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
+
+    def part(self, neurons: int) -> "FeedForwardSizes":
+        """That of so many of its neurons."""
+        return replace(
+            self,
+            up=replace(self.up, rows=neurons),
+            gate=None if self.gate is None else replace(self.gate, rows=neurons),
+            down=replace(self.down, columns=neurons),
+        )
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """`count` experts of equal size, `used` of them for a token; `shared` is computed for every token.
+
+    Vectors are left out: the norm is counted with the attention's, biases are small.
+    """
+
+    count: int
+    used: int
+    expert: FeedForwardSizes
+    router: MatrixSize
+    shared: FeedForwardSizes | None = None
+    early: bool = False
+    """The router reads the layer's input, before attention."""
+
+    def always(self) -> list[MatrixSize]:
+        """The matrices that every token reads: the router and the shared expert."""
+        return [self.router, *(self.shared.matrices() if self.shared else ())]
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """One layer: a dense feed-forward, or experts in its place. `window` 0: a token sees all before it.
+
+    `vectors`: lengths of the attention's norms and biases. Layers of the same `rope_table` share it.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q: MatrixSize
+    k: MatrixSize
+    v: MatrixSize
+    output: MatrixSize
+    vectors: tuple[int, ...] = ()
+    window: int = 0
+    rope_table: int = 0
+    feed_forward: FeedForwardSizes | None = None
+    experts: ExpertSizes | None = None
+    sinks: bool = False
+    """Every head's softmax has a score of its own, which runs on the CPU only."""
+
+    def attention_matrices(self) -> list[MatrixSize]:
+        return [self.q, self.k, self.v, self.output]
+
+    def divisible(self) -> FeedForwardSizes:
+        """The dense feed-forward, or one expert."""
+        found = self.feed_forward or (self.experts.expert if self.experts else None)
+        if found is None:
+            raise ValueError("a layer has neither a feed-forward nor experts")
+        return found
+
+    def feed_forwards(self) -> list[FeedForwardSizes]:
+        """The dense feed-forward; or one expert and, where there is one, the shared expert."""
+        shared = [self.experts.shared] if self.experts and self.experts.shared else []
+        return [self.divisible(), *shared]
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        """Every matrix that a token may be multiplied with, each expert's once."""
+        yield from self.attention_matrices()
+        if self.feed_forward:
+            yield from self.feed_forward.matrices()
+        if self.experts:
+            yield from self.experts.always()
+            yield from self.experts.expert.matrices() * self.experts.count
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """A whole decoder. `embedding` None: the head serves as embedding too. `vectors`: of the last norm."""
+
+    width: int
+    vocabulary: int
+    layers: tuple[LayerSizes, ...]
+    head: MatrixSize
+    embedding: MatrixSize | None = None
+    vectors: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, specification: DecoderSpecification, weights: DecoderWeights) -> "ModelSizes":
+        """Those of a decoder that has been read."""
+        tables: dict[tuple[RopeSpecification | None, int], int] = {}
+        layers = []
+        for facts, layer in zip(specification.layers, weights.layers, strict=True):
+            attention, w = facts.attention, layer.attention
+            table = tables.setdefault((attention.rope, attention.head_dim), len(tables))
+            q, k, v, output = map(MatrixSize.of, w.matrices())
+            block, second = layer.feed_forward, facts.feed_forward
+            experts = isinstance(block, ExpertWeights)
+            layers.append(
+                LayerSizes(
+                    attention.heads,
+                    attention.kv_heads,
+                    attention.head_dim,
+                    q,
+                    k,
+                    v,
+                    output,
+                    _attention_vectors(w) + (_lengths(block.ffn_norm) if experts else ()),
+                    attention.window,
+                    table,
+                    _feed_forward(block) if isinstance(block, FeedForwardWeights) else None,
+                    _experts(block, second) if isinstance(second, ExpertsSpecification) else None,
+                    attention.sinks,
+                )
+            )
+        tied = weights.token_embd is weights.output
+        return cls(
+            specification.width,
+            specification.vocabulary_size,
+            tuple(layers),
+            MatrixSize.of(weights.output),
+            None if tied else MatrixSize.of(weights.token_embd),
+            _lengths(weights.output_norm, weights.output_norm_bias),
+        )
+
+    @property
+    def table(self) -> MatrixSize:
+        """The matrix whose rows are the tokens' embeddings."""
+        return self.embedding or self.head
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        """Every matrix that is multiplied with; the embedding only as a tied head."""
+        for layer in self.layers:
+            yield from layer.matrices()
+        yield self.head
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices in the file."""
+        return sum(matrix.nbytes for matrix in self.matrices()) + (
+            self.embedding.nbytes if self.embedding else 0
+        )
+
+
+def _lengths(*vectors: Vector | None) -> tuple[int, ...]:
+    return tuple(len(vector) for vector in vectors if vector is not None)
+
+
+def _attention_vectors(w: AttentionWeights) -> tuple[int, ...]:
+    """The biases of q, k and v lie in one; see `stacked_bias`."""
+    biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
+    stacked = stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
+    others = (w.attn_output_bias, w.attn_norm, w.attn_norm_bias, w.attn_post_norm)
+    return (*stacked, *_lengths(*others, w.attn_q_norm, w.attn_k_norm))
+
+
+def any_of(vectors: Sequence[Vector | None]) -> bool:
+    return any(vector is not None for vector in vectors)
+
+
+def stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
+    """The length of one vector for matrices of so many rows, each padded to sixteen."""
+    return (sum(-(-count // 16) * 16 for count in rows),)
+
+
+def _experts(w: FeedForwardWeights | ExpertWeights, facts: ExpertsSpecification) -> ExpertSizes:
+    assert isinstance(w, ExpertWeights)
+    up, down, gate = map(MatrixSize.of, w.stacks())
+    return ExpertSizes(
+        facts.count,
+        facts.used,
+        FeedForwardSizes(up, down, gate),
+        MatrixSize.of(w.ffn_gate_inp),
+        _feed_forward(w.shared) if w.shared else None,
+        facts.early,
+    )
+
+
+def _feed_forward(w: FeedForwardWeights) -> FeedForwardSizes:
+    return FeedForwardSizes(
+        MatrixSize.of(w.ffn_up),
+        MatrixSize.of(w.ffn_down),
+        None if w.ffn_gate is None else MatrixSize.of(w.ffn_gate),
+        _lengths(w.ffn_down_bias, w.ffn_norm, w.ffn_norm_bias, w.ffn_post_norm),
+        any_of((w.ffn_gate_bias, w.ffn_up_bias)),
+    )

@@ -1,0 +1,156 @@
+"""Machines that aren't at hand, from a line of text: "rtx 4060 laptop: 8GiB, 256GB/s, pcie 12GB/s".
+
+    description = [card] [":"] term {"," term}      a known card alone will do
+    term        = SIZE [vram]                       the GPU's memory
+                | RATE [vram]                       its bandwidth, as specified
+                | pcie RATE | pcie GENERATION [x LANES]
+                | NUMBER tflops                     float16 products of the GPU, as specified
+                | SIZE ram | RATE ram               main memory, and its bandwidth, as specified
+                | NUMBER threads | NUMBER gops      the CPU, and its operations a second in prompts
+
+SIZE is a number with GiB or MiB (GB and MB are the same here, as memory is sold); RATE one with GB/s. "ram"
+may stand before or behind. Case and order don't matter. "cpu" in place of a card stands for no GPU.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edgeinfer_offload.graphics_cards import (
+    CONTEXT_BYTES,
+    LANE_BYTES_PER_SECOND,
+    LINK_SHARE,
+    PROMPT_SHARE,
+    READ_SHARE,
+    cards,
+    find_card,
+    link_of,
+)
+from edgeinfer_offload.machine import Graphics, Machine, Processor
+
+RAM_BYTES = 16 << 30
+RAM_BYTES_PER_SECOND = 60e9
+THREADS = 8
+OPERATIONS_PER_SECOND = 1e12
+"""What a described machine's CPU is taken for where nothing is said of it: a laptop's."""
+RAM_SHARE = 0.8
+"""Of the specified bandwidth of main memory: what reading reaches."""
+FREE_SHARE = 0.75
+"""Of main memory: what other programs leave."""
+OPERATIONS_A_BYTE = 100
+"""Float16 operations for a byte read: what most cards have, where a description doesn't say."""
+WANTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
+
+
+class DescriptionError(ValueError):
+    """A description that can't be read; the text has the part and what was wanted."""
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What the terms have said so far; None: nothing."""
+
+    vram: float | None = None
+    vram_rate: float | None = None
+    link: float | None = None
+    operations: float | None = None
+    ram: float = RAM_BYTES
+    ram_rate: float = RAM_BYTES_PER_SECOND
+    threads: float = THREADS
+    cpu_operations: float = OPERATIONS_PER_SECOND
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_SIZES = {"gib": 2.0**30, "gb": 2.0**30, "mib": 2.0**20, "mb": 2.0**20, "g": 2.0**30}
+_SIZE = _NUMBER + r"(gib|gb|mib|mb|g)"
+_RATE = _NUMBER + r"g(?:i?b)?/s"
+_TERMS: tuple[tuple[str, Callable[[re.Match[str], _Described], _Described]], ...] = (
+    (rf"{_SIZE} ?(?:vram)?", lambda m, d: replace(d, vram=float(m[1]) * _SIZES[m[2]])),
+    (rf"{_RATE} ?(?:vram)?", lambda m, d: replace(d, vram_rate=float(m[1]) * 1e9)),
+    (rf"pcie ?{_RATE}", lambda m, d: replace(d, link=float(m[1]) * 1e9)),
+    (
+        r"pcie ?([345])(?:\.0)? ?(?:x ?(16|8|4|2|1))?",
+        lambda m, d: replace(d, link=LINK_SHARE * int(m[2] or 16) * LANE_BYTES_PER_SECOND[int(m[1])]),
+    ),
+    (rf"{_NUMBER}tflops?(?:/s)?", lambda m, d: replace(d, operations=float(m[1]) * 1e12)),
+    (rf"{_SIZE} ?ram|ram {_SIZE}", lambda m, d: replace(d, ram=float(m[1] or m[3]) * _SIZES[m[2] or m[4]])),
+    (rf"{_RATE} ?ram|ram {_RATE}", lambda m, d: replace(d, ram_rate=float(m[1] or m[2]) * 1e9)),
+    (rf"{_NUMBER}threads?", lambda m, d: replace(d, threads=float(m[1]))),
+    (rf"{_NUMBER}gops?(?:/s)?", lambda m, d: replace(d, cpu_operations=float(m[1]) * 1e9)),
+)
+
+
+def describe_machine(text: str) -> Machine:
+    """The machine of a description.
+
+    Raises:
+        DescriptionError: a card that isn't known and whose memory and bandwidth aren't told, or a term
+            that can't be read.
+    """
+    line = " ".join(text.split())
+    name, colon, rest = line.partition(":")
+    if not colon:
+        first, _, others = line.partition(",")
+        name, rest = ("", line) if _is_term(first) else (first, others)
+    described = _Described()
+    for term in filter(None, (part.strip() for part in rest.split(","))):
+        described = _read(term, described, line)
+    processor = Processor(
+        name="described CPU",
+        threads=max(1, int(described.threads)),
+        total_bytes=int(described.ram),
+        free_bytes=int(FREE_SHARE * described.ram),
+        bytes_per_second=RAM_SHARE * described.ram_rate,
+        operations_per_second=described.cpu_operations,
+    )
+    machine = Machine(processor, origin="described")
+    name = name.strip()
+    if name.lower() == "cpu" or (not name and described.vram is None and described.vram_rate is None):
+        return machine
+    return _with_graphics(machine, name, described)
+
+
+def _with_graphics(machine: Machine, name: str, described: _Described) -> Machine:
+    card = find_card(name)
+    if card:
+        graphics, link = card.graphics(), card.link()
+    elif described.vram and described.vram_rate:
+        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
+        link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
+    elif name:
+        raise DescriptionError(f"{name!r}: no such card in the table; {_nearest(name)}")
+    else:
+        missing = "its bandwidth, as 256GB/s" if described.vram else "its memory, as 8GiB"
+        raise DescriptionError(f"a GPU was described without {missing}")
+    if described.vram:
+        graphics = replace(graphics, total_bytes=int(described.vram), free_bytes=int(described.vram))
+    if described.vram_rate:
+        rate = READ_SHARE * described.vram_rate
+        assumed = graphics.operations_per_second or OPERATIONS_A_BYTE * PROMPT_SHARE * described.vram_rate
+        graphics = replace(graphics, bytes_per_second=rate, operations_per_second=assumed)
+    if described.operations:
+        graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)
+    return replace(machine, graphics=graphics, link=link_of(described.link) if described.link else link)
+
+
+def _is_term(text: str) -> bool:
+    return any(re.fullmatch(pattern, text.strip().lower()) for pattern, _ in _TERMS)
+
+
+def _read(term: str, described: _Described, whole: str) -> _Described:
+    for pattern, apply in _TERMS:
+        found = re.fullmatch(pattern, term.lower(), re.ASCII)
+        if found:
+            if not any(float(number) for number in found.groups() if number and number[0].isdigit()):
+                raise DescriptionError(f"{term!r}: saw 0, wanted more than nothing")
+            return apply(found, described)
+    raise DescriptionError(f"{term!r} in {whole!r}: {WANTED}")
+
+
+def _nearest(name: str) -> str:
+    """The known cards that look most like a name, and the way round the table."""
+    known = {card.name.lower(): card.name for card in cards()}
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+    names = ", ".join(known[match] for match in near)
+    return f'known are {names} and others; or say what it has, as "{name}: 8GiB, 256GB/s, pcie 12GB/s"'

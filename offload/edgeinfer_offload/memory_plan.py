@@ -1,0 +1,263 @@
+"""What a plan is asked for, and what it says: where every byte lies, and what that costs."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.cuda.device_sizes import CHUNK
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.machine import Machine
+
+Place = Literal["gpu", "cpu", "disk"]
+"""disk: the file's memory map, whose pages the system brings and takes as it likes."""
+CPU_BATCH = 256
+"""Tokens of a prompt that the CPU reads in one step."""
+PROMPT = 512
+"""Tokens of the prompt whose speed is predicted."""
+DRAFT_READS = 4 / 3
+"""How often a draft model is read for a token that is kept: four drafts a pass, three tokens come of it."""
+DRAFT_WEIGHT = 2.0
+"""What a second of drafting weighs against one of plain decoding: with a draft, the model itself is read once
+for those three tokens, at the price of about one and a half.
+"""
+
+
+class PlanError(ValueError):
+    """No plan keeps to the budget; the text has what is wanted, what may be used, and the largest part."""
+
+
+@dataclass(frozen=True)
+class PlanWishes:
+    """What a plan has to keep to.
+
+    `device`: "any"; "layers", whole layers, the lower ones on the CPU, the others and the head on the GPU;
+    or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
+    `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
+    there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context.
+    `routing`: for each layer of a mixture how often each expert is used, by its number. `draft`: a draft
+    model. What may be given up if nothing fits, in this order: `kv_may_shrink` f16 to q8_0 on the GPU;
+    `least_context` a shorter context down to this.
+    """
+
+    context: int
+    kv: CacheType = "f16"
+    device: Literal["any", "layers", "cpu", "gpu"] = "any"
+    vram: int | None = None
+    ram: int | None = None
+    repack: bool = True
+    disk: bool = False
+    depth: int | None = None
+    routing: tuple[tuple[float, ...], ...] | None = None
+    draft: ModelSizes | None = None
+    kv_may_shrink: bool = False
+    least_context: int | None = None
+    batch: int = CPU_BATCH
+    chunk: int = CHUNK
+    prompt: int = PROMPT
+
+    @property
+    def planned_depth(self) -> int:
+        return self.context // 2 if self.depth is None else self.depth
+
+
+@dataclass(frozen=True)
+class LayerPlacement:
+    """Where one layer's parts lie: what a loader is told.
+
+    Dense: the first `hot_neurons` of `neurons` (in the order of the file) are on the GPU. A mixture: the
+    experts numbered in `gpu_experts`, of `experts` in all; its router and shared expert lie where its
+    attention does. `rest`: where the other neurons or experts lie.
+    """
+
+    attention: Place
+    kv_cache: Place
+    hot_neurons: int = 0
+    neurons: int = 0
+    gpu_experts: tuple[int, ...] = ()
+    experts: int = 0
+    rest: Place = "cpu"
+
+    @property
+    def whole_on(self) -> Place | None:
+        """The place that holds all of it; None: it is divided."""
+        own = self.hot_neurons if self.neurons else len(self.gpu_experts)
+        total = self.neurons or self.experts
+        places = {
+            self.attention,
+            self.kv_cache,
+            *(["gpu"] if own else []),
+            *([self.rest] if own < total else []),
+        }
+        return self.attention if len(places) == 1 else None
+
+
+@dataclass(frozen=True)
+class PlannedItem:
+    """A part of the model and its place. `bound`: what holds it back, "" where it costs nothing."""
+
+    item: str
+    device: Place | Literal["link"]
+    bytes: int
+    ms_per_token: float
+    bound: str = ""
+    layer: int | None = None
+    """Of which layer it is a part."""
+    overlapped: bool = False
+    """It runs while the other side is at work for longer: a token doesn't wait for it."""
+    weights_read: int = 0
+    """Bytes of weights that decoding a token reads of it, on average."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan promises. Seconds of a token with the cache empty, at the plan's depth, and full."""
+
+    seconds_empty: float
+    seconds: float
+    seconds_full: float
+    prompt: int
+    prompt_seconds: float
+    stream_from: int | None
+    """Tokens from which on weights in main memory are sent to the GPU for a prompt; None: never."""
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return 1 / self.seconds if self.seconds else 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.prompt / self.prompt_seconds if self.prompt_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """What moving weights into the kernels' layout cost; 0 bytes: they stayed in the file."""
+
+    bytes: int
+    seconds: float
+    released: bool
+    """Whether the file's pages were given back, so that the weights are in memory once."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where everything lies, and what decoding one token from there costs."""
+
+    items: tuple[PlannedItem, ...]
+    layers: tuple[LayerPlacement, ...]
+    head: Place
+    embedding: Place
+    draft: Place | None
+    machine: Machine
+    wishes: PlanWishes
+    vram_bytes: int
+    """What may be used of the GPU: its free memory, or less if the caller says so; 0 without one."""
+    ram_bytes: int
+    prediction: Prediction
+    steps: tuple[str, ...] = ()
+    """What was given up so that it fits, in this order."""
+    next_gibibyte: float | None = None
+    """Decode tokens per second with one GiB more of GPU memory; None: without a GPU, or all is there."""
+    why_not: str | None = None
+    """Why the next part isn't on the GPU."""
+    repacking: Repacking | None = None
+    """What it cost to bring the weights there; None before it is done."""
+
+    def bytes_on(self, *places: str) -> int:
+        """Bytes in these places."""
+        return sum(item.bytes for item in self.items if item.device in places)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in main memory and on the GPU, without what stays in the file."""
+        return self.bytes_on("cpu", "gpu")
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that stay in the file's memory map."""
+        return self.bytes_on("disk")
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights that decoding one token reads, wherever they lie."""
+        return sum(item.weights_read for item in self.items)
+
+    @property
+    def ms_per_token(self) -> float:
+        """Predicted, with what runs at once counted once."""
+        return 1000 * self.prediction.seconds
+
+    @property
+    def device(self) -> Place | None:
+        """The one place of all layers and the head; None: it is a split plan."""
+        places = {self.head, *(layer.whole_on for layer in self.layers)}
+        return self.head if places == {self.head} else None
+
+    @property
+    def cut(self) -> int | None:
+        """The first layer of those on the GPU, all before it being on the CPU; None: divided otherwise."""
+        sides = [layer.whole_on for layer in self.layers]
+        found = sides.index("gpu") if "gpu" in sides else len(sides)
+        cut_there = sides == ["cpu"] * found + ["gpu"] * (len(sides) - found)
+        return found if cut_there and (self.head == "gpu") == (found < len(sides)) else None
+
+    def explain(self, details: bool = False) -> str:
+        """The plan for a person; `details`: every layer in lines of its own."""
+        from edgeinfer_offload.plan_text import plan_text
+
+        return plan_text(self, details)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in values that JSON knows."""
+        prediction = self.prediction
+        return {
+            "items": [dataclasses.asdict(item) for item in self.items],
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+            "head": self.head,
+            "embedding": self.embedding,
+            "draft": self.draft,
+            "context": self.wishes.context,
+            "kv": self.wishes.kv,
+            "bytes": {place: self.bytes_on(place) for place in ("gpu", "cpu", "disk")},
+            "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},
+            "prediction": {
+                "ms_per_token": self.ms_per_token,
+                "decode_tokens_per_second": prediction.decode_tokens_per_second,
+                "decode_tokens_per_second_empty": _inverse(prediction.seconds_empty),
+                "decode_tokens_per_second_full": _inverse(prediction.seconds_full),
+                "prompt_tokens": prediction.prompt,
+                "prefill_tokens_per_second": prediction.prefill_tokens_per_second,
+                "stream_prompts_from_tokens": prediction.stream_from,
+                "decode_tokens_per_second_with_one_gibibyte_more": self.next_gibibyte,
+            },
+            "why_not": self.why_not,
+            "steps": list(self.steps),
+            "machine": _finite(dataclasses.asdict(self.machine)),
+        }
+
+
+def _inverse(seconds: float) -> float:
+    return 1 / seconds if seconds else 0.0
+
+
+def _finite(value: Any) -> Any:
+    """The value with null in the place of speeds that aren't known."""
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    return None if value == float("inf") else value
+
+
+def mebibytes(nbytes: float) -> str:
+    """As "7.3 MiB" or "19456 MiB"."""
+    return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"
+
+
+def refuse(place: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
+    """The error for items that don't fit a place."""
+    largest = max(items, key=lambda item: item.bytes)
+    return PlanError(
+        f"the model needs {mebibytes(wanted)} on the {place}, {mebibytes(allowed)} may be used; "
+        f"the largest part is {largest.item} with {mebibytes(largest.bytes)}"
+    )

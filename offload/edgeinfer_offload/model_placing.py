@@ -1,0 +1,235 @@
+"""One model on one machine with one set of wishes: what its parts cost, and the placement that is chosen."""
+
+from dataclasses import replace
+from functools import cached_property
+
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.workspace import workspace_bytes
+from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.layer_costs import Cost, Pricing, layer_costs
+from edgeinfer_offload.machine import SYNCHRONISE_SECONDS, Machine
+from edgeinfer_offload.memory_plan import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
+from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
+
+LIBRARY_BYTES = 320 << 20
+"""What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
+STREAM_BYTES = 64 << 20
+"""On the GPU, where weights of the CPU arrive that a prompt is multiplied with: two chunks of 32 MiB."""
+STAGING_BYTES = 24 << 20
+"""Pinned main memory through which weights reach the GPU."""
+
+
+class ModelPlacing:
+    """One model on one machine with one set of wishes."""
+
+    def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> None:
+        self.sizes, self.machine, self.wishes = sizes, machine, wishes
+        self.refusal = self._gpu_refusal()
+        self.pricing = Pricing(machine, wishes, use_gpu=self.refusal is None)
+        self.costs = layer_costs(sizes.layers, self.pricing, wishes.routing)
+        free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
+        self.vram = free if wishes.vram is None else min(free, wishes.vram)
+        ram = machine.processor.free_bytes
+        self.ram = ram if wishes.ram is None else min(ram, wishes.ram)
+
+    def _gpu_refusal(self) -> str | None:
+        """Why no part can be on a GPU; None: it can."""
+        if self.wishes.device == "cpu":
+            return "only the CPU was asked for"
+        if self.machine.graphics is None or self.machine.link is None:
+            return "there is no GPU"
+        if self.wishes.kv == "f32":
+            return "keys and values in f32 run on the CPU only"
+        if not self.wishes.repack:
+            return "the weights are to stay in the file"
+        try:
+            device_sizes.head_bytes(self.sizes)
+            device_sizes.matrix_bytes(self.sizes.table)
+            device_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
+            for layer in self.sizes.layers:
+                device_sizes.attention_bytes(layer)
+        except UnsupportedOnDeviceError as error:
+            return str(error)
+        return None
+
+    @cached_property
+    def head(self) -> tuple[Cost, Cost | None]:
+        head = [self.sizes.head]
+        on_gpu = self.pricing.on_gpu(head, lambda: device_sizes.head_bytes(self.sizes), 1)
+        return self.pricing.on_cpu(head), on_gpu
+
+    @cached_property
+    def embedding_gpu_bytes(self) -> int:
+        embedding = self.sizes.embedding
+        return 0 if embedding is None else device_sizes.matrix_bytes(embedding)
+
+    @cached_property
+    def draft(self) -> tuple[Cost, Cost | None] | None:
+        """The draft model wholly on either side, with its cache and buffers; seconds for a kept token."""
+        draft, wishes = self.wishes.draft, self.wishes
+        if draft is None:
+            return None
+        alone = replace(wishes, draft=None, vram=None, ram=None, routing=None, device="any")
+        placing = ModelPlacing(draft, self.machine, alone)
+
+        def on(side: int, workspace: int) -> Cost:
+            whole = placing.whole(side)
+            nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
+            return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
+
+        there = on(GPU, placing.gpu_workspace) if placing.can_be_whole else None
+        return on(CPU, placing.cpu_workspace), there
+
+    @cached_property
+    def gpu_workspace(self) -> int:
+        """Buffers at the largest batch, and the RoPE tables."""
+        rope = device_sizes.rope_bytes(self.sizes, self.wishes.context)
+        return rope + device_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
+
+    def context_bytes(self, side: int, context: int) -> int:
+        """What grows with the context: keys and values, on a GPU RoPE tables too."""
+        layers = self.sizes.layers
+        if side == GPU:
+            caches = (device_sizes.cache_bytes(layer, context, self.pricing.quantised) for layer in layers)
+            return sum(caches) + device_sizes.rope_bytes(self.sizes, context)
+        return sum(self.pricing.cache_bytes_on_cpu(layer, context) for layer in layers)
+
+    @cached_property
+    def cpu_workspace(self) -> int:
+        threads = self.machine.processor.threads
+        return workspace_bytes(self.sizes, self.wishes.batch, threads, self.wishes.repack)
+
+    @cached_property
+    def _gpu_fixed(self) -> int:
+        return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes
+
+    @cached_property
+    def staging(self) -> int:
+        """Pinned main memory: the way of the weights, and the logits' way back."""
+        return STAGING_BYTES + 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
+
+    def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
+        costs = [(head, self.head[head])]
+        if draft is not None and self.draft:
+            cost = self.draft[draft]
+            costs.append((draft, cost and replace(cost, seconds=DRAFT_WEIGHT * cost.seconds)))
+        placed = [(side, cost) for side, cost in costs if cost]
+        taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
+        return Ends(
+            start=embedding,
+            head=head,
+            embedding=embedding,
+            draft=draft,
+            seconds=sum(cost.seconds for _, cost in placed),
+            gpu_bytes=taken[GPU] + (self.embedding_gpu_bytes if embedding == GPU else 0),
+            cpu_bytes=taken[CPU],
+        )
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.costs, self._all_ends(), self.pricing.hand_over)
+
+    def _all_ends(self) -> list[Ends]:
+        drafts: list[int | None] = [CPU] if self.draft else [None]
+        if self.draft and self.draft[GPU]:
+            drafts.append(GPU)
+        sides = [(CPU, CPU), (GPU, CPU), (GPU, GPU)]
+        if self.pricing.graphics is None:
+            sides, drafts = sides[:1], drafts[:1]
+        return [self._ends(head, embedding, draft) for head, embedding in sides for draft in drafts]
+
+    def whole(self, side: int) -> Placement:
+        """Everything on one side."""
+        draft = side if self.draft and self.draft[side] else (CPU if self.draft else None)
+        choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
+        found = self.search.placement(choices, self._ends(side, side, draft))
+        return found if side == CPU else replace(found, seconds=found.seconds + SYNCHRONISE_SECONDS)
+
+    @property
+    def streams(self) -> bool:
+        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
+        return self.wishes.device == "any"
+
+    def _budget(self, vram: float, *, shared: bool = True) -> Budget:
+        """For placements that use the GPU and, if it is `shared`, the CPU."""
+        fixed = self._gpu_fixed + (STREAM_BYTES if shared and self.streams else 0)
+        cpu_fixed = self.staging + (self.cpu_workspace if shared else 0)
+        return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
+
+    def _cuts(self, budget: Budget) -> list[Placement]:
+        """Whole layers, the upper ones and the head on the GPU, for every number that fits."""
+        draft = CPU if self.draft else None
+        ends, here = self._ends(GPU, CPU, draft), Choice(CPU, CPU, 0)
+        found = []
+        for first in range(1, len(self.costs)):
+            above = [Choice(GPU, GPU, cost.units) for cost in self.costs[first:]]
+            placed = self.search.placement([here] * first + above, ends)
+            if placed.gpu_bytes + budget.gpu_fixed <= budget.gpu_bytes:
+                waiting = float(budget.penalty(placed.cpu_bytes))
+                found.append(replace(placed, seconds=placed.seconds + waiting))
+        return found
+
+    @property
+    def _cpu_room(self) -> float:
+        return float(self.ram) if self.wishes.repack else float("inf")
+
+    @property
+    def _spill_seconds(self) -> float:
+        """Seconds a token for a byte that stays in the file, with what a mixture doesn't touch left out."""
+        if not self.wishes.disk:
+            return float("inf")
+        shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
+        return min(shares, default=1.0) / self.machine.disk_bytes_per_second
+
+    def choose(self, vram: float) -> Placement | None:
+        """The fastest placement with so much GPU memory; None: main memory is too small for all of them."""
+        cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._spill_seconds)
+        candidates = []
+        if self.wishes.device != "gpu":
+            here = self.whole(CPU)
+            candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
+        if self.pricing.graphics and self.can_be_whole:
+            alone, there = self._budget(vram, shared=False), self.whole(GPU)
+            if there.gpu_bytes + alone.gpu_fixed <= vram:
+                candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
+        if self.pricing.graphics and self.wishes.device in ("any", "layers"):
+            split: list[Placement] = []
+            if self.wishes.device == "any":
+                best_split = self.search.best(self._budget(vram))
+                split = [best_split] if best_split else []
+            elif self.can_be_whole:
+                split = self._cuts(self._budget(vram))
+            candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
+        best = min(candidates, key=lambda placement: placement.seconds, default=None)
+        return best if best and best.seconds < float("inf") else None
+
+    @property
+    def weights_place(self) -> Place:
+        """Where the CPU's weights lie."""
+        return "cpu" if self.wishes.repack else "disk"
+
+    @property
+    def driver_bytes(self) -> int:
+        """What the driver will take of the GPU's free memory by itself."""
+        return self.pricing.graphics.context_bytes if self.pricing.graphics else 0
+
+    @property
+    def least_gpu_bytes(self) -> int:
+        """What any use of the GPU takes before a single weight is there."""
+        return self._gpu_fixed + (STREAM_BYTES if self.streams else 0)
+
+    def works_on_cpu(self, chosen: Placement) -> bool:
+        """Whether the CPU computes any part of a token."""
+        return chosen.ends.head == CPU or any(
+            CPU in (choice.attention, choice.cache) or choice.units < cost.units
+            for choice, cost in zip(chosen.choices, self.costs, strict=True)
+        )
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether the GPU has kernels for every layer."""
+        return self.pricing.graphics is not None and all(
+            cost.gpu_can_attend and cost.cache[GPU] and cost.units for cost in self.costs
+        )

@@ -1,0 +1,57 @@
+"""Figures that were measured on this machine, kept in one file until the machine is another."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+REVISION = 2
+"""Raised when what is measured, or how, changes."""
+
+
+class RememberedFigures:
+    """Name -> number, in `folder`; all are forgotten when `fingerprint` isn't that of the file."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self._file = folder / "measured.json"
+        self._fingerprint = f"{REVISION} {fingerprint}"
+
+    def known(self) -> dict[str, float]:
+        """What has been measured so far; nothing if the file is damaged, or of another machine."""
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(content, dict) or content.get("machine") != self._fingerprint:
+            return {}
+        figures = content.get("figures")
+        if not isinstance(figures, dict):
+            return {}
+        return {name: float(value) for name, value in figures.items() if _is_number(value)}
+
+    def figure(self, name: str, measure: Callable[[], float]) -> float:
+        """The figure of that name, measured now if it isn't known."""
+        known = self.known()
+        if name not in known:
+            self.keep({name: measure()})
+            known = self.known() | known
+        return known[name]
+
+    def keep(self, figures: dict[str, float]) -> None:
+        """Add these, or put them in the place of older ones."""
+        content = {"machine": self._fingerprint, "figures": self.known() | figures}
+        _replace(self._file, json.dumps(content))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write the file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        out.write(text)
+    os.replace(name, file)

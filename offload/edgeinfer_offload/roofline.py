@@ -1,0 +1,74 @@
+"""The roofline: what an operation can reach on a device, and whether arithmetic or memory holds it back.
+
+Source: Yuan et al., "LLM Inference Unveiled: Survey and Roofline Model Insights" (2024), sections 2.2 to 2.4;
+the counts of operations and bytes are those behind its table of LLaMA-2-7B on an A6000.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A device: operations per second at most (a multiply-accumulate counts as two), bytes per second."""
+
+    operations_per_second: float
+    bytes_per_second: float
+
+    @property
+    def turning_point(self) -> float:
+        """Operations per byte from which on arithmetic is the limit."""
+        return self.operations_per_second / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation does: operations, and bytes that it reads and writes."""
+
+    operations: float
+    bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.operations / self.bytes
+
+    def reachable(self, roof: Roof) -> float:
+        """min(π, β · I), operations per second."""
+        return min(roof.operations_per_second, roof.bytes_per_second * self.intensity)
+
+    def bound(self, roof: Roof) -> Bound:
+        return "memory" if self.intensity < roof.turning_point else "compute"
+
+    def seconds(self, roof: Roof) -> float:
+        """At least max(operations/π, bytes/β)."""
+        return max(self.operations / roof.operations_per_second, self.bytes / roof.bytes_per_second)
+
+
+def linear(rows: int, inputs: int, outputs: int, size: float = 2) -> Work:
+    """`rows` activations through a matrix; all elements of `size` bytes."""
+    elements = inputs * outputs + rows * inputs + rows * outputs
+    return Work(2 * rows * inputs * outputs, size * elements)
+
+
+def attention_product(queries: int, keys: int, heads: int, head_dim: int, size: float = 2) -> Work:
+    """Queries with keys, or scores with values: unfused, each head with keys of its own."""
+    elements = (queries + keys) * heads * head_dim + heads * queries * keys
+    return Work(2 * heads * queries * keys * head_dim, size * elements)
+
+
+def softmax(queries: int, keys: int, heads: int, size: float = 2) -> Work:
+    """Five operations a score; each is read and written."""
+    return Work(5 * heads * queries * keys, 2 * size * heads * queries * keys)
+
+
+def norm(rows: int, width: int, size: float = 2) -> Work:
+    """Seven operations an element."""
+    return Work(7 * rows * width, 2 * size * rows * width)
+
+
+def add(rows: int, width: int, size: float = 2) -> Work:
+    """A residual; the source counts one read and one write."""
+    return Work(rows * width, 2 * size * rows * width)

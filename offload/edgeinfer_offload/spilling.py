@@ -1,0 +1,48 @@
+"""What main memory can't hold stays in the file: which weights those are, and how long a token waits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgeinfer_offload.layer_costs import MAPPED_SLOWDOWN
+from edgeinfer_offload.memory_plan import LayerPlacement, PlannedItem
+from edgeinfer_offload.model_placing import ModelPlacing
+
+
+def spilled(
+    items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: ModelPlacing
+) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
+    """Items and layers with as many of the CPU's weights on the disk as main memory is short of, and the
+    seconds that a prompt waits for those.
+
+    First go experts, of which a token reads a few, then feed-forwards, attention and the head; of equals,
+    the last layers.
+    """
+    items, layers = list(items), list(layers)
+    missing = sum(item.bytes for item in items if item.device == "cpu") - placing.ram
+    waiting, rate = 0.0, placing.machine.disk_bytes_per_second
+    if not placing.wishes.disk:
+        return items, layers, waiting
+    for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
+        item = items[index]
+        if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:
+            continue
+        missing -= item.bytes
+        waiting += item.bytes / rate
+        seconds = item.weights_read / rate + MAPPED_SLOWDOWN * item.ms_per_token / 1000
+        items[index] = replace(
+            item, device="disk", ms_per_token=1000 * seconds, bound="disk", overlapped=False
+        )
+        if item.layer is not None:
+            place = {"attention": "disk"} if _turn(item) == _ATTENTION else {"rest": "disk"}
+            layers[item.layer] = replace(layers[item.layer], **place)  # type: ignore[arg-type]
+    return items, layers, waiting
+
+
+_EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)
+
+
+def _turn(item: PlannedItem) -> int:
+    """When an item's weights leave main memory; a router, a cache, a buffer never do."""
+    name = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
+    turns = {"experts": _EXPERTS, "feed-forward": _FEED_FORWARD, "attention": _ATTENTION, "head": _HEAD}
+    return turns.get(name.partition(",")[0], _NEVER)

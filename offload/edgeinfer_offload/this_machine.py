@@ -1,0 +1,139 @@
+"""The machine in front of us, as the planner takes it: what is free now, with the speeds measured on it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import harmonic_mean
+
+from edgeinfer_kernels.cpu.features import choose, detect
+from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, kernel_speed
+from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.cuda.plane_formats import TILES
+from edgeinfer_offload.graphics_cards import find_card
+from edgeinfer_offload.host_memory import host_memory
+from edgeinfer_offload.machine import HAND_OVER_SECONDS, LAUNCH_SECONDS, Graphics, Link, Machine, Processor
+from edgeinfer_offload.measure import remembered_bandwidth, remembered_figures
+
+UNKNOWN = float("inf")
+"""A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
+PROMPT_SHARE = 0.5
+"""Of a plain float16 product's speed: what prompts reach with weights dequantised on the way; an H200's."""
+
+
+def unmeasured_machine(threads: int) -> Machine:
+    """What this machine's main memory has to give now; no speed, no GPU."""
+    memory = host_memory()
+    processor = Processor(detect().name, threads, memory.total_bytes, memory.free_bytes, UNKNOWN, UNKNOWN)
+    return Machine(processor, origin="unmeasured")
+
+
+def with_cpu_speeds(
+    machine: Machine, cache_folder: Path, formats: Iterable[str], progress: BuildProgress | None = None
+) -> Machine:
+    """The machine with what its CPU reaches: reading memory, and with weights of these formats.
+
+    Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that have
+    to be compiled for it.
+    """
+    threads, figures = machine.processor.threads, remembered_figures(cache_folder)
+    reading = remembered_bandwidth(cache_folder, threads)
+    wanted = sorted({name for name in formats if name in FIELDS})
+    known = figures.known()
+    missing = [name for name in wanted if _cpu_name(threads, name) not in known]
+    if missing:
+        kernels = load_kernels(cache_folder, choose(), missing, progress)
+        for name in missing:
+            found = kernel_speed(kernels, name, threads)
+            figures.keep(
+                {
+                    _cpu_name(threads, name): found.bytes_per_second,
+                    f"{_cpu_name(threads, name)} prompt": found.operations_per_second,
+                }
+            )
+        known = figures.known()
+    speeds = {
+        name: KernelSpeed(known[_cpu_name(threads, name)], known[f"{_cpu_name(threads, name)} prompt"])
+        for name in wanted
+    }
+    products = [speed.operations_per_second for speed in speeds.values()]
+    processor = replace(
+        machine.processor,
+        bytes_per_second=reading,
+        operations_per_second=harmonic_mean(products) if products else UNKNOWN,
+        kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
+    )
+    return replace(machine, processor=processor, origin="measured")
+
+
+def _cpu_name(threads: int, format_name: str) -> str:
+    return f"{threads} threads {format_name}"
+
+
+GPU_FIGURES = (
+    "bytes_per_second",
+    "operations_per_second",
+    "to_gpu",
+    "from_gpu",
+    "pageable_to_gpu",
+    "pageable_from_gpu",
+    "hand_over_seconds",
+)
+
+
+def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
+    """The machine with a GPU and what is known of it: measured before, else by its name, else nothing."""
+    known = remembered_figures(cache_folder).known()
+    prefix = f"gpu {gpu.index} "
+    if all(prefix + name in known for name in GPU_FIGURES):
+        own = {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
+        return _measured_gpu(machine, gpu, free_bytes, own)
+    card = find_card(gpu.name)
+    if card is None:
+        graphics = Graphics(gpu.name, gpu.index, gpu.total_bytes, free_bytes, UNKNOWN, UNKNOWN)
+        return replace(machine, graphics=graphics, link=Link(*[UNKNOWN] * 4), origin="unmeasured")
+    graphics = replace(
+        card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
+    )
+    return replace(machine, graphics=graphics, link=card.link(), origin="described")
+
+
+def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:
+    kernels = {name: value for name, value in own.items() if name in TILES}
+    graphics = Graphics(
+        gpu.name,
+        gpu.index,
+        gpu.total_bytes,
+        free_bytes,
+        own["bytes_per_second"],
+        PROMPT_SHARE * own["operations_per_second"],
+        own.get("launch_seconds", LAUNCH_SECONDS),
+        kernels={name: min(value, own["bytes_per_second"]) for name, value in kernels.items()},
+    )
+    link = Link(
+        own["to_gpu"],
+        own["from_gpu"],
+        own["pageable_to_gpu"],
+        own["pageable_from_gpu"],
+        own.get("hand_over_seconds", HAND_OVER_SECONDS),
+    )
+    return replace(machine, graphics=graphics, link=link, origin="measured")
+
+
+def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
+    """Measure what isn't known yet of a GPU, the link, and its kernels for these formats; imports torch."""
+    figures, prefix = remembered_figures(cache_folder), f"gpu {gpu.index} "
+    known = figures.known()
+    missing = [name for name in formats if name in TILES and prefix + name not in known]
+    if not missing and all(prefix + name in known for name in GPU_FIGURES):
+        return
+    from edgeinfer_kernels.cuda.device_parts import cuda_device
+    from edgeinfer_kernels.cuda.gpu_speed import format_speed, gpu_speed
+
+    device = cuda_device(gpu.index)
+    found = {prefix + name: value for name, value in asdict(gpu_speed(device)).items()}
+    for name in missing:
+        speed = format_speed(device, name)
+        found |= {prefix + name: speed.bytes_per_second, f"{prefix}launch_seconds": speed.launch_seconds}
+    figures.keep(found)

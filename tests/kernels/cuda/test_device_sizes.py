@@ -1,0 +1,62 @@
+"""What is counted without torch is what the device's memory is asked for, to the byte."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda.device_model import Part
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.model_sizes import ModelSizes
+from tests.kernels.cuda.decoders import CONTEXT, opened
+from tests.random_models import ZOO, RandomModel
+
+WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
+ON_THE_GPU = {name: model for name, model in ZOO.items() if not model.experts and name != "gpt-oss"}
+MODELS: dict[str, RandomModel] = {
+    **ON_THE_GPU,
+    "many formats": WIDE,
+    "odd vocabulary": replace(WIDE, tied=True),
+}
+
+
+def counted(parts: list[Part], ending: str) -> int:
+    return sum(part.nbytes for part in parts if part.name.endswith(ending))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, quantised: bool) -> None:
+    with opened(MODELS[name], tmp_path) as decoder:
+        parts = count_parts(
+            decoder.specification,
+            decoder.weights,
+            CONTEXT,
+            torch.device("cpu"),
+            DeviceOptions(quantised_cache=quantised),
+        )
+        sizes = ModelSizes.of(decoder.specification, decoder.weights)
+    attention = sum(map(device_sizes.attention_bytes, sizes.layers)) + device_sizes.rope_bytes(sizes, CONTEXT)
+    assert attention == counted(parts, "attention")
+    blocks = sum(device_sizes.feed_forward_bytes(layer.divisible()) for layer in sizes.layers)
+    assert blocks == counted(parts, "feed-forward")
+    caches = sum(device_sizes.cache_bytes(layer, CONTEXT, quantised) for layer in sizes.layers)
+    assert caches == counted(parts, "keys and values")
+    assert device_sizes.head_bytes(sizes) == counted(parts, "head")
+    embedding = device_sizes.matrix_bytes(sizes.embedding) if sizes.embedding else 0
+    assert embedding == counted(parts, "embedding")
+    assert device_sizes.workspace_bytes(sizes) == counted(parts, "workspace")
+
+
+def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) -> None:
+    model = replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24)
+    with opened(model, tmp_path) as decoder:
+        sizes = ModelSizes.of(decoder.specification, decoder.weights)
+        with pytest.raises(UnsupportedOnDeviceError) as one:
+            device_sizes.attention_bytes(sizes.layers[0])
+        with pytest.raises(UnsupportedOnDeviceError) as other:
+            count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
+    assert str(one.value) == str(other.value)

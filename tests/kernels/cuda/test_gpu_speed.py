@@ -1,0 +1,42 @@
+"""Measuring a GPU, gone through on what there is: figures that are numbers, memory given back."""
+
+from dataclasses import astuple
+
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda import gpu_speed
+from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+
+
+def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speed, "HAND_OVERS", 5)
+    found = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
+    assert all(0 < figure < float("inf") for figure in astuple(found))
+    assert found.hand_over_seconds < 1
+
+
+def test_a_format_is_measured_on_a_large_and_a_small_head(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {64: (2e-6, 100_000), 6400: (12e-6, 10_100_000)}
+    asked = []
+
+    def head(device: torch.device, format_name: str, rows: int) -> tuple[float, int]:
+        asked.append((format_name, rows))
+        return heads[rows]
+
+    monkeypatch.setattr(gpu_speed, "_head", head)
+    found = gpu_speed.format_speed(torch.device(device), "Q4_K", head_bytes=10_000_000, small_rows=64)
+    assert asked == [("Q4_K", 64), ("Q4_K", 6400)]
+    assert found.bytes_per_second == pytest.approx(1e12)
+    assert found.launch_seconds == pytest.approx((2e-6 - 1e-7) / 2)
+
+
+def test_a_head_is_launched_as_a_step_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
+    seconds, nbytes = gpu_speed._head(torch.device(device), "Q8_0", 32)
+    assert seconds > 0
+    assert nbytes == 32 * 64 * 8 * 4 + 16 * 64 * 4
+    with pytest.raises(UnsupportedOnDeviceError):
+        gpu_speed._head(torch.device(device), "TQ2_0", 32)

@@ -1,0 +1,126 @@
+"""Loading a model that a made-up GPU is too small for: its kernels run where the other tests' do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgeinfer
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.loading import loading
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer_kernels.cuda import device_parts
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload import model_placing
+from edgeinfer_offload import plan as planning
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.split_backend import SplitBackend
+from tests.random_models import ZOO
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
+    """A GPU of so many bytes, which libraries leave alone, beside a CPU that reads a megabyte a second."""
+    from edgeinfer.loading import gpu_loading, split_loading
+
+    def slow(machine: Machine, *_: object) -> Machine:
+        return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
+
+    monkeypatch.setattr(split_loading, "with_cpu_speeds", slow)
+
+    def set_bytes(nbytes: int) -> None:
+        gpu = Gpu(0, "a small GPU", 90, nbytes)
+        monkeypatch.setattr(loading, "usable_gpu", lambda _: gpu)
+        for module in (gpu_loading, split_loading, device_parts):
+            monkeypatch.setattr(module, "free_bytes", lambda _: nbytes)
+            monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
+        for module in (planning, model_placing):
+            monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
+
+    return set_bytes
+
+
+def model_file(folder: Path) -> Path:
+    return ZOO["llama"].write(folder / "llama.gguf")
+
+
+def gpu_bytes(path: Path) -> int:
+    """What all of the model takes on the made-up GPU."""
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert model.plan is not None
+        return model.plan.bytes_on("gpu")
+
+
+def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - 1)
+    with (
+        edgeinfer.load(path, context=64, threads=2) as model,
+        edgeinfer.load(path, context=64, threads=2, device="cpu") as reference,
+    ):
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        above: Any = engine.backend.upper
+        assert any("layers and the head are on the GPU" in note for note in model.notes)
+        assert model.plan is not None
+        assert 0 < model.plan.bytes_on("gpu") < whole
+        assert above.nbytes <= model.plan.bytes_on("gpu")
+        ids = [5, 9, 30, 7, 11]
+        got, want = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+        answer = model.generate(ids, max_tokens=3, temperature=0.0)
+        assert len(answer.ids) == 3
+
+
+def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(MIB // 4)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert any(note.startswith("running on the CPU: ") for note in model.notes)
+    with pytest.raises(GpuUnavailableError):
+        edgeinfer.load(path, context=64, threads=2, device="cuda")
+
+
+def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer.loading import split_loading
+
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    made: list[int] = []
+
+    def filled_at_first(*arguments: Any, **keywords: Any) -> Any:
+        made.append(1)
+        if len(made) == 1:
+            raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
+        return CudaBackend(*arguments, **keywords)
+
+    monkeypatch.setattr(split_loading, "CudaBackend", filled_at_first)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert "other programs took memory of the GPU meanwhile" in model.notes[0]
+    assert len(made) == 2
+
+
+def test_main_memory_too_small_for_the_rest_is_one_line(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    with pytest.raises((OutOfMemoryError, GpuUnavailableError)) as caught:
+        edgeinfer.load(path, context=64, threads=2, device="cuda", ram=1000)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,26 @@
+"""What the CPU's kernels reach in a format is measured through the way that tokens take."""
+
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.kernel_speed import kernel_speed
+from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.one_layer import WIDTH, one_layer
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_reading_and_prompts_have_plausible_speeds(name: str, tmp_path: Path) -> None:
+    kernels = load_kernels(user_folder("cache"), choose(), [name])
+    found = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
+    assert 1e8 < found.bytes_per_second < 1e13
+    assert 1e9 < found.operations_per_second < 1e15
+
+
+def test_the_measured_decoder_has_the_head_that_was_asked_for() -> None:
+    specification, weights = one_layer("Q6_K", 48)
+    assert (weights.output.rows, weights.output.columns) == (48, WIDTH)
+    assert specification.vocabulary_size == 48
+    assert {matrix.format for matrix in weights.matrices()} == {"Q6_K"}

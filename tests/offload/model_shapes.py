@@ -1,0 +1,87 @@
+"""Sizes of models and machines for the planner's tests: no file, no weight, no GPU."""
+
+from dataclasses import replace
+
+from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
+from edgeinfer_offload.machine import Graphics, Link, Machine, Processor
+
+GIB = 1 << 30
+
+
+def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -> FeedForwardSizes:
+    up, gate = (MatrixSize(name, kind, neurons, width) for name in ("ffn_up", "ffn_gate"))
+    return FeedForwardSizes(up, MatrixSize("ffn_down", down or kind, width, neurons), gate, (width,))
+
+
+def layer(
+    width: int,
+    heads: int,
+    kv_heads: int,
+    kind: str,
+    dense: FeedForwardSizes | None = None,
+    experts: ExpertSizes | None = None,
+) -> LayerSizes:
+    head_dim = width // heads
+    rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+    q, k, v = (
+        MatrixSize(f"attn_{part}", kind, count, width) for part, count in zip("qkv", rows, strict=True)
+    )
+    output = MatrixSize("attn_output", kind, width, heads * head_dim)
+    return LayerSizes(
+        heads, kv_heads, head_dim, q, k, v, output, (width,), feed_forward=dense, experts=experts
+    )
+
+
+def dense_model(
+    layers: int = 32, width: int = 4096, neurons: int = 14336, kind: str = "Q4_K", vocabulary: int = 128256
+) -> ModelSizes:
+    """A model of Llama-3's build; its 8B shape if nothing is said."""
+    one = layer(width, width // 128, max(width // 512, 1), kind, feed_forward(width, neurons, kind))
+    head = MatrixSize("output", "Q6_K", vocabulary, width)
+    table = MatrixSize("token_embd", kind, vocabulary, width)
+    return ModelSizes(width, vocabulary, (one,) * layers, head, table, (width,))
+
+
+def mixed_model() -> ModelSizes:
+    """As `dense_model`, every other layer's down projection with more bits, as mixes of formats have it."""
+    model = dense_model()
+    richer = replace(model.layers[0], feed_forward=feed_forward(4096, 14336, "Q4_K", "Q6_K"))
+    layers = tuple(richer if index % 2 else layer for index, layer in enumerate(model.layers))
+    return replace(model, layers=layers)
+
+
+def mixture_model(layers: int = 48, shared: bool = False) -> ModelSizes:
+    """A model of Qwen3-30B-A3B's build: 128 experts, eight for a token."""
+    width = 2048
+    experts = ExpertSizes(
+        128,
+        8,
+        feed_forward(width, 768, "Q4_K"),
+        MatrixSize("ffn_gate_inp", "F32", 128, width),
+        feed_forward(width, 1536, "Q4_K") if shared else None,
+    )
+    one = layer(width, 16, 4, "Q4_K", experts=experts)
+    head = MatrixSize("output", "Q6_K", 151936, width)
+    return ModelSizes(width, 151936, (one,) * layers, head, MatrixSize("token_embd", "Q4_K", 151936, width))
+
+
+def laptop(vram: int = 8 * GIB, ram: int = 24 * GIB) -> Machine:
+    """8 cores at 50 GB/s, a GPU at 230 GB/s, PCIe 4 x8."""
+    return Machine(
+        Processor("laptop", 8, 32 * GIB, ram, 50e9, 1.2e12),
+        Graphics("laptop GPU", 0, vram, vram, 230e9, 12e12, context_bytes=400 << 20),
+        Link(12e9, 12e9, 4e9, 4e9),
+    )
+
+
+def server() -> Machine:
+    """An H200 with 16 cores, as it was measured."""
+    return Machine(
+        Processor("server", 16, 128 * GIB, 100 * GIB, 134e9, 3e12),
+        Graphics("H200", 0, 140 * GIB, 139 * GIB, 4.55e12, 384e12),
+        Link(55e9, 55e9, 9e9, 16e9),
+    )
+
+
+def cpu_only(ram: int = 24 * GIB) -> Machine:
+    return replace(laptop(ram=ram), graphics=None, link=None)

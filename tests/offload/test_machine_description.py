@@ -1,0 +1,88 @@
+"""A line of text describes a machine; what can't be read is told in one line."""
+
+import pytest
+
+from edgeinfer_offload.graphics_cards import cards, find_card
+from edgeinfer_offload.machine_description import DescriptionError, describe_machine
+from tests.offload.model_shapes import GIB
+
+
+def test_a_known_card_alone_will_do() -> None:
+    machine = describe_machine("rtx 4060 laptop")
+    assert machine.origin == "described"
+    assert machine.graphics is not None
+    assert machine.link is not None
+    assert machine.graphics.name == "RTX 4060 Laptop"
+    assert machine.graphics.free_bytes == 8 * GIB
+    assert machine.graphics.bytes_per_second == pytest.approx(0.9 * 256e9)
+    assert machine.link.to_gpu == pytest.approx(0.8 * 8 * 1.969e9)
+    assert machine.processor.total_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rtx 4060 laptop: 8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram",
+        "RTX 4060 Laptop:pcie 12 GB/s , ram 64gb/s, 32 gb ram,256 GB/s vram",
+        "NVIDIA GeForce RTX 4060 Laptop GPU, ram 32GiB, 64GB/s ram, pcie 12GB/s",
+        "8GiB vram, 256GB/s, 29 TFLOPS, pcie 12GB/s, 64GB/s RAM, 32GiB RAM",
+        "mine: 8192MiB, 256GB/s, 29tflops, pcie 12GB/s, 64GB/s ram, 32GiB ram, 8 threads",
+    ],
+)
+def test_many_ways_to_say_the_same(text: str) -> None:
+    machine = describe_machine(text)
+    assert machine.graphics is not None
+    assert machine.link is not None
+    assert machine.graphics.total_bytes == 8 * GIB
+    assert machine.graphics.bytes_per_second == pytest.approx(0.9 * 256e9)
+    assert machine.graphics.operations_per_second == pytest.approx(0.4 * 29e12)
+    assert machine.link.to_gpu == pytest.approx(12e9)
+    assert machine.processor.bytes_per_second == pytest.approx(0.8 * 64e9)
+    assert machine.processor.free_bytes == 24 * GIB
+
+
+def test_lanes_and_generations_give_the_link() -> None:
+    for text, rate in (("pcie 4 x8", 12.6e9), ("pcie 5.0 x16", 50.4e9), ("pcie 3", 12.6e9)):
+        machine = describe_machine(f"8GiB, 256GB/s, {text}")
+        assert machine.link is not None
+        assert machine.link.to_gpu == pytest.approx(rate, rel=0.01)
+
+
+def test_a_machine_may_have_no_gpu() -> None:
+    for text in ("cpu", "CPU: 90GB/s ram, 64GiB ram, 16 threads, 2000 gops", "90GB/s ram"):
+        assert describe_machine(text).graphics is None
+    processor = describe_machine("cpu: 90GB/s ram, 64GiB ram, 16 threads, 2000 gops").processor
+    assert (processor.threads, processor.total_bytes) == (16, 64 * GIB)
+    assert processor.operations_per_second == 2e12
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("rtx 4061", "'rtx 4061': no such card in the table; known are RTX 4060"),
+        ("rtx 4060, 12 bananas", "'12 bananas' in 'rtx 4060, 12 bananas': wanted a known card, or terms as"),
+        ("mine: 8GiB", "'mine': no such card in the table"),
+        ("8GiB", "a GPU was described without its bandwidth, as 256GB/s"),
+        ("256GB/s", "a GPU was described without its memory, as 8GiB"),
+        ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted more than nothing"),
+        ("x: 8GiB, 256GB/s, pcie 9 x8", "'pcie 9 x8' in "),
+    ],
+)
+def test_what_can_not_be_read_is_named(text: str, wrong: str) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        describe_machine(text)
+    assert str(caught.value).startswith(wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_card_is_found_by_its_drivers_name_and_plausible() -> None:
+    for card in cards():
+        family, _, rest = card.name.partition(" ")
+        assert find_card(f"NVIDIA GeForce {family} {rest}") == card
+        assert find_card(f"{family} {rest} GPU".lower()) == card
+        assert 2 <= card.gib <= 96
+        assert 100 <= card.gb_s <= 2000
+        assert card.pcie in (3, 4, 5)
+        assert 10 <= card.tflop_s <= 400
+    assert find_card("rtx 4070ti super") == find_card("RTX 4070 Ti SUPER")
+    assert find_card("radeon 7900") is None

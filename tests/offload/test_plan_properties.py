@@ -1,0 +1,140 @@
+"""What holds of every plan, whatever the model, the machine and the budgets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.cpu.memory import interleaved_bytes
+from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine import Link, Machine
+from edgeinfer_offload.memory_plan import LayerPlacement, MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.plan import plan_memory
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
+
+MODELS = {
+    "dense": dense_model(),
+    "mixed formats": mixed_model(),
+    "small": dense_model(16, 2048, 8192, "Q8_0"),
+    "mixture": mixture_model(12),
+    "mixture, shared": mixture_model(12, shared=True),
+}
+MACHINES = {
+    "laptop": laptop(),
+    "server": server(),
+    "slow link": replace(laptop(), link=Link(3e9, 3e9, 1e9, 1e9, hand_over_seconds=5e-4)),
+}
+BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
+
+
+def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
+    """Bytes of a layer's weights on the CPU and on the GPU, counted anew."""
+    sides = [0, 0]
+    always = layer.experts.always() if layer.experts else []
+    if placed.attention == "gpu":
+        sides[1] += device_sizes.attention_bytes(layer)
+        sides[1] += device_sizes.shared_bytes(layer.experts) if layer.experts else 0
+    else:
+        sides[0] += sum(map(interleaved_bytes, (*layer.attention_matrices(), *always)))
+    if layer.experts:
+        hot = len(placed.gpu_experts)
+        sides[1] += hot * device_sizes.feed_forward_bytes(layer.experts.expert)
+        sides[0] += (layer.experts.count - hot) * sum(map(interleaved_bytes, layer.experts.expert.matrices()))
+        return sides[0], sides[1]
+    block = layer.divisible()
+    if placed.hot_neurons:
+        sides[1] += device_sizes.feed_forward_bytes(block.part(placed.hot_neurons))
+    if placed.hot_neurons < block.neurons:
+        cold = block.part(block.neurons - placed.hot_neurons)
+        sides[0] += sum(map(interleaved_bytes, cold.matrices()))
+    return sides[0], sides[1]
+
+
+def check(plan: MemoryPlan, model: ModelSizes) -> None:
+    assert plan.bytes_on("gpu") <= plan.vram_bytes
+    assert plan.bytes_on("cpu") <= plan.ram_bytes
+    for index, (layer, placed) in enumerate(zip(model.layers, plan.layers, strict=True)):
+        own = [item for item in plan.items if item.layer == index and "keys and values" not in item.item]
+        sides = tuple(sum(i.bytes for i in own if (i.device == "gpu") == gpu) for gpu in (False, True))
+        assert sides == weights_of(layer, placed)
+        (cache,) = [i for i in plan.items if i.item == f"layer {index} keys and values"]
+        assert cache.device == placed.kv_cache
+    awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
+    assert awaited == pytest.approx(plan.ms_per_token)
+    assert min(item.ms_per_token for item in plan.items) >= 0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
+    sizes, before = MODELS[model], float("inf")
+    for gibibytes in BUDGETS:
+        wishes = PlanWishes(4096, vram=int(gibibytes * GIB))
+        plan = plan_memory(sizes, MACHINES[machine], wishes)
+        check(plan, sizes)
+        assert plan.ms_per_token <= before * (1 + 1e-9)
+        before = plan.ms_per_token
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(random.uniform(np.log(low), np.log(high))))
+
+    base = laptop()
+    assert base.graphics is not None
+    machine = Machine(
+        replace(
+            base.processor, bytes_per_second=between(5e9, 3e11), operations_per_second=between(1e11, 1e13)
+        ),
+        replace(
+            base.graphics, bytes_per_second=between(5e10, 4e12), operations_per_second=between(1e12, 1e15)
+        ),
+        Link(between(1e9, 6e10), 2e10, 4e9, 4e9, between(1e-6, 1e-3)),
+    )
+    for name, model in MODELS.items():
+        wishes = PlanWishes(
+            int(between(64, 65536)),
+            kv="q8_0" if seed % 3 == 0 else "f16",
+            vram=int(between(1, 9 * GIB)),
+            ram=int(between(GIB // 4, 30 * GIB)),
+            disk=bool(seed % 2),
+        )
+        plan, told = plan_or_line(model, machine, wishes)
+        assert "\n" not in told, name
+        if plan:
+            assert plan.bytes_on("gpu") <= plan.vram_bytes
+            assert plan.bytes_on("cpu") <= plan.ram_bytes
+
+
+def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanWishes) -> tuple[MemoryPlan | None, str]:
+    """The plan, or what is told in its stead."""
+    try:
+        return plan_memory(model, machine, wishes), ""
+    except PlanError as error:
+        return None, str(error)
+
+
+def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
+    model = dense_model()
+    from edgeinfer_offload.model_placing import ModelPlacing
+    from edgeinfer_offload.placement_search import CPU, GPU, Choice
+
+    for gibibytes in (2, 3, 4, 5):
+        placing = ModelPlacing(model, laptop(), PlanWishes(4096, vram=gibibytes * GIB))
+        ends = placing._ends(GPU, CPU, None)
+        room = placing.vram - placing.least_gpu_bytes
+        fitting = []
+        for whole in range(33):
+            choices = [
+                Choice(GPU, GPU, cost.units) if index >= 32 - whole else Choice(CPU, CPU, 0)
+                for index, cost in enumerate(placing.costs)
+            ]
+            found = placing.search.placement(choices, ends)
+            if found.gpu_bytes <= room:
+                fitting.append(found.seconds)
+        plan = plan_memory(model, laptop(), PlanWishes(4096, vram=gibibytes * GIB))
+        assert plan.prediction.seconds <= min(fitting) + 1e-5

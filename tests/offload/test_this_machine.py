@@ -1,0 +1,78 @@
+"""The machine in front of us: what is free, what was measured, what is known by name."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload import this_machine
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.measure import remembered_figures
+from edgeinfer_offload.this_machine import GPU_FIGURES, unmeasured_machine, with_cpu_speeds, with_gpu
+
+GPU = Gpu(0, "NVIDIA GeForce RTX 4060 Laptop GPU", 89, 8 << 30)
+
+
+def test_what_is_free_is_known_without_measuring() -> None:
+    machine = unmeasured_machine(3)
+    assert machine.processor.threads == 3
+    assert 0 < machine.processor.free_bytes <= psutil.virtual_memory().total
+    assert machine.graphics is None
+    assert machine.origin == "unmeasured"
+
+
+def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def speed(kernels: object, name: str, threads: int) -> KernelSpeed:
+        asked.append(name)
+        return KernelSpeed(1e10 * threads, 1e12 if name == "Q4_K" else 5e11)
+
+    monkeypatch.setattr(this_machine, "kernel_speed", speed)
+    monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
+    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    machines = [
+        with_cpu_speeds(unmeasured_machine(2), tmp_path, formats)
+        for formats in (["Q4_K"], ["Q4_K", "Q6_K", "TQ1_0"], ["Q6_K", "Q4_K"])
+    ]
+    assert asked == ["Q4_K", "Q6_K"]
+    found = machines[-1].processor
+    assert found.bytes_per_second == 3e10
+    assert found.operations_per_second == pytest.approx(2 / (1 / 1e12 + 1 / 5e11))
+    assert found.kernels == {"Q4_K": 2e10, "Q6_K": 2e10}
+    assert machines[-1].origin == "measured"
+
+
+def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
+    known = {f"gpu 0 {name}": 1e10 for name in GPU_FIGURES} | {"gpu 0 Q4_K": 9e9, "gpu 0 Q8_0": 5e10}
+    known |= {"gpu 0 launch_seconds": 3e-6, "gpu 0 hand_over_seconds": 2e-5}
+    remembered_figures(tmp_path).keep(known)
+    machine = with_gpu(unmeasured_machine(2), GPU, 7 << 30, tmp_path)
+    assert machine.graphics is not None
+    assert machine.link is not None
+    assert machine.graphics.free_bytes == 7 << 30
+    assert machine.origin == "measured"
+    assert machine.graphics.operations_per_second == 5e9
+    # Noise never makes a kernel faster than memory.
+    assert machine.graphics.kernels == {"Q4_K": 9e9, "Q8_0": 1e10}
+    assert (machine.graphics.launch_seconds, machine.link.hand_over_seconds) == (3e-6, 2e-5)
+
+
+def test_a_gpu_that_was_not_measured_is_known_by_its_name_or_not_at_all(tmp_path: Path) -> None:
+    machine = with_gpu(unmeasured_machine(2), GPU, 7 << 30, tmp_path)
+    assert machine.graphics is not None
+    assert machine.graphics.bytes_per_second == pytest.approx(0.9 * 256e9)
+    assert (machine.graphics.free_bytes, machine.graphics.context_bytes) == (7 << 30, 0)
+    assert machine.origin == "described"
+    unknown = with_gpu(unmeasured_machine(2), Gpu(1, "Some GPU", 90, 1 << 30), 1 << 29, tmp_path)
+    assert unknown.graphics is not None
+    assert unknown.graphics.bytes_per_second == float("inf")
+    assert unknown.origin == "unmeasured"
+
+
+def test_a_measured_machine_survives_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    machine = with_gpu(with_cpu_speeds(unmeasured_machine(2), tmp_path, []), GPU, 7 << 30, tmp_path)
+    assert Machine.from_json(machine.to_json()) == machine
