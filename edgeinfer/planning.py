@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import find_model
+from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.description.file_sizes import file_sizes
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
@@ -48,13 +48,14 @@ def plan_model(
     threads: int | None = None,
     kv: CacheType = "f16",
     repack: bool = True,
+    draft: str | None = "auto",
     build_progress: Progress | None = None,
 ) -> ModelPlan:
     """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
 
     `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
-    machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`.
-    What main memory can't hold stays on the disk.
+    machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`; a
+    `draft` model is placed too. What main memory can't hold stays on the disk.
 
     Raises:
         UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
@@ -62,11 +63,8 @@ def plan_model(
         SettingError: a setting out of its range, or a description that can't be read.
         OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
     """
+    _check(kv, context)
     found = find_model(model)
-    if kv not in CHOICES["kv"]:
-        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
-    if context is not None and context < 1:
-        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
     with GGUFFile.open(found.path) as file:
         config, notes = _config(file)
         sizes = file_sizes(file, config)
@@ -82,11 +80,31 @@ def plan_model(
         ram=parse_bytes("ram", ram),
         repack=repack,
         disk=True,
+        # As in loading: on a GPU nothing drafts unless it is asked for.
+        draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )
     if only_cpu and kv == "q8_0":
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     plan = _planned(found.name, sizes, machine, wishes, trained)
     return ModelPlan(found.name, plan, (*notes, *note, *_load_notes(plan)))
+
+
+def _check(kv: str, context: int | None) -> None:
+    if kv not in CHOICES["kv"]:
+        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
+    if context is not None and context < 1:
+        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
+
+
+def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
+    """Those of the draft model that `load` would take; None: none, or no model drafts."""
+    path = found.draft_path if draft == "auto" else None
+    if draft not in ("auto", "lookup", None):
+        path = find_model(draft).path
+    if path is None:
+        return None
+    with GGUFFile.open(path) as file:
+        return file_sizes(file, _config(file)[0])
 
 
 def _config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
@@ -151,4 +169,4 @@ def _load_notes(plan: MemoryPlan) -> list[str]:
         return ["loading keeps weights out of main memory with --no-repack only, then all of them"]
     if plan.device is None:
         return ["loading puts a model wholly on one device yet: it would run on the CPU"]
-    return []
+    return ["loading keeps a draft model in main memory yet"] if plan.draft == "gpu" else []

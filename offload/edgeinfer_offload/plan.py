@@ -238,5 +238,5 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
     following = max(waiting, key=lambda item: item.ms_per_token / item.bytes)
     room = f"{mebibytes(free)} are left of {mebibytes(placing.vram)}"
     if following.bytes > free:
-        return f"{following.item} isn't on the GPU: it takes {mebibytes(following.bytes)} there, {room}"
-    return f"{following.item} would fit the GPU ({room}), but a token would come no sooner"
+        return f"next on the GPU would be {following.item} with {mebibytes(following.bytes)}; {room}"
+    return f"{following.item} would fit the GPU ({room}), where a token would come no sooner for it"

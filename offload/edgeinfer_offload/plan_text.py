@@ -69,7 +69,7 @@ def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
 
 
 def _layers(numbers: Sequence[int]) -> str:
-    """As "layer 3", "layers 0-11, 14" or "17 layers"."""
+    """As "layer 3", "layers 0-11, 14" or "17 layers:"."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:
@@ -79,7 +79,7 @@ def _layers(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"layer {numbers[0]}"
     if len(ranges) > MOST_RANGES:
-        return f"{len(numbers)} layers"
+        return f"{len(numbers)} layers:"
     return "layers " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 

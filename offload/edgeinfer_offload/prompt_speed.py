@@ -11,6 +11,8 @@ from edgeinfer_offload.roofline import Roof, Work
 
 MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
+SCORES_SHARE = 0.25
+"""Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class PromptSpeed:
         for layer, parts, on_gpu in zip(self._sizes.layers, self._layers, self._attends_on_gpu, strict=True):
             roof = self._gpu if on_gpu and self._gpu else self._cpu
             seen = min(start + tokens / 2, layer.window or start + tokens)
-            scores = Work(4 * tokens * seen * layer.heads * layer.head_dim, 1.0)
+            operations = 4 * tokens * seen * layer.heads * layer.head_dim
+            scores = Work(operations / SCORES_SHARE, 1.0)
             total += scores.seconds(roof)
             here, there = parts
             streamed = self._streamed(here, tokens)

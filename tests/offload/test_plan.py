@@ -1,6 +1,7 @@
 """The plan is a pure function of sizes, a machine and wishes: what lies where, what it costs, and why."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -250,6 +251,16 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     assert items["layer 3 attention"] == device_sizes.attention_bytes(model.layers[3])
     assert items["layer 3 feed-forward"] == device_sizes.feed_forward_bytes(model.layers[3].divisible())
     assert items["head"] == device_sizes.head_bytes(model)
+
+
+def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:
+    plan = planned(mixture_model(), 3)
+    left = plan.vram_bytes - plan.bytes_on("gpu")
+    assert plan.why_not is not None
+    assert re.fullmatch(
+        rf"next on the GPU would be layer \d+ experts with \d+ MiB; {left / MIB:.1f} MiB are left of 3072 MiB",
+        plan.why_not,
+    )
 
 
 def test_one_gibibyte_more_is_what_a_plan_with_it_predicts() -> None:

@@ -41,12 +41,23 @@ def test_json_tells_every_item(edgeinfer: CommandLine) -> None:
 
 
 def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine) -> None:
-    told = json.loads(edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--json").out)
+    line = ("plan", "tiny", "--device", "cpu", "--threads", "2", "--json")
+    told = json.loads(edgeinfer(*line, "--draft", "none").out)
     assert told["machine"]["origin"] == "measured"
     with library.load("tiny", device="cpu", threads=2) as model:
         assert model.plan is not None
         loaded = {(item.item, item.device): item.bytes for item in model.plan.items}
     assert {(item["item"], item["device"]): item["bytes"] for item in told["items"]} == loaded
+
+
+def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> None:
+    drafts = []
+    for device, draft in (("cpu:", "auto"), ("cpu:", "none"), (LAPTOP, "auto"), (LAPTOP, "tiny")):
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", draft, "--json")
+        items = json.loads(outcome.out)["items"]
+        drafts.append([item["device"] for item in items if item["item"] == "draft model"])
+    assert drafts == [["cpu"], [], [], ["gpu"]]
+    assert outcome.err == "edgeinfer: loading keeps a draft model in main memory yet\n"
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ def plan(
     ] = None,
     threads: options.Threads = None,
     repack: options.Repack = None,
+    draft: options.Draft = None,
     layers: Annotated[
         bool, typer.Option("--layers", "-v", help="Every layer in lines of its own.", show_default=False)
     ] = False,
@@ -51,6 +52,8 @@ def plan(
         settings["kv"] = kv.value
     if repack is not None:
         settings["repack"] = repack
+    if draft is not None:
+        settings["draft"] = None if draft == "none" else draft
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = plan_model(model, **settings, build_progress=progress.step("compiling kernels to measure"))
