@@ -31,6 +31,7 @@ _ATTENTION_VECTORS = (
     "post_attention_norm.weight",
     "attn_q_norm.weight",
     "attn_k_norm.weight",
+    "attn_sinks.weight",
 )
 _FEED_FORWARD_VECTORS = ("ffn_down.bias", "ffn_norm.weight", "ffn_norm.bias", "post_ffw_norm.weight")
 MOST_LAYERS = 4096
@@ -124,7 +125,6 @@ class _Reader:
             table,
             None if mixture else self._feed_forward(prefix),
             self._experts(prefix, index) if mixture else None,
-            f"{prefix}attn_sinks.weight" in self._tensors,
         )
 
     def _attention_facts(self, index: int) -> tuple[int, int, int, int, int]:

@@ -112,8 +112,6 @@ class LayerSizes:
     rope_table: int = 0
     feed_forward: FeedForwardSizes | None = None
     experts: ExpertSizes | None = None
-    sinks: bool = False
-    """Every head's softmax has a score of its own, which runs on the CPU only."""
 
     def attention_matrices(self) -> list[MatrixSize]:
         return [self.q, self.k, self.v, self.output]
@@ -176,7 +174,6 @@ class ModelSizes:
                     table,
                     _feed_forward(block) if isinstance(block, FeedForwardWeights) else None,
                     _experts(block, second) if isinstance(second, ExpertsSpecification) else None,
-                    attention.sinks,
                 )
             )
         tied = weights.token_embd is weights.output
@@ -217,7 +214,7 @@ def _attention_vectors(w: AttentionWeights) -> tuple[int, ...]:
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
     stacked = stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
     others = (w.attn_output_bias, w.attn_norm, w.attn_norm_bias, w.attn_post_norm)
-    return (*stacked, *_lengths(*others, w.attn_q_norm, w.attn_k_norm))
+    return (*stacked, *_lengths(*others, w.attn_q_norm, w.attn_k_norm, w.attn_sinks))
 
 
 def any_of(vectors: Sequence[Vector | None]) -> bool:

@@ -78,10 +78,6 @@ def _runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
 
 def attention_bytes(layer: LayerSizes) -> int:
     """One layer's attention without its RoPE table. Raises `UnsupportedOnDeviceError`."""
-    if layer.sinks:
-        raise UnsupportedOnDeviceError(
-            f"{layer.q.name}: a layer with attention sinks, which run on the CPU only so far"
-        )
     if layer.q.rows % ROW_MULTIPLE or layer.k.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
             f"{layer.k.name}: {layer.k.rows} rows (q: {layer.q.rows}), the GPU's kernels want a "

@@ -15,7 +15,7 @@ from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.random_models import ZOO, RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
-ON_THE_GPU = {name: model for name, model in ZOO.items() if not model.experts and name != "gpt-oss"}
+ON_THE_GPU = {name: model for name, model in ZOO.items() if not model.experts}
 MODELS: dict[str, RandomModel] = {
     **ON_THE_GPU,
     "many formats": WIDE,
