@@ -257,10 +257,8 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
     plan = planned(mixture_model(), 3)
     left = plan.vram_bytes - plan.bytes_on("gpu")
     assert plan.why_not is not None
-    assert re.fullmatch(
-        rf"next on the GPU would be layer \d+ experts with \d+ MiB; {left / MIB:.1f} MiB are left of 3072 MiB",
-        plan.why_not,
-    )
+    room = f"{left / MIB:.1f} MiB are left of 3072 MiB"
+    assert re.fullmatch(rf"next on the GPU would be layer \d+ experts with \d+ MiB; {room}", plan.why_not)
 
 
 def test_one_gibibyte_more_is_what_a_plan_with_it_predicts() -> None:
