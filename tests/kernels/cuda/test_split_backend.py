@@ -43,7 +43,7 @@ def split(decoder: Decoder, device: str, at: int, kernels: Kernels) -> Iterator[
         backend.close()
 
 
-@pytest.mark.parametrize(("name", "at"), [("llama", 1), ("llama", 2), ("gemma3", 1), ("starcoder2", 2)])
+@pytest.mark.parametrize(("name", "at"), [("llama", 1), ("starcoder2", 2)])
 def test_a_prompt_and_steps_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, at: int
 ) -> None:
@@ -65,7 +65,7 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
         x = backend.embed(ids)
         backend.all_layers(x, 0)
         token = int(backend.logits(x[-1:])[0].argmax())
-        for start in range(4, 8):
+        for start in range(4, 6):
             chosen = backend.choose(token, start)
             again = backend.embed([token])
             backend.all_layers(again, start)

@@ -1,0 +1,50 @@
+"""A drafter whose guesses agree with the model as often as it is told, at the cost of a small model's passes.
+
+Random weights say nothing that a smaller model could guess; so the answer is decoded plainly first, and the
+drafter gives out its tokens, each spoilt with a set chance. For every token it reads one through the small
+model, whose logits nobody looks at.
+"""
+
+import random
+from collections.abc import Sequence
+
+from edgeinfer.language_model import Engine
+from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.drafts import Draft
+
+
+class PlantedDrafter:
+    """Guesses that stand with the chance `agreement`; `answer`: all ids of prompt and plain answer."""
+
+    name = "planted"
+    nbytes = 0
+
+    def __init__(self, cost: Engine, answer: Sequence[int], agreement: float, seed: int = 1) -> None:
+        self._cost = cost
+        self._answer = list(answer)
+        self._agreement = agreement
+        self._random = random.Random(seed)
+
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+    ) -> Draft:
+        """As many as asked for whose chance of being reached, agreement to the power, is worth it."""
+        if list(history) != self._answer[: len(history)]:
+            raise ValueError("the answer isn't that of plain decoding")
+        # A cache as long as the text, as a real draft would have.
+        self._cost.rewind(min(len(self._cost.ids), len(history) - 1))
+        ids: list[int] = []
+        for token in self._answer[len(history) :][: len(least)]:
+            if self._agreement ** (len(ids) + 1) < least[len(ids)]:
+                break
+            read = history[-1] if not ids else ids[-1]
+            self._cost.append([read % self._cost.vocabulary_size])
+            stands = self._random.random() < self._agreement
+            ids.append(token if stands else (token + 1) % self._cost.vocabulary_size)
+        return Draft(tuple(ids))
+
+    def close(self) -> None:
+        """Nothing of its own."""
