@@ -1,6 +1,6 @@
 """A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def plan_model(
     if only_cpu and kv == "q8_0":
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     plan = _planned(found.name, sizes, machine, wishes, trained)
-    return ModelPlan(found.name, plan, (*notes, *note, *_load_notes(plan)))
+    return ModelPlan(found.name, plan, (*notes, *note, *load_notes(sizes, plan)))
 
 
 def _check(kv: str, context: int | None) -> None:
@@ -163,10 +163,24 @@ def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes,
         raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
 
 
-def _load_notes(plan: MemoryPlan) -> list[str]:
-    """Where loading doesn't do yet what the plan shows."""
+def load_notes(sizes: ModelSizes, plan: MemoryPlan) -> list[str]:
+    """Where loading doesn't do yet what the plan shows, and what it does instead."""
+    notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
-        return ["loading keeps weights out of main memory with --no-repack only, then all of them"]
-    if plan.device is None:
-        return ["loading puts a model wholly on one device yet: it would run on the CPU"]
-    return ["loading keeps a draft model in main memory yet"] if plan.draft == "gpu" else []
+        notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
+    if plan.draft == "gpu":
+        notes.append("loading keeps a draft model in main memory yet")
+    mixture = any(layer.experts or layer.sinks for layer in sizes.layers)
+    if plan.cut is not None and not (mixture and plan.bytes_on("gpu")):
+        return notes
+    wishes = replace(plan.wishes, device="cpu" if mixture else "layers")
+    try:
+        loaded = plan_memory(sizes, plan.machine, wishes)
+    except PlanError:
+        return [*notes, "loading does less than this yet: it will refuse the model for want of memory"]
+    count, rate = len(loaded.layers), loaded.prediction.decode_tokens_per_second
+    there = count - (loaded.cut if loaded.cut is not None else count)
+    what = "runs experts on the CPU only yet"
+    if not mixture:
+        what = f"divides a model by whole layers yet, {there} of {count} on the GPU"
+    return [*notes, f"loading {what}: expect {rate:.3g} tokens/s of it"]

@@ -76,6 +76,16 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, tra
     return bisect_right(range(1, trained + 1), room, key=lambda context: placing.context_bytes(side, context))
 
 
+def _refusal(placing: ModelPlacing, side: int) -> PlanError:
+    """What doesn't fit if everything is to be on one side: there, or in the main memory that this takes."""
+    items, allowed = _refusable(placing, side), placing.vram if side == GPU else placing.ram
+    if side == GPU and sum(item.bytes for item in items) <= allowed:
+        everything, _ = _items(placing, placing.whole(side))
+        side, allowed = CPU, placing.ram
+        items = [item for item in everything if item.device == "cpu"]
+    return refuse(PLACES[side], sum(item.bytes for item in items), allowed, items)
+
+
 def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
     """What the device of that side would have to hold."""
     items, _ = _items(placing, placing.whole(side))
@@ -88,9 +98,7 @@ def _plan(placing: ModelPlacing) -> MemoryPlan:
         raise PlanError(placing.refusal or "the GPU has no kernels for one of the layers")
     chosen = placing.choose(placing.vram)
     if chosen is None:
-        items = _refusable(placing, side)
-        allowed = placing.vram if side == GPU else placing.ram
-        raise refuse(PLACES[side], sum(item.bytes for item in items), allowed, items)
+        raise _refusal(placing, side)
     items, layers = _items(placing, chosen)
     items, layers, waiting = spilled(items, layers, placing)
     here = [item for item in items if item.device == "cpu"]

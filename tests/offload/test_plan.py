@@ -216,6 +216,13 @@ def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
     assert len(shorter.steps) == 1
 
 
+def test_a_gpu_wants_some_main_memory_too() -> None:
+    with pytest.raises(
+        PlanError, match=r"27\.9 MiB on the cpu, 1\.0 MiB may be used; .* staging for the GPU"
+    ):
+        planned(dense_model(), 8, device="gpu", ram=MIB)
+
+
 def test_a_cache_of_eight_bits_is_on_the_gpu_only() -> None:
     plan = planned(dense_model(), 2.5, kv="q8_0")
     caches = {item.device: item.bytes for item in plan.items if "keys and values" in item.item}
@@ -257,11 +264,8 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
     plan = planned(mixture_model(), 3)
     left = plan.vram_bytes - plan.bytes_on("gpu")
     assert plan.why_not is not None
-    assert re.fullmatch(
-        r"next on the GPU would be layer \d+ experts with \d+ MiB; "
-        rf"{left / MIB:.1f} MiB are left of 3072 MiB",
-        plan.why_not,
-    )
+    room = f"{left / MIB:.1f} MiB are left of 3072 MiB"
+    assert re.fullmatch(rf"next on the GPU would be layer \d+ experts with \d+ MiB; {room}", plan.why_not)
 
 
 def test_one_gibibyte_more_is_what_a_plan_with_it_predicts() -> None:
