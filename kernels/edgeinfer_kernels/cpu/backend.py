@@ -24,6 +24,12 @@ from edgeinfer_kernels.cpu.memory import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.sparse import (
+    SparseBuilder,
+    SparseLayers,
+    matrices_by_neuron,
+    predictor_matrices,
+)
 from edgeinfer_kernels.cpu.structures import CALL, HEAD
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
@@ -75,6 +81,11 @@ def kernel_formats(weights: DecoderWeights) -> set[str]:
     return {kernel_format(matrix) for matrix in weights.matrices()}
 
 
+def sparse_kernel_formats(weights: DecoderWeights, layers: SparseLayers) -> set[str]:
+    """The formats in which sparse layers are read neuron by neuron."""
+    return {matrix.format for matrix in matrices_by_neuron(weights, layers)}
+
+
 class CpuBackend:
     """A decoder on the processor.
 
@@ -82,6 +93,9 @@ class CpuBackend:
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
     `threads` None: all that this process may use.
+
+    Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
+    lies by neuron from the file. `kernels` are those of `sparse_kernel_formats` then too.
     """
 
     name = "cpu"
@@ -96,17 +110,23 @@ class CpuBackend:
         batch: int = 256,
         threads: int | None = None,
         repack: bool = True,
+        sparse: SparseLayers | None = None,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
         self.batch = batch
         self._arena = Arena()
-        matrices = weights.matrices()
         self._kernels = kernels
+        sparse = sparse or {}
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
-        placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
-        self._build(weights, caches, placed, repack)
+        matrices, placed = [*weights.matrices(), *predictor_matrices(sparse)], {}
+        in_file = matrices_by_neuron(weights, sparse) if repack else matrices
+        if in_file:
+            placed = self._leave_in_file(in_file)
+            repack = False
+        placed |= self._repack([matrix for matrix in matrices if id(matrix) not in placed], on_placed)
+        self._build(weights, caches, placed, repack, sparse)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
@@ -138,6 +158,7 @@ class CpuBackend:
         caches: Sequence[LayerCache],
         placed: dict[int, Placed],
         repack: bool,
+        sparse: SparseLayers,
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
@@ -151,6 +172,7 @@ class CpuBackend:
             builder.feed_forward(layer.feed_forward, w.feed_forward)
             for layer, w in zip(facts.layers, weights.layers, strict=True)
         ]
+        self._sparse = self._sparse_blocks(builder, weights, sparse)
         self._head = builder.head(facts.norm, weights)
         self._head_fields = int_fields(self._head, len(HEAD))
         self._x_address = workspace.rows("x")[0]
@@ -161,7 +183,28 @@ class CpuBackend:
             name: self._kernels.address(name)
             for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
         }
+        if sparse:
+            self._functions["sparse_feed_forward_block"] = self._kernels.address("sparse_feed_forward_block")
         self._build_program()
+
+    def _sparse_blocks(
+        self, builder: BlockBuilder, weights: DecoderWeights, sparse: SparseLayers
+    ) -> dict[int, int]:
+        """The sparse layers' blocks, by layer; they know the dense ones."""
+        if not sparse:
+            return {}
+        by_neuron = SparseBuilder(
+            self._arena, self._kernels, self.specification, weights, sparse, self.team.threads
+        )
+        with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
+            made = pool.map(lambda i: by_neuron.block(i, self._feed_forward[i], builder), sparse)
+            return dict(zip(sparse, made, strict=True))
+
+    def _feed_forward_of(self, layer: int) -> tuple[str, int]:
+        """The function and the block of a layer's feed-forward."""
+        if layer in self._sparse:
+            return "sparse_feed_forward_block", self._sparse[layer]
+        return "feed_forward_block", self._feed_forward[layer]
 
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
@@ -172,10 +215,11 @@ class CpuBackend:
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
-        for rope, attention, feed_forward in zip(ropes, self._attention, self._feed_forward, strict=True):
+        for layer, (rope, attention) in enumerate(zip(ropes, self._attention, strict=True)):
             call = address(calls[rope])
+            function, feed_forward = self._feed_forward_of(layer)
             steps.append((self._functions["attention_block"], attention, call))
-            steps.append((self._functions["feed_forward_block"], feed_forward, call))
+            steps.append((self._functions[function], feed_forward, call))
         self._program = np.array(steps, np.int64)
         self._steps = np.array([len(steps)], np.int64)
         self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
@@ -208,7 +252,7 @@ class CpuBackend:
         self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
-        self._run("feed_forward_block", self._feed_forward[layer], x)
+        self._run(*self._feed_forward_of(layer), x)
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification

@@ -68,7 +68,8 @@ class BlockBuilder:
             padded=padded(width),
         )
 
-    def _matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
+    def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
+        """A MATRIX."""
         name = kernel_format(matrix)
         is_float, placed = name in FLOAT_FORMATS, self._placed[id(matrix)]
         return self._arena.fill(
@@ -131,10 +132,10 @@ class BlockBuilder:
             key_cache=self._arena.keep(cache.keys),
             value_cache=self._arena.keep(cache.values),
             norm=self._norm(facts.norm, self._width, w.attn_norm, w.attn_norm_bias),
-            q_matrix=self._matrix(w.attn_q, w.attn_q_bias),
-            k_matrix=self._matrix(w.attn_k, w.attn_k_bias),
-            v_matrix=self._matrix(w.attn_v, w.attn_v_bias),
-            output_matrix=self._matrix(w.attn_output, w.attn_output_bias),
+            q_matrix=self.matrix(w.attn_q, w.attn_q_bias),
+            k_matrix=self.matrix(w.attn_k, w.attn_k_bias),
+            v_matrix=self.matrix(w.attn_v, w.attn_v_bias),
+            output_matrix=self.matrix(w.attn_output, w.attn_output_bias),
             q_norm=self._norm(facts.norm, norm_width, w.attn_q_norm) if facts.qk_norm != "none" else 0,
             k_norm=self._norm(facts.norm, kv_norm_width, w.attn_k_norm) if facts.qk_norm != "none" else 0,
             post_norm=self._norm(facts.norm, self._width, w.attn_post_norm),
@@ -163,9 +164,9 @@ class BlockBuilder:
         return self._arena.fill(
             FEED_FORWARD,
             norm=self._norm(facts.norm, self._width, w.ffn_norm, w.ffn_norm_bias),
-            gate_matrix=0 if w.ffn_gate is None else self._matrix(w.ffn_gate, w.ffn_gate_bias),
-            up_matrix=self._matrix(w.ffn_up, w.ffn_up_bias),
-            down_matrix=self._matrix(w.ffn_down, w.ffn_down_bias),
+            gate_matrix=0 if w.ffn_gate is None else self.matrix(w.ffn_gate, w.ffn_gate_bias),
+            up_matrix=self.matrix(w.ffn_up, w.ffn_up_bias),
+            down_matrix=self.matrix(w.ffn_down, w.ffn_down_bias),
             post_norm=self._norm(facts.norm, self._width, w.ffn_post_norm),
             residual_scale=bits(facts.residual_scale),
             activation=ACTIVATION_CODES[facts.activation],
@@ -182,7 +183,7 @@ class BlockBuilder:
         return self._arena.fill(
             HEAD,
             norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
-            matrix=self._matrix(weights.output),
+            matrix=self.matrix(weights.output),
             normed=self._input("normed", self._width, [weights.output]),
             logits_stride=4 * padded(weights.output.rows),
             **self._scratch(),
