@@ -24,6 +24,8 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers, why_dense
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
+    ACTIVE_LISTS,
+    ROWS_AHEAD,
     NEURON_COLUMNS,
     SPARSE_TOKENS,
     lane_activations_bytes,
@@ -71,7 +73,7 @@ def neuron_rows(kernels: Kernels, matrix: Matrix, quantised: npt.NDArray[np.uint
     laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantised, matrix.columns // 32)
     assert lanes.nbytes == lane_activations_bytes(matrix.columns)
     assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
-    neurons, out = np.array([*wanted, 0, 0], np.int32), np.full(matrix.rows, np.nan, np.float32)
+    neurons, out = np.array([*wanted, *[0] * ROWS_AHEAD], np.int32), np.full(matrix.rows, np.nan, np.float32)
     kernels.function(f"neuron_rows_{matrix.format}", 6)(
         address(laid_out), row_groups(matrix.columns), address(neurons), len(wanted), address(lanes), address(out)
     )
@@ -94,7 +96,7 @@ def neuron_sums(
         if name not in ("kernel", "weights"):
             fields[getattr(NEURON_COLUMNS, name) // 8] = getattr(layout, name)
     fields[NEURON_COLUMNS.weights // 8] = address(laid_out)
-    out, scratch = np.full((len(quantised), layout.outputs), np.nan, np.float32), allocate(2 * ACTIVE_BYTES)
+    out, scratch = np.full((len(quantised), layout.outputs), np.nan, np.float32), allocate(ACTIVE_LISTS * ACTIVE_BYTES)
     kernels.function(f"neuron_sums_{matrix.format}", 10)(
         address(fields),
         first,

@@ -103,10 +103,13 @@ SPARSE_TOKENS = 4
 NEURONS_A_BLOCK = 32
 OUTPUTS_A_TILE = 128
 MOST_NEURONS_A_PIECE = 512
+ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
+"""How far ahead weights by neuron are asked for: some kilobytes, as no prefetcher guesses where; measured."""
 LIST_BYTES = 4 * (MOST_NEURONS_A_PIECE + 16)
-ACTIVE_BYTES = 1024
-SPARSE_SCRATCH = LIST_BYTES + 2 * ACTIVE_BYTES
-"""A thread's list of neurons, and two blocks' active neurons: their places and activations."""
+ACTIVE_BYTES = 512
+ACTIVE_LISTS = 4
+SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
+"""A thread's list of neurons, and blocks' active neurons: their places and activations."""
 
 
 def lane_activations_bytes(columns: int) -> int:

@@ -48,6 +48,9 @@ from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_BYTES,
     ACTIVATIONS,
     ACTIVE_BYTES,
+    ACTIVE_LISTS,
+    BLOCKS_AHEAD,
+    CACHE_LINE,
     NEURON_COLUMNS,
     OUTPUTS_A_TILE,
 )
@@ -56,7 +59,7 @@ NEURON_SUMS_ARGUMENTS = 10
 """columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch, 0.
 
 `columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_A_TILE; activations are int8 blocks; `scratch` is
-twice ACTIVE_BYTES of the thread's own.
+ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
 """
 QUAD_BYTES = 48
 """Four neurons: the addresses of their weights, then their activations, a byte each."""
@@ -278,7 +281,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     Reads the factors of all blocks with an active neuron and bits/8 bytes a neuron and output.
     """
     tile = make_tile(form)
-    by_halves, bits = form.factors == "two", form.bits
+    by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits
 
     @inner
     def list_step(columns, step, tokens, activations, stride, scratch):
@@ -287,17 +290,24 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
         neuron_bytes = load_i64(columns + NEURON_COLUMNS.neuron_bytes)
         rows = at + load_i64(columns + NEURON_COLUMNS.factor_bytes)
         a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
-        list_active(scratch + step % 2 * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
+        list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
 
     @inner
-    def prefetch_tile(active, place):
+    def prefetch_lines(at, nbytes):
+        for line in range(0, nbytes, CACHE_LINE):
+            prefetch(at + line)
+
+    @inner
+    def prefetch_tile(active, factors, halves, outputs, place):
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
             for neuron in range(4):
-                weights = load_i64(at + 8 * neuron) + place * bits // 8
-                prefetch(weights)
-                if bits == 8:
-                    prefetch(weights + 64)
+                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_A_TILE * bits // 8)
+        if has_bytes:
+            prefetch_lines(factors + place, OUTPUTS_A_TILE)
+            prefetch_lines(factors + outputs + place, OUTPUTS_A_TILE)
+        else:
+            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_A_TILE)
 
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
@@ -307,14 +317,14 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             for place in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * place, splat_f32(np.float32(0)))
         steps = load_i64(columns + NEURON_COLUMNS.blocks) * tokens
-        list_step(columns, 0, tokens, activations, stride, scratch)
+        for step in range(min(steps, BLOCKS_AHEAD)):
+            list_step(columns, step, tokens, activations, stride, scratch)
         for step in range(steps):
-            active = scratch + step % 2 * ACTIVE_BYTES
-            following = scratch + (step + 1) % 2 * ACTIVE_BYTES
-            if step + 1 < steps:
-                list_step(columns, step + 1, tokens, activations, stride, scratch)
-            else:
-                store_i64(following + QUADS, 0)
+            active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
+            ahead = min(step + BLOCKS_AHEAD, steps - 1)
+            list_step(columns, ahead, tokens, activations, stride, scratch)
+            following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
+            next_factors, next_halves = block_address(columns, ahead // tokens)
             quads = load_i64(active + QUADS)
             block = step // tokens
             token = step - block * tokens
@@ -322,7 +332,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
             for place in range(first, last, OUTPUTS_A_TILE):
-                prefetch_tile(following, place)
+                prefetch_tile(following, next_factors, next_halves, outputs, place)
                 if quads != 0:
                     tile(active, quads, factors, halves, outputs, place, a, out)
 

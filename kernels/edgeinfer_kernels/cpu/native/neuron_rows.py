@@ -25,16 +25,14 @@ from edgeinfer_kernels.cpu.native.interleave import gather_words
 from edgeinfer_kernels.cpu.native.row_formats import ROW_FORMATS, nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.rows import RowFormat, make_accumulate, with_corrections
 from edgeinfer_kernels.cpu.native.scalars import load_i32, prefetch, store_f32, store_i32
-from edgeinfer_kernels.cpu.structures import ACTIVATION_BYTES, CACHE_LINE
+from edgeinfer_kernels.cpu.structures import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
 
 NEURON_ROWS_ARGUMENTS = 6
 """weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
 
-`list` is int32, with two more behind the last; `activations` are one token's by lanes; `output` is float32, by
+`list` is int32, with ROWS_AHEAD more behind the last; `activations` are one token's by lanes; `output` is float32, by
 neuron.
 """
-ROWS_AHEAD = 2
-"""How many rows ahead weights are asked for: rows are a kilobyte or two."""
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_A_GROUP * ACTIVATION_BYTES
 

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.neuron_rows import ROWS_AHEAD, activations_by_lanes
+from edgeinfer_kernels.cpu.native.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.native.phases import add_residual, normalise_and_quantise, project
 from edgeinfer_kernels.cpu.native.quantise import quantise_blocks, write_activations
 from edgeinfer_kernels.cpu.native.scalars import (
@@ -38,6 +38,7 @@ from edgeinfer_kernels.cpu.structures import (
     MATRIX,
     NEURON_COLUMNS,
     NEURON_ROWS,
+    ROWS_AHEAD,
     SPARSE_FEED_FORWARD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
