@@ -5,12 +5,19 @@ from functools import cached_property
 
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.memory_items import cache_items, largest_context, weight_items, workspace_item
+from edgeinfer.loading.memory_items import (
+    cache_items,
+    largest_context,
+    sparse_items,
+    weight_items,
+    workspace_item,
+)
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -34,6 +41,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
     if wishes.kv == "q8_0":
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     isa = choose(wishes.instruction_set)
+    sparse = choose_sparse(source)
     needs = _Needs(
         source.specification,
         weights,
@@ -42,10 +50,17 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         wishes.threads or 1,
         source.config.trained_context,
         wishes.repack,
+        sparse,
     )
     # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
     needs.plan(_budget(wishes.ram), name)
-    kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
+    kernels = load_kernels(
+        user_folder("cache"),
+        isa,
+        kernel_formats(weights, sparse.layers),
+        wishes.build_progress,
+        sparse_kernel_formats(weights, sparse.layers),
+    )
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
     needs = replace(needs, threads=threads)
     plan = needs.plan(_budget(wishes.ram), name)
@@ -59,12 +74,14 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         batch=BATCH,
         threads=threads,
         repack=wishes.repack,
+        sparse=sparse.layers,
         on_placed=placing,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
     return LoadedEngine(
         Transformer(source.specification, backend, cache, BATCH, needs.bytes_per_token, needs.largest(plan)),
         lambda: replace(needs.plan(plan.device.free_bytes, name, measured=True), repacking=repacking),
+        [sparse.note] if sparse.note else [],
     )
 
 
@@ -79,10 +96,16 @@ class _Needs:
     threads: int
     trained_context: int
     repack: bool
+    sparse: SparseChoice
 
     @cached_property
     def _fixed(self) -> list[Item]:
-        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack)
+        layers = self.sparse.layers
+        workspace = workspace_item(
+            self.specification, self.weights, BATCH, self.threads, self.repack, layers
+        )
+        if layers:
+            return [*sparse_items(self.weights, layers, self.sparse.token_bytes), workspace]
         return [*weight_items(self.weights, self.repack), workspace]
 
     @property

@@ -11,7 +11,7 @@ from edgeinfer.language_model import Progress
 from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.loading.wishes import EngineName, Wishes
+from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ def load(
     ram: int | str | None = None,
     threads: int | None = None,
     repack: bool = True,
+    sparse: Sparse = "auto",
     instruction_set: str | None = None,
     draft: str | None = "auto",
     kv: CacheType = "f16",
@@ -46,6 +47,9 @@ def load(
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
+    `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while steps are
+    short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile` made says
+    that it pays; "predicted" also guesses which are active; "off".
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
@@ -68,6 +72,7 @@ def load(
         ram=parse_bytes("ram", ram),
         threads=threads,
         repack=repack,
+        sparse=sparse,
         instruction_set=instruction_set,
         draft=draft,
         kv=kv,

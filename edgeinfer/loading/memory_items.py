@@ -1,9 +1,12 @@
 """What a model's parts weigh: the items that the memory plan places."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import replace
 
 from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
+from edgeinfer_kernels.cpu.sparse import SparseLayers, by_neuron, neuron_bytes, sparse_workspace_bytes
 from edgeinfer_kernels.cpu.workspace import workspace_bytes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
@@ -45,9 +48,33 @@ def workspace_item(
     batch: int,
     threads: int,
     repack: bool = True,
+    sparse: SparseLayers | None = None,
 ) -> Item:
     """Buffers for a batch of tokens."""
-    return Item("workspace", workspace_bytes(specification, weights, batch, threads, repack), 0)
+    layers = sparse or {}
+    nbytes = workspace_bytes(specification, weights, batch, threads, repack and not layers)
+    return Item("workspace", nbytes + sparse_workspace_bytes(specification, weights, layers, threads), 0)
+
+
+def sparse_items(weights: DecoderWeights, layers: SparseLayers, token_bytes: Mapping[int, int]) -> list[Item]:
+    """`weight_items` where the feed-forward of some layers reads active neurons only.
+
+    Such a layer has its weights by neuron and those that are read whole in memory, its predictor, and for long
+    steps what lies by neuron once more in the file. `token_bytes`: what a token reads of each layer.
+    """
+    items = {item.name: item for item in weight_items(weights)}
+    for index, predictor in layers.items():
+        w, name = weights.layers[index].feed_forward, f"layer {index} feed-forward"
+        in_file = by_neuron(w, predictor)
+        whole = items[name].nbytes - sum(map(interleaved_bytes, in_file))
+        parts = [Item(name, whole + neuron_bytes(w, predictor), token_bytes[index])]
+        if predictor:
+            size = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second)
+            parts[0] = replace(parts[0], bytes_per_token=token_bytes[index] - size)
+            parts.append(Item(f"layer {index} predictor", size, size))
+        parts.append(Item(f"{name}, long steps", sum(map(_file_bytes, in_file)), 0, mapped=True))
+        items |= {part.name: part for part in parts}
+    return list(items.values())
 
 
 def largest_context(

@@ -9,6 +9,7 @@ from edgeinfer_tui import (
     doctor_command,
     eval_command,
     list_command,
+    profile_command,
     quantize_command,
     run_command,
     show_command,
@@ -55,4 +56,5 @@ app.command("list")(list_command.list_)
 app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)
 app.command("eval")(eval_command.eval_)
+app.command()(profile_command.profile)
 app.command()(doctor_command.doctor)

@@ -76,9 +76,10 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(weights: DecoderWeights) -> set[str]:
+def kernel_formats(weights: DecoderWeights, sparse: SparseLayers | None = None) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    return {kernel_format(matrix) for matrix in weights.matrices()}
+    matrices = [*weights.matrices(), *predictor_matrices(sparse or {})]
+    return {kernel_format(matrix) for matrix in matrices}
 
 
 def sparse_kernel_formats(weights: DecoderWeights, layers: SparseLayers) -> set[str]:
@@ -114,6 +115,7 @@ class CpuBackend:
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
+        self.weights = weights
         self.batch = batch
         self._arena = Arena()
         self._kernels = kernels
@@ -162,6 +164,8 @@ class CpuBackend:
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
+        self._workspace = workspace
+        self._neurons = [layer.feed_forward.ffn_up.rows for layer in weights.layers]
         self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
@@ -253,6 +257,16 @@ class CpuBackend:
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         self._run(*self._feed_forward_of(layer), x)
+
+    def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
+        """What the dense feed-forward block of a layer has just multiplied with: (tokens, width), the normed
+        x; (tokens, neurons), activation(gate)·up or activation(up). Views, valid until the next block.
+        """
+        found = []
+        for name, columns in (("normed", self.specification.width), ("hidden", self._neurons[layer])):
+            at, stride = self._workspace.rows(name)
+            found.append(float_rows(at, tokens, stride // 4)[:, :columns])
+        return found[0], found[1]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification

@@ -96,7 +96,7 @@ def bytes_of_a_token(
     weights_of_down = layout.blocks * NEURONS_A_BLOCK * layout.neuron_bytes
     found = layout.nbytes - weights_of_down + active * weights_of_down
     for matrix in rows_by_neuron(weights, predictor):
-        is_named = predictor is not None and matrix in (weights.ffn_gate or weights.ffn_up,)
+        is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
         found += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
     return found + (predictor.nbytes if predictor else 0)
 
