@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.random_blocks import RandomBlocks
+from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
@@ -75,8 +75,9 @@ def planted_decoder(
     attention = AttentionSpecification(1, 1, HEAD, HEAD**-0.5, norm, None)
     activation = FeedForwardSpecification("relu" if shape.gated else "relu_squared", norm)
     facts = DecoderSpecification(shape.width, 32, (LayerSpecification(attention, activation),) * layers, norm)
-    judged, bias = _planted(shape, active, random)
-    weights = tuple(_layer(shape, kind, judged, bias, random) for _ in range(layers))
+    rows, bias = _planted(shape, active, random)
+    raw = encode(rows.reshape(-1), kind).reshape(shape.neurons, -1)
+    weights = tuple(_layer(shape, kind, raw, bias, random) for _ in range(layers))
     embedding = _random("token_embd", "Q8_0", 32, shape.width, random)
     return facts, DecoderWeights(embedding, embedding, np.ones(shape.width, np.float32), None, weights)
 
@@ -102,10 +103,9 @@ def _planted(shape: PlantedShape, active: float, random: np.random.Generator) ->
 
 
 def _layer(
-    shape: PlantedShape, kind: str, judged: Floats, bias: Floats, random: np.random.Generator
+    shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
 ) -> LayerWeights:
     width, neurons = shape.width, shape.neurons
-    raw = encode(judged.reshape(-1), kind).reshape(neurons, -1)
     found = Matrix("judged", kind, neurons, width, raw)
     ones = np.ones(width, np.float32)
     down = _random("ffn_down", kind, width, neurons, random)

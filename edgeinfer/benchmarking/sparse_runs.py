@@ -27,13 +27,14 @@ from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_quant_formats import block_format
 
 DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
 PIECE = 5
 """Tokens in a turn; the first isn't counted."""
 BYTES_OF_WEIGHTS = 200 << 20
 """Layers are made until no cache holds their weights."""
-TRAINING_TOKENS, PREDICTOR_RANK = 4096, 64
+TRAINING_TOKENS, PREDICTOR_RANK = 2048, 64
 
 Inputs = npt.NDArray[np.float32]
 Report = Callable[[str], None]
@@ -99,10 +100,10 @@ def planted_run(
     shape: PlantedShape, kind: str, active: float, threads: Sequence[int], rounds: int, report: Report
 ) -> list[SparseRun]:
     """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does."""
-    facts, weights = planted_decoder(shape, kind, 1, active)
-    layer_bytes = _layer_bytes(weights)
-    layers = max(1, min(24, BYTES_OF_WEIGHTS // layer_bytes)) if shape.name != "smoke" else 2
+    elements = shape.neurons * shape.width * (3 if shape.gated else 2)
+    layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
     facts, weights = planted_decoder(shape, kind, layers, active)
+    layer_bytes = _layer_bytes(weights)
     report(f"training a predictor for {shape.name} {kind}")
     w = weights.layers[0].feed_forward
     x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
