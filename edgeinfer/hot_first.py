@@ -29,7 +29,7 @@ def hot_first_orders(file: GGUFFile) -> tuple[dict[int, Order], ActivityProfile,
         raise SettingError(str(error)) from error
     if profile is None or not profile.layers("neurons"):
         raise SettingError(
-            f"{file.path}: no profile says which neurons are hot; make one with edgeinfer profile {file.path.name}"
+            f"{file.path}: no profile says which neurons are hot; make one with edgeinfer profile"
         )
     orders, together = {}, set()
     for layer, counts in profile.layers("neurons").items():
@@ -53,8 +53,8 @@ def _note(layers: int, together: set[int]) -> str:
         return f"hot first: the neurons of {layers} layers by falling counts"
     blocks = " or ".join(map(str, sorted(together)))
     return (
-        f"hot first: the neurons of {layers} layers in whole blocks of {blocks}, as ffn_down is quantised already; "
-        "from F16 or F32 each moves by itself"
+        f"hot first: the neurons of {layers} layers in whole blocks of {blocks}, as ffn_down is quantised "
+        "already; from F16 or F32 each moves by itself"
     )
 
 

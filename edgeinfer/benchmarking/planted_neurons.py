@@ -1,9 +1,9 @@
 """Large random feed-forwards of ReLU families in which a known share of the neurons is active.
 
-The rows that the ReLU judges are planted: S·Q of rank PLANTED_RANK plus a tenth of noise, and a bias for each
-neuron by which it is active on the wished share of normed Gaussian inputs. Which ones are, differs from token to
-token and neuron to neuron: blocks of neurons at rest are as rare as chance makes them. The other matrices
-are random blocks: speed doesn't depend on them.
+The rows that the ReLU judges are planted: S·Q of rank PLANTED_RANK plus a tenth of noise, and a bias for
+each neuron by which it is active on the wished share of normed Gaussian inputs. Which ones are, differs
+from token to token and neuron to neuron: blocks of neurons at rest are as rare as chance makes them. The
+other matrices are random blocks: speed doesn't depend on them.
 """
 
 from dataclasses import dataclass

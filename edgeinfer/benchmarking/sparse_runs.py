@@ -16,6 +16,7 @@ from edgeinfer.benchmarking.planted_neurons import (
 )
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.loading.loading import load
+from edgeinfer.loading.wishes import Sparse
 from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
@@ -108,7 +109,7 @@ def planted_run(
     w = weights.layers[0].feed_forward
     x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
     judged, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
-    fires = x @ judged.decoded().T + bias > 0
+    fires = x @ judged.decoded().T + np.asarray(bias) > 0
     samples = Samples(x.astype(np.float16), np.packbits(fires, axis=1))
     (trained,) = train(w, samples, [PREDICTOR_RANK])
     ways: dict[str, SparseLayers] = {
@@ -152,11 +153,13 @@ def _backend(
 
 def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:
     """A model's own feed-forward on what reaches it while it tells a text; `ways` besides dense."""
-    wishes = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
+    wishes: dict[str, Sparse] = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
     loaded: dict[str, Model] = {}
     try:
         for way in (DENSE, *ways):
-            loaded[way] = load(path, sparse=wishes[way], threads=threads, device="cpu", draft=None, context=256)
+            loaded[way] = load(
+                path, sparse=wishes[way], threads=threads, device="cpu", draft=None, context=256
+            )
         inputs, active = _recorded(loaded[DENSE], tokens)
         backends = {way: cpu_engine(model)[1] for way, model in loaded.items()}
         timings, errors = measure(backends, inputs, rounds)

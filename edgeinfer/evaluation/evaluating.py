@@ -38,9 +38,9 @@ def evaluate(
     """Perplexity of `text` under a model, and its divergence from `base` if one is given.
 
     `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `chunks`: windows
-    at most. `loading`: further keywords of `edgeinfer.load`, for both; but the base's feed-forward is dense, and
-    with `sparse` "exact" or "predicted" the scored tokens are read in short steps. Memory is bounded by the models and
-    a few slices of logits, whatever the length of the text.
+    at most. `loading`: further keywords of `edgeinfer.load`, for both; but the base's feed-forward is
+    dense, and with `sparse` "exact" or "predicted" the scored tokens are read in short steps. Memory is
+    bounded by the models and a few slices of logits, whatever the length of the text.
 
     Raises `SettingError` for a text without a whole window, `EdgeInferError` for vocabularies that differ,
     and what `edgeinfer.load` raises.

@@ -101,9 +101,7 @@ class _Needs:
     @cached_property
     def _fixed(self) -> list[Item]:
         layers = self.sparse.layers
-        workspace = workspace_item(
-            self.specification, self.weights, BATCH, self.threads, self.repack, layers
-        )
+        workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack, layers)
         if layers:
             return [*sparse_items(self.weights, layers, self.sparse.token_bytes), workspace]
         return [*weight_items(self.weights, self.repack), workspace]

@@ -47,13 +47,12 @@ def load(
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
-    `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while steps are
-    short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile` made says
-    that it pays; "predicted" also guesses which are active; "off".
-    `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
-    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
-    one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
-    (first use only).
+    `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while
+    steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
+    made says that it pays; "predicted" also guesses which are active; "off". `instruction_set`: one that
+    `edgeinfer doctor` lists; None: the best. `chat_template`: Jinja text in place of the file's.
+    `assume_pre_tokenizer`: go on with this one where the file's is unknown. `progress` hears of bytes
+    loaded, `build_progress` of kernels compiled (first use only).
 
     Raises:
         UnknownModelError: no such name or file.

@@ -59,8 +59,8 @@ def workspace_item(
 def sparse_items(weights: DecoderWeights, layers: SparseLayers, token_bytes: Mapping[int, int]) -> list[Item]:
     """`weight_items` where the feed-forward of some layers reads active neurons only.
 
-    Such a layer has its weights by neuron and those that are read whole in memory, its predictor, and for long
-    steps what lies by neuron once more in the file. `token_bytes`: what a token reads of each layer.
+    Such a layer has its weights by neuron and those that are read whole in memory, its predictor, and for
+    long steps what lies by neuron once more in the file. `token_bytes`: what a token reads of each layer.
     """
     items = {item.name: item for item in weight_items(weights)}
     for index, predictor in layers.items():

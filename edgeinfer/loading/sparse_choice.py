@@ -8,7 +8,7 @@ from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.profiling.predictor_training import Trained, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
-from edgeinfer_kernels.cpu.sparse import SparseLayers, bytes_of_a_token, rows_by_neuron, why_dense
+from edgeinfer_kernels.cpu.sparse import SparseLayers, bytes_of_a_token, why_dense
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import ActivityProfile, ProfileError, find_profile
 
@@ -30,8 +30,8 @@ class SparseChoice:
 
 
 def choose_sparse(source: ModelSource) -> SparseChoice:
-    """By the wish `sparse`: "off"; "exact" and "predicted", wherever it can be done; "auto", exactly, where the
-    model's profile says that it pays.
+    """By the wish `sparse`: "off"; "exact" and "predicted", wherever it can be done; "auto", exactly, where
+    the model's profile says that it pays.
 
     Raises:
         SettingError: "exact" or "predicted" where no layer can be sparse, or no predictor is at hand.
@@ -109,8 +109,8 @@ def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfil
     if paying:
         return _choice(source, paying, profile)
     return SparseChoice(
-        note=f"the feed-forward is dense: reading active neurons only would take {min(ratios):.2f} times as long "
-        f"or more, wanted below {PAYS_BELOW}"
+        note="the feed-forward is dense: reading active neurons only would take "
+        f"{min(ratios):.2f} times as long or more, wanted below {PAYS_BELOW}"
     )
 
 
@@ -156,4 +156,3 @@ def _note(
         recall = min(each.recall for each in trained)
         line += f"; predicted, with a recall of {recall:.1%} or more: answers differ a little"
     return line
-

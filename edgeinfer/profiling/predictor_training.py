@@ -1,9 +1,9 @@
 """Learning which neurons will be active: a low-rank guess at each layer's projections, and thresholds.
 
-The projection that a ReLU judges is z = W·x + b. Of all products of matrices of rank r, B·A is nearest to W on
-the text: it is least in Σ |W·x - B·A·x|², by the singular vectors of W·C½ with C = Σ x·xᵀ (reduced-rank
-regression, Izenman 1975). Neuron n is then named where (B·A·x)ₙ + bₙ + t·σₙ > 0, σₙ being the spread of its error
-on that text, and t the least for which so many of the active ones are named on another part of it.
+The projection that a ReLU judges is z = W·x + b. Of all products of matrices of rank r, B·A is nearest to W
+on the text: it is least in Σ |W·x - B·A·x|², by the singular vectors of W·C½ with C = Σ x·xᵀ (reduced-rank
+regression, Izenman 1975). Neuron n is then named where (B·A·x)ₙ + bₙ + t·σₙ > 0, σₙ being the spread of its
+error on that text, and t the least for which so many of the active ones are named on another part of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
 
 def _guess(predictor: NeuronPredictor, x: Floats) -> Floats:
     """B·A·x, (tokens, neurons)."""
-    return (x @ predictor.first.decoded().T) @ predictor.second.decoded().T
+    return np.asarray((x @ predictor.first.decoded().T) @ predictor.second.decoded().T, np.float32)
 
 
 def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bools) -> np.float32:
@@ -114,7 +114,7 @@ def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
 
 def _stored(values: Floats, name: str) -> Matrix:
     raw = encode(np.ascontiguousarray(values).reshape(-1), FORMAT).reshape(len(values), -1)
-    return Matrix(f"predictor.{name}", FORMAT, *values.shape, raw)
+    return Matrix(f"predictor.{name}", FORMAT, len(values), values.shape[1], raw)
 
 
 def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]]:
@@ -129,9 +129,7 @@ def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]
     }
 
 
-def read_predictor(
-    arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix
-) -> Trained | None:
+def read_predictor(arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix) -> Trained | None:
     """The predictor of a layer whose gate (or up) is `matrix`; None where the profile holds none.
 
     Raises:
@@ -140,7 +138,9 @@ def read_predictor(
     name = f"predictor.{layer}"
     if f"{name}.first" not in arrays:
         return None
-    first, second, bias, quality = (arrays[f"{name}.{part}"] for part in ("first", "second", "bias", "quality"))
+    first, second, bias, quality = (
+        arrays[f"{name}.{part}"] for part in ("first", "second", "bias", "quality")
+    )
     rank = len(first)
     shapes = {
         "first": (first, (rank, matrix.columns // 32 * 34), np.uint8),

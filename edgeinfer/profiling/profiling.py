@@ -1,4 +1,4 @@
-"""Profile a model over text: count its active neurons, say how concentrated they are, save it beside the model."""
+"""Profile a model over text: its active neurons, counted, judged and saved beside the model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +61,8 @@ def profile(
     report: Report | None = None,
     **loading: Any,
 ) -> Profiling:
-    """Run `model` over `texts` (without any, over what it tells by itself), count which neurons are active, and
-    save the counts beside the model, or in the user's data folder.
+    """Run `model` over `texts` (without any, over what it tells by itself), count which neurons are active,
+    and save the counts beside the model, or in the user's data folder.
 
     `tokens`: of text at most. `predictor`: train predictors too, of `rank`, or of the rank that costs least.
     `loading`: further keywords of `edgeinfer.load`.
@@ -85,7 +85,9 @@ def profile(
             arrays = {name: value for layer, each in enumerate(trained)
                       for name, value in predictor_arrays(layer, each).items()}  # fmt: skip
             made = replace(made, arrays=arrays)
-    return profiling_of(made, save_profile(made, found.path, user_folder("data")), trained)
+    in_data_folder = found.source == "built in"  # a package's folder stays as it was installed
+    path = save_profile(made, found.path, user_folder("data"), in_data_folder)
+    return profiling_of(made, path, trained)
 
 
 def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] = ()) -> Profiling:
@@ -108,7 +110,9 @@ def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]
         return told_by(model, tokens)
     ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
     if len(ids) < LEAST_TOKENS:
-        raise SettingError(f"the text has {len(ids)} tokens, wanted at least {LEAST_TOKENS}; give a longer one")
+        raise SettingError(
+            f"the text has {len(ids)} tokens, wanted at least {LEAST_TOKENS}; give a longer one"
+        )
     return windows_of(ids, min(WINDOW, model.context, -(-len(ids) // 2)))
 
 

@@ -50,14 +50,17 @@ def told_by(model: Model, tokens: int) -> list[list[int]]:
     Raises:
         SettingError: the model ends at once, whatever the draw.
     """
-    tokenizer, found, seed = model.tokenizer, [], 0
+    tokenizer, seed = model.tokenizer, 0
+    found: list[list[int]] = []
     start = [tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id or 0]
     most = min(TOLD_TOKENS, model.context - 1)
-    while sum(map(len, found)) < tokens:
-        told = model.generate(start, max_tokens=most, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    while sum(len(told) for told in found) < tokens:
+        answer = model.generate(
+            start, max_tokens=most, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed
+        )
         seed += 1
-        if len(told.ids) > 1:
-            found.append([*start, *told.ids])
+        if len(answer.ids) > 1:
+            found.append([*start, *answer.ids])
         elif seed > 16 and not found:
             raise SettingError(f"{model.name} tells nothing by itself; give a text (--text FILE)")
     return found

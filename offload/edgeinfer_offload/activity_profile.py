@@ -1,4 +1,5 @@
-"""What of a model is used, counted over a text: neurons and experts of every layer, saved with the model's hash.
+"""What of a model is used, counted over a text: neurons and experts of every layer, saved with the model's
+hash.
 
 Counts are kept by halves of the text, so that what one half teaches can be checked on the other. A file is a
 NumPy archive: `facts` (JSON in UTF-8), and by name arrays of counts (2, units) uint32: `neurons.3` for the
@@ -7,7 +8,9 @@ neurons of layer 3, `experts.3` for its experts; other arrays, such as predictor
 
 import hashlib
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,11 @@ SUFFIX = ".profile.npz"
 FIRST_BYTES = 1 << 20
 PIECES, PIECE_BYTES = 256, 4096
 COUNTED = ("neurons", "experts")
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, SyntaxError, EOFError, MemoryError, OverflowError),
+    *(RuntimeError, OSError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What reading an archive with wrong bytes in it was seen to raise, and what its readers say they may."""
 
 
 class ProfileError(ValueError):
@@ -52,7 +60,8 @@ class ActivityProfile:
     def active_share(self, name: str) -> float:
         """The mean share of a layer's units that a token uses."""
         counts = self.counts[name]
-        return float(counts.sum()) / max(sum(self.tokens) * counts.shape[1], 1)
+        units: int = counts.shape[1]
+        return int(counts.sum()) / max(sum(self.tokens) * units, 1)
 
     def save(self, path: Path) -> None:
         """Write the file in one stroke. Raises OSError where the folder can't be written."""
@@ -76,14 +85,15 @@ class ActivityProfile:
             ProfileError: a damaged file, or one that holds something else.
             OSError: it can't be opened.
         """
+        file = path.open("rb")
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             facts = json.loads(bytes(arrays.pop("facts")))
             return cls._checked(path, facts, arrays)
         except ProfileError:
             raise
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        except DAMAGE as error:
             reason = " ".join(str(error).split())[:80] or type(error).__name__
             raise ProfileError(
                 f"{path}: no sound activity profile ({reason}); write it anew with edgeinfer profile"
@@ -111,7 +121,8 @@ class ActivityProfile:
 
 
 def model_hash(path: Path) -> str:
-    """A fingerprint of a model file: SHA-256 of its size, its first MiB, and 256 pieces of 4 KiB spread evenly.
+    """A fingerprint of a model file: SHA-256 of its size, its first MiB, and 256 pieces of 4 KiB spread
+    evenly.
 
     Takes milliseconds whatever the size. Raises OSError.
     """
@@ -129,7 +140,12 @@ def model_hash(path: Path) -> str:
 def profile_paths(model: Path, hashed: str, data_folder: Path) -> tuple[Path, Path]:
     """Where a model's profile may lie: beside the model, and in the user's data folder."""
     own = data_folder / "profiles" / f"{model.stem}-{hashed[:12]}{SUFFIX}"
-    return model.with_name(model.name + SUFFIX), own
+    return beside_model(model), own
+
+
+def beside_model(model: Path) -> Path:
+    """Where a profile lies if the model's folder can be written."""
+    return model.with_name(model.name + SUFFIX)
 
 
 def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
@@ -139,6 +155,9 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
         ProfileError: it is damaged, or of another model.
         OSError: the model or its profile can't be read.
     """
+    own_folder = data_folder / "profiles"
+    if not any([beside_model(model).exists(), *own_folder.glob(f"{model.stem}-*{SUFFIX}")]):
+        return None  # most models have none: their files needn't be read for it
     hashed = model_hash(model)
     for path in profile_paths(model, hashed, data_folder):
         if path.exists():
@@ -152,17 +171,22 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
     return None
 
 
-def save_profile(profile: ActivityProfile, model: Path, data_folder: Path) -> Path:
-    """Save beside the model, or in the user's data folder where that folder can't be written; the path taken.
+def save_profile(
+    profile: ActivityProfile, model: Path, data_folder: Path, in_data_folder: bool = False
+) -> Path:
+    """Save beside the model, or in the user's data folder where that is wished or the model's folder can't be
+    written; the path taken.
 
     Raises:
         OSError: neither can be written.
     """
     beside, own = profile_paths(model, profile.model_hash, data_folder)
-    try:
-        profile.save(beside)
-    except OSError:
+    if not in_data_folder:
+        try:
+            profile.save(beside)
+        except OSError:  # a folder that isn't ours
+            in_data_folder = True
+    if in_data_folder:
         own.parent.mkdir(parents=True, exist_ok=True)
         profile.save(own)
-        return own
-    return beside
+    return own if in_data_folder else beside

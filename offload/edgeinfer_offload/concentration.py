@@ -1,4 +1,5 @@
-"""How concentrated activity is: what share of it the hottest units cover on a text that didn't choose them."""
+"""How concentrated activity is: what share of it the hottest units cover on a text that didn't choose
+them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

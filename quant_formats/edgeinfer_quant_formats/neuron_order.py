@@ -1,7 +1,7 @@
 """The neurons of a feed-forward in another order: the same function, the same bytes, elsewhere.
 
-Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantised down move
-in whole blocks, so that nothing is encoded anew.
+Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantised
+down move in whole blocks, so that nothing is encoded anew.
 """
 
 import re
@@ -59,8 +59,8 @@ class ReorderedFile(GGUFFile):
         columns = self.tensors[f"blk.{layer}.ffn_down.weight"].shape[-1]
         if not np.array_equal(np.sort(order), np.arange(columns)):
             raise FormatError(
-                f"{printable(self.path)}: order of {len(order)} neurons for layer {layer}, wanted each of its "
-                f"{columns} once"
+                f"{printable(self.path)}: order of {len(order)} neurons for layer {layer}, "
+                f"wanted each of its {columns} once"
             )
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -71,8 +71,11 @@ class ReorderedFile(GGUFFile):
         if self._last is None or self._last[0] != name:
             order, raw = self._orders[int(found[1])], super().raw(name)
             is_down = found[2] == "down"
-            self._last = name, _moved_columns(raw, self.tensors[name].format, order) if is_down else _moved_rows(
-                raw, self.tensors[name], order
+            self._last = (
+                name,
+                _moved_columns(raw, self.tensors[name].format, order)
+                if is_down
+                else _moved_rows(raw, self.tensors[name], order),
             )
         return self._last[1]
 
@@ -94,7 +97,10 @@ def _moved_columns(raw: NDArray[np.uint8], form: BlockFormat, order: Order) -> N
 def reordered_plan(plan: QuantizationPlan, orders: Mapping[int, Order]) -> QuantizationPlan:
     """The plan with the importance of down's columns in their new order."""
     return QuantizationPlan(
-        plan.mix, plan.facts, tuple(_reordered(each, orders) for each in plan.tensors), plan.without_importance
+        plan.mix,
+        plan.facts,
+        tuple(_reordered(each, orders) for each in plan.tensors),
+        plan.without_importance,
     )
 
 

@@ -25,8 +25,8 @@ from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
     ACTIVE_LISTS,
-    ROWS_AHEAD,
     NEURON_COLUMNS,
+    ROWS_AHEAD,
     SPARSE_TOKENS,
     lane_activations_bytes,
 )
@@ -68,14 +68,21 @@ def by_lanes(quantised: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.ui
     return np.ascontiguousarray(words.reshape(-1, 16, ACTIVATION_BYTES // 4).swapaxes(1, 2))
 
 
-def neuron_rows(kernels: Kernels, matrix: Matrix, quantised: npt.NDArray[np.uint8], wanted: list[int]) -> Rows:
+def neuron_rows(
+    kernels: Kernels, matrix: Matrix, quantised: npt.NDArray[np.uint8], wanted: list[int]
+) -> Rows:
     """The products of the wanted rows, NaN elsewhere."""
     laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantised, matrix.columns // 32)
     assert lanes.nbytes == lane_activations_bytes(matrix.columns)
     assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
     neurons, out = np.array([*wanted, *[0] * ROWS_AHEAD], np.int32), np.full(matrix.rows, np.nan, np.float32)
     kernels.function(f"neuron_rows_{matrix.format}", 6)(
-        address(laid_out), row_groups(matrix.columns), address(neurons), len(wanted), address(lanes), address(out)
+        address(laid_out),
+        row_groups(matrix.columns),
+        address(neurons),
+        len(wanted),
+        address(lanes),
+        address(out),
     )
     return out
 
@@ -96,7 +103,10 @@ def neuron_sums(
         if name not in ("kernel", "weights"):
             fields[getattr(NEURON_COLUMNS, name) // 8] = getattr(layout, name)
     fields[NEURON_COLUMNS.weights // 8] = address(laid_out)
-    out, scratch = np.full((len(quantised), layout.outputs), np.nan, np.float32), allocate(ACTIVE_LISTS * ACTIVE_BYTES)
+    out, scratch = (
+        np.full((len(quantised), layout.outputs), np.nan, np.float32),
+        allocate(ACTIVE_LISTS * ACTIVE_BYTES),
+    )
     kernels.function(f"neuron_sums_{matrix.format}", 10)(
         address(fields),
         first,
@@ -239,7 +249,9 @@ def everybody(weights: DecoderWeights) -> NeuronPredictor:
     """A predictor that names every neuron."""
     neurons = weights.layers[0].feed_forward.ffn_up.rows
     return NeuronPredictor(
-        random_matrix("Q8_0", 32, WIDTH), random_matrix("Q8_0", neurons, 32), np.full(neurons, 1e6, np.float32)
+        random_matrix("Q8_0", 32, WIDTH),
+        random_matrix("Q8_0", neurons, 32),
+        np.full(neurons, 1e6, np.float32),
     )
 
 
@@ -266,7 +278,7 @@ def feed_forward(
     return found
 
 
-def relative(got: Rows, want: Rows) -> float:
+def relative(got: Rows, want: npt.NDArray[np.floating]) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
@@ -277,7 +289,9 @@ def inputs(tokens: int) -> Rows:
 @pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
 @pytest.mark.parametrize("predicted", [False, True])
 @pytest.mark.parametrize(("activation", "gated"), [("relu", True), ("relu_squared", False)])
-@pytest.mark.parametrize("formats", [("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")])
+@pytest.mark.parametrize(
+    "formats", [("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")]
+)
 def test_a_sparse_block_equals_the_dense_one(
     isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
 ) -> None:
@@ -299,16 +313,17 @@ def test_a_sparse_block_equals_the_dense_one(
 def test_any_number_of_threads_gives_the_same_sparse_block(threads: int) -> None:
     facts, weights = decoder("relu", True, ("Q8_0", "Q8_0", "Q4_0"))
     found = [feed_forward(facts, weights, inputs(1), {0: None, 1: None}, threads=t) for t in (1, threads)]
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_steps_of_many_tokens_take_the_dense_block_and_layers_may_differ() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
     x = inputs(SPARSE_TOKENS + 1)
     assert np.array_equal(feed_forward(facts, weights, x, {1: None}), feed_forward(facts, weights, x, None))
-    assert relative(
-        feed_forward(facts, weights, x[:1], {1: None}), feed_forward(facts, weights, x[:1], None)
-    ) < 1e-6
+    assert (
+        relative(feed_forward(facts, weights, x[:1], {1: None}), feed_forward(facts, weights, x[:1], None))
+        < 1e-6
+    )
 
 
 def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_misses_them_only() -> None:
@@ -320,7 +335,9 @@ def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_m
     w = weights.layers[0].feed_forward
     assert w.ffn_gate_bias is not None
     off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
-    others = replace(weights, layers=(replace(weights.layers[0], feed_forward=replace(w, ffn_gate_bias=off)),))
+    others = replace(
+        weights, layers=(replace(weights.layers[0], feed_forward=replace(w, ffn_gate_bias=off)),)
+    )
     want = feed_forward(facts, others, x, None)
     assert relative(feed_forward(facts, weights, x, {0: half}), want) < 1e-6
 

@@ -141,8 +141,8 @@ SparseFeedForward = Annotated[
     Sparse | None,
     Option(
         "--sparse",
-        help="For models with a ReLU on the CPU: read the weights of active neurons only; predicted: guess which "
-        "they are. [dim](auto: exact where the profile says that it pays)[/]",
+        help="For models with a ReLU on the CPU: read the weights of active neurons only; predicted: guess "
+        "which they are. [dim](auto: exact where the profile says that it pays)[/]",
         rich_help_panel=MACHINE,
     ),
 ]

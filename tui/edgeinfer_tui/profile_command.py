@@ -105,7 +105,9 @@ def profile_report(found: "Profiling") -> dict[str, Any]:
         return {
             "units": part.units,
             "active_share": part.active,
-            "covered_by_hottest": {f"{share:.0%}": value for share, value in zip(SHARES, part.covered, strict=True)},
+            "covered_by_hottest": {
+                f"{share:.0%}": value for share, value in zip(SHARES, part.covered, strict=True)
+            },
             "hot_set_recommended": part.beats_uniform,
         }
 

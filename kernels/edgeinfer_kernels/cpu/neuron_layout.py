@@ -1,9 +1,9 @@
 """The layouts of a sparse feed-forward: gate and up row by row, down column by column, so that a neuron's
 weights lie together and those of neurons at rest aren't read.
 
-Rows of gate and up are cut into blocks of 32 columns; sixteen blocks of one row lie interleaved as sixteen rows
-do elsewhere (`layout.py`). A row's last sixteen are filled up with zeros. Super-blocks are cut into blocks of 32
-that hold their own copy of the super-block's float16 factors.
+Rows of gate and up are cut into blocks of 32 columns; sixteen blocks of one row lie interleaved as sixteen
+rows do elsewhere (`layout.py`). A row's last sixteen are filled up with zeros. Super-blocks are cut into
+blocks of 32 that hold their own copy of the super-block's float16 factors.
 
 Down: for 32 neurons, first what scales their weights, output by output (`ColumnLayout`), then neuron by
 neuron a weight of every output. Eight such blocks of a super-block stand behind its float16 factors. Outputs

@@ -79,9 +79,10 @@ def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
 def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
     """Bytes of a layer's layouts by neuron, the predictor's not among them."""
     rows = rows_by_neuron(weights, predictor)
-    return sum(matrix.rows * neuron_row_bytes(matrix) for matrix in rows) + ColumnLayout.of(
-        weights.ffn_down
-    ).nbytes
+    return (
+        sum(matrix.rows * neuron_row_bytes(matrix) for matrix in rows)
+        + ColumnLayout.of(weights.ffn_down).nbytes
+    )
 
 
 def bytes_of_a_token(

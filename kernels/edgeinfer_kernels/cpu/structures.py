@@ -81,10 +81,10 @@ SPARSE_FEED_FORWARD = structure(
     "dense gate_rows up_rows down predictor_first predictor_second predictor_bias predicted rank "
     "neurons_a_piece outputs_a_piece sums sums_stride scratch scratch_stride lanes_stride",
 )
-"""dense: the FEED_FORWARD. gate_rows, up_rows: NEURON_ROWS, the first (the second where there is no gate) with
-a predictor only. predictor_first, predictor_second: MATRIX, or 0; `predicted`: an INPUT of `rank` columns;
-predictor_bias: float32 a neuron. sums: rows that down is summed in. scratch: of each thread, SPARSE_SCRATCH,
-then SPARSE_TOKENS times the activations by lanes.
+"""dense: the FEED_FORWARD. gate_rows, up_rows: NEURON_ROWS, the first (the second where there is no gate)
+with a predictor only. predictor_first, predictor_second: MATRIX, or 0; `predicted`: an INPUT of `rank`
+columns; predictor_bias: float32 a neuron. sums: rows that down is summed in. scratch: of each thread,
+SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes.
 """
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 

@@ -56,10 +56,11 @@ from edgeinfer_kernels.cpu.structures import (
 )
 
 NEURON_SUMS_ARGUMENTS = 10
-"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch, 0.
+"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride,
+scratch, 0.
 
-`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_A_TILE; activations are int8 blocks; `scratch` is
-ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
+`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_A_TILE; activations are int8 blocks;
+`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
 """
 QUAD_BYTES = 48
 """Four neurons: the addresses of their weights, then their activations, a byte each."""

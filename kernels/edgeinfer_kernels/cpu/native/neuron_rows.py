@@ -1,8 +1,8 @@
 """Rows of gate or up for a list of neurons, one after the other.
 
-A row's blocks of 32 columns lie interleaved by sixteen (`neuron_layout.py`), so that a lane is a block and the
-arithmetic of `rows.py` goes on as it is, with activations interleaved in the same way; a row ends with one sum
-across the lanes.
+A row's blocks of 32 columns lie interleaved by sixteen (`neuron_layout.py`), so that a lane is a block and
+the arithmetic of `rows.py` goes on as it is, with activations interleaved in the same way; a row ends with
+one sum across the lanes.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ from edgeinfer_kernels.cpu.structures import ACTIVATION_BYTES, CACHE_LINE, ROWS_
 NEURON_ROWS_ARGUMENTS = 6
 """weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
 
-`list` is int32, with ROWS_AHEAD more behind the last; `activations` are one token's by lanes; `output` is float32, by
-neuron.
+`list` is int32, with ROWS_AHEAD more behind the last; `activations` are one token's by lanes; `output` is
+float32, by neuron.
 """
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_A_GROUP * ACTIVATION_BYTES

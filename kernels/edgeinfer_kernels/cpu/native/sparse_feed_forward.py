@@ -1,8 +1,8 @@
 """The feed-forward block of ReLU families for a few tokens: neurons at rest cost nothing but finding them.
 
-Gate first (up, where there is no gate), exactly or only of the neurons that a predictor names; then up of the
-active ones alone, then their share of down. The first three are one phase: a piece of the neurons is handed to
-a thread, which does all of it, so that no thread waits for a list.
+Gate first (up, where there is no gate), exactly or only of the neurons that a predictor names; then up of
+the active ones alone, then their share of down. The first three are one phase: a piece of the neurons is
+handed to a thread, which does all of it, so that no thread waits for a list.
 """
 
 import numpy as np
@@ -231,9 +231,7 @@ def predict_phase(team, counter, block, dense, tokens, dense_scratch):
     barrier(team)
     if next_item(team, counter + 1) == 0:
         for token in range(tokens):
-            to = load_i64(predicted + INPUT.quantised) + token * load_i64(
-                predicted + INPUT.quantised_stride
-            )
+            to = load_i64(predicted + INPUT.quantised) + token * load_i64(predicted + INPUT.quantised_stride)
             quantise_blocks(out + token * stride, to, 0, load_i64(predicted + INPUT.columns))
     barrier(team)
 
