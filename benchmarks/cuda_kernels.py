@@ -14,15 +14,17 @@ from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
+from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM, TENSOR_CORES_FROM
+from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.row_kernels import choose_best_kernel, dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers, argmax, sample
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.workspace import Workspace
@@ -80,7 +82,8 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
     model = DeviceModel(specification, weights, arena, POSITIONS)
     space = Workspace(model, arena)
-    step = DecodeStep(model, space, Tuning(), dependent=dependent)
+    tensor_cores = capability >= TENSOR_CORES_FROM
+    step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent, tensor_cores=tensor_cores))
     step.launch(tokens)
     choose_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),
@@ -100,18 +103,20 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
 
 
 SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
-SMALL_TYPES = {75: "Q8_0", 80: "IQ4_XS", 90: "Q6_K", 120: "Q4_K_M"}
-"""In brief, some targets compile the steps, each of another family of formats."""
+SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 4), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
+"""In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
     """The kernels of decode steps, those that several models share once."""
     seen = set()
     shapes = [SMALL] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
-    small_types = [SMALL_TYPES[capability]] if capability in SMALL_TYPES else []
-    types = small_types if options.smoke else options.types.split(",")
-    widths = (1,) if options.smoke else suites.whole_numbers("--tokens", options.tokens, 1)
-    for shape, kind, tokens in product(shapes, types, widths):
+    if options.smoke:
+        steps = [SMALL_STEPS[capability]] if capability in SMALL_STEPS else []
+    else:
+        widths = suites.whole_numbers("--tokens", options.tokens, 1)
+        steps = list(product(options.types.split(","), widths))
+    for shape, (kind, tokens) in product(shapes, steps):
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability)
         for launch in found:

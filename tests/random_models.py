@@ -40,6 +40,12 @@ class RandomModel:
     context: int = 256
     tied: bool = False
     fused: bool = False
+    experts: int = 0
+    experts_used: int = 0
+    expert_length: int = 0
+    """Elements of an expert's hidden row; 0: as `feed_forward`."""
+    shared_length: int = 0
+    dense_layers: int = 0
     biases: tuple[str, ...] = ()
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +60,7 @@ class RandomModel:
         with GGUFWriter(path, self.metadata()) as writer:
             for name, shape in self.tensors().items():
                 values = _values(random, name, shape)
-                wanted = formats.next_for(shape)
+                wanted = formats.next_for(name, shape)
                 if wanted in SCALE_BYTES:
                     writer.add_tensor(name, _raw_blocks(random, wanted, shape), wanted, shape)
                 else:
@@ -79,6 +85,7 @@ class RandomModel:
             "rope.dimension_count": self.head_dim,
             "feed_forward_length": self.feed_forward,
             f"attention.{epsilon}": 1e-5,
+            **self._expert_metadata(),
             **self.extra,
         }
         return {
@@ -86,6 +93,17 @@ class RandomModel:
             **{f"{self.architecture}.{key}": value for key, value in own.items()},
             **vocabulary_metadata(),
         }
+
+    def _expert_metadata(self) -> dict[str, int]:
+        """The keys of a mixture that aren't 0."""
+        keys = {
+            "expert_count": self.experts,
+            "expert_used_count": self.experts_used,
+            "expert_feed_forward_length": self.expert_length,
+            "expert_shared_feed_forward_length": self.shared_length,
+            "leading_dense_block_count": self.dense_layers,
+        }
+        return {key: value for key, value in keys.items() if value}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor with random values."""
@@ -99,10 +117,28 @@ class RandomModel:
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
-            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_tensors().items()}
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_tensors(layer).items()}
         return shapes
 
-    def _layer_tensors(self) -> dict[str, tuple[int, ...]]:
+    def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The tensors that a mixture has in place of a feed-forward."""
+        facts, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
+        hidden, shared = self.expert_length or self.feed_forward, self.shared_length
+        rows = {"ffn_gate": hidden, "ffn_down": width, "ffn_up": hidden}
+        columns = {"ffn_gate": width, "ffn_down": hidden, "ffn_up": width}
+        shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (count, width)}
+        shapes |= {f"{name}_exps.weight": (count, rows[name], columns[name]) for name in rows}
+        if shared:
+            sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
+            shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
+        if facts.shared_expert == "gated":
+            shapes["ffn_gate_inp_shexp.weight"] = (width,)
+        if "ffn_gate_inp" in self.biases:
+            shapes["ffn_gate_inp.bias"] = (count,)
+            shapes |= {f"{name}_exps.bias": (count, rows[name]) for name in rows}
+        return shapes
+
+    def _layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
         facts = ARCHITECTURES[self.architecture]
         q, kv, width, hidden = (
             self.heads * self.head_dim,
@@ -127,10 +163,16 @@ class RandomModel:
         shapes: dict[str, tuple[int, ...]] = {
             f"{name}.weight": (count, columns.get(name, width)) for name, count in rows.items()
         }
-        shapes |= {f"{name}.bias": (rows[name],) for name in self.biases}
+        if self.experts and layer >= self.dense_layers:
+            shapes = {name: shape for name, shape in shapes.items() if not name.startswith("ffn")}
+            shapes |= self._expert_tensors()
+            rows = {name: count for name, count in rows.items() if not name.startswith("ffn")}
+        shapes |= {f"{name}.bias": (rows[name],) for name in self.biases if name in rows}
+        if facts.sinks:
+            shapes["attn_sinks.weight"] = (self.heads,)
         norms = []
         if facts.pre_norm:
-            norms += ["attn_norm", "ffn_norm"]
+            norms += ["attn_norm", facts.feed_forward_norm]
         if facts.post_norm:
             norms += ["post_attention_norm", "post_ffw_norm"]
         shapes |= {f"{name}.weight": (width,) for name in norms}
@@ -147,35 +189,36 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
     values = random.standard_normal(shape)
     if name.endswith("norm.weight"):
         values = 1 + 0.1 * values
-    elif len(shape) == 1:
+    elif len(shape) == 1 or name.endswith("bias"):
         values = 0.2 * values
     elif name != "token_embd.weight":
-        values = values * 1.5 / np.sqrt(shape[1])
+        values = values * 1.5 / np.sqrt(shape[-1])
     return values.astype(np.float32)
 
 
 def _raw_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Random bits with fixed scales: files whose goldens are kept mustn't change with our encoder."""
     form = block_format(name)
-    blocks = random.integers(0, 256, (shape[0] * shape[1] // form.block_elements, form.block_bytes), np.uint8)
+    count = int(np.prod(shape)) // form.block_elements
+    blocks = random.integers(0, 256, (count, form.block_bytes), np.uint8)
     for at, scale in SCALE_BYTES[name]:
-        blocks[:, at : at + 2] = np.array([scale / np.sqrt(shape[1])], np.float16).view(np.uint8)
+        blocks[:, at : at + 2] = np.array([scale / np.sqrt(shape[-1])], np.float16).view(np.uint8)
     return blocks
 
 
 class _Cycle:
-    """Gives each matrix the next format that its rows allow; vectors stay F32."""
+    """Gives each matrix the next format that its rows allow; vectors and routers stay F32."""
 
     def __init__(self, formats: tuple[str, ...]) -> None:
         self._formats = formats
         self._count = 0
 
-    def next_for(self, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1:
+    def next_for(self, name: str, shape: tuple[int, ...]) -> str:
+        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name:
             return "F32"
         self._count += 1
         wanted = self._formats[self._count % len(self._formats)]
-        return wanted if shape[1] % block_format(wanted).block_elements == 0 else "F32"
+        return wanted if shape[-1] % block_format(wanted).block_elements == 0 else "F32"
 
 
 def vocabulary_metadata() -> dict[str, Any]:
@@ -268,9 +311,36 @@ ZOO: dict[str, RandomModel] = {
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
     ),
+    "gpt-oss": RandomModel(
+        "gpt-oss",
+        layers=4,
+        head_dim=32,
+        experts=6,
+        experts_used=3,
+        expert_length=96,
+        biases=(*_Q5, "ffn_gate_inp"),
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base": 150000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "granitemoe": RandomModel(
+        "granitemoe",
+        experts=8,
+        experts_used=3,
+        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
+    ),
+    "granitemoe-shared": RandomModel(
+        "granitemoe", experts=5, experts_used=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
+    ),
     "internlm2": RandomModel("internlm2"),
+    "mixtral": RandomModel("llama", experts=4, experts_used=2),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
+    "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_used=4),
     "phi3": RandomModel("phi3", fused=True),
     "phi3-longrope": RandomModel(
         "phi3",
@@ -286,7 +356,32 @@ ZOO: dict[str, RandomModel] = {
         },
     ),
     "qwen2": RandomModel("qwen2", biases=("attn_q", "attn_k", "attn_v")),
+    "qwen2moe": RandomModel(
+        "qwen2moe",
+        biases=("attn_q", "attn_k", "attn_v"),
+        experts=7,
+        experts_used=3,
+        expert_length=32,
+        shared_length=128,
+    ),
     "qwen3": RandomModel("qwen3", head_dim=32),
+    "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_used=5, expert_length=64),
+    "smallthinker": RandomModel(
+        "smallthinker",
+        layers=5,
+        experts=8,
+        experts_used=3,
+        expert_length=96,
+        extra={"expert_gating_func": 2, "attention.sliding_window": 4096},
+    ),
+    "smallthinker-softmax": RandomModel(
+        "smallthinker",
+        tied=True,
+        experts=8,
+        experts_used=2,
+        expert_length=64,
+        extra={"expert_gating_func": 1},
+    ),
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
 }

@@ -9,6 +9,7 @@ from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,
+    ExpertsSpecification,
     FeedForwardSpecification,
     LayerSpecification,
     NormSpecification,
@@ -17,9 +18,11 @@ from edgeinfer_kernels.specification import (
 from edgeinfer_kernels.weights import (
     AttentionWeights,
     DecoderWeights,
+    ExpertWeights,
     FeedForwardWeights,
     LayerWeights,
     Matrix,
+    Vector,
 )
 
 NORM = NormSpecification("rms", 1e-5)
@@ -34,7 +37,8 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
     sizes, formats = shape.matrices(), matrix_formats(shape, kind)
 
     def matrix(name: str) -> Matrix:
-        return Matrix(name, formats[name], *sizes[name], _NOTHING)
+        *experts, rows, columns = sizes[name]
+        return Matrix(name, formats[name], rows, columns, _NOTHING, *experts)
 
     embedding = matrix("token_embd.weight")
     layers = tuple(_layer_weights(shape, f"blk.{index}", matrix) for index in range(shape.layers))
@@ -47,9 +51,11 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
             shape.head_size**-0.5,
             NORM,
             rope,
-            "head" if shape.qk_norm else "none",
+            "head" if shape.qk_norm else "row" if shape.row_norms else "none",
         ),
-        FeedForwardSpecification("silu", NORM),
+        ExpertsSpecification("silu", NORM, shape.experts, shape.experts_used, "softmax", normalised=True)
+        if shape.experts
+        else FeedForwardSpecification("silu", NORM),
     )
     return (
         DecoderSpecification(shape.width, shape.vocabulary, (layer,) * shape.layers, NORM),
@@ -63,12 +69,19 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
     )
 
 
+def _norm_weight(shape: Shape, projected: Matrix) -> Vector | None:
+    """Of the norm of queries or keys."""
+    if not shape.qk_norm and not shape.row_norms:
+        return None
+    return np.ones(projected.rows if shape.row_norms else shape.head_size, np.float32)
+
+
 def _layer_weights(shape: Shape, prefix: str, matrix: Callable[[str], Matrix]) -> LayerWeights:
     gain = np.ones(shape.width, np.float32)
-    head_gain = np.ones(shape.head_size, np.float32) if shape.qk_norm else None
     q, k, v, output = (
         matrix(f"{prefix}.{name}.weight") for name in ("attn_q", "attn_k", "attn_v", "attn_output")
     )
+    norms = [_norm_weight(shape, each) for each in (q, k)]
     biases = [np.zeros(each.rows, np.float32) if shape.biases else None for each in (q, k, v)]
     attention = AttentionWeights(
         q,
@@ -79,8 +92,12 @@ def _layer_weights(shape: Shape, prefix: str, matrix: Callable[[str], Matrix]) -
         attn_q_bias=biases[0],
         attn_k_bias=biases[1],
         attn_v_bias=biases[2],
-        attn_q_norm=head_gain,
-        attn_k_norm=head_gain,
+        attn_q_norm=norms[0],
+        attn_k_norm=norms[1],
     )
-    up, down, gate = (matrix(f"{prefix}.{name}.weight") for name in ("ffn_up", "ffn_down", "ffn_gate"))
-    return LayerWeights(attention, FeedForwardWeights(up, down, gate, ffn_norm=gain))
+    kind = "_exps" if shape.experts else ""
+    up, down, gate = (matrix(f"{prefix}.{name}{kind}.weight") for name in ("ffn_up", "ffn_down", "ffn_gate"))
+    if not shape.experts:
+        return LayerWeights(attention, FeedForwardWeights(up, down, gate, ffn_norm=gain))
+    router = matrix(f"{prefix}.ffn_gate_inp.weight")
+    return LayerWeights(attention, ExpertWeights(router, up, down, gate, gain))

@@ -1,6 +1,7 @@
 """Random model files of a real shape, kept in the user's cache: as fast as the real model."""
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -69,25 +70,29 @@ def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | 
     with GGUFWriter(path, metadata(shape)) as writer:
         for name, length in shape.vectors().items():
             writer.add_tensor(name, _vector(name, length, random), "F32")
-        for name, (rows, columns) in matrices.items():
-            blocks = RandomBlocks(formats[name], columns**-0.5, random)
-            source = partial(count.passed, blocks, rows * columns)
-            writer.add_tensor(name, source, formats[name], (rows, columns))
+        for name, size in matrices.items():
+            blocks = RandomBlocks(formats[name], size[-1] ** -0.5, random)
+            source = partial(count.passed, blocks, math.prod(size))
+            writer.add_tensor(name, source, formats[name], size)
 
 
 def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     """Name -> format of every matrix, as the quantizer would choose.
 
-    A mix that is for experts only has its base format everywhere but in the head: these shapes have none.
+    A mix that is for experts only has its base format everywhere but in the head where a shape has none.
     Raises `FormatError` for an unknown mix, `SettingError` for one whose blocks can't be had at random.
     """
     mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
     facts = ModelFacts(
-        shape.architecture, shape.layers, shape.heads // shape.kv_heads, tied_output=shape.tied
+        shape.architecture,
+        shape.layers,
+        shape.heads // shape.kv_heads,
+        shape.experts,
+        tied_output=shape.tied,
     )
     tensors = [TensorInfo(name, size, float32, 0, 0, 0) for name, size in shape.matrices().items()]
     wishes = None
-    if mix.experts_only:
+    if mix.experts_only and not shape.experts:
         wishes = TypeWishes(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
     formats = {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
     missing = sorted(set(formats.values()) - set(FORMATS))
@@ -144,6 +149,9 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "rope.dimension_count": shape.head_size,
         "rope.freq_base": shape.rope_base,
     }
+    if shape.experts:
+        own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_used
+        own["expert_feed_forward_length"] = shape.feed_forward
     return {
         "general.architecture": shape.architecture,
         "general.name": f"random weights in the shape of {shape.name}",

@@ -1,5 +1,6 @@
 """The shapes of well-known models: what decides their speed, without their weights."""
 
+import math
 from dataclasses import dataclass
 
 from edgeinfer.errors import SettingError
@@ -7,7 +8,10 @@ from edgeinfer.errors import SettingError
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder with gated feed-forward and rotary positions; head_dim 0: width / heads."""
+    """Sizes of a decoder with gated feed-forward and rotary positions; head_dim 0: width / heads.
+
+    With `experts` the feed-forward is a mixture of so many, each `feed_forward` wide.
+    """
 
     name: str
     layers: int
@@ -26,30 +30,45 @@ class Shape:
     """Query, key and value have biases."""
     qk_norm: bool = False
     """Every head's queries and keys are normed."""
+    row_norms: bool = False
+    """Whole rows of queries and keys are normed."""
+    experts: int = 0
+    experts_used: int = 0
 
     @property
     def head_size(self) -> int:
         """Elements of a head."""
         return self.head_dim or self.width // self.heads
 
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """Name -> (rows, columns) of every matrix, in the order of the file."""
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """Name -> (rows, columns), of experts (experts, rows, columns), of every matrix, in the order of the
+        file.
+        """
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         layer = {
             "attn_q": (q, self.width),
             "attn_k": (kv, self.width),
             "attn_v": (kv, self.width),
             "attn_output": (self.width, q),
-            "ffn_gate": (self.feed_forward, self.width),
-            "ffn_up": (self.feed_forward, self.width),
-            "ffn_down": (self.width, self.feed_forward),
+            **self._feed_forward_matrices(),
         }
         head = (self.vocabulary, self.width)
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
-        found = dict.fromkeys(names, head)
+        found: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
             found |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
         return found
+
+    def _feed_forward_matrices(self) -> dict[str, tuple[int, ...]]:
+        rows, columns = (self.feed_forward, self.width), (self.width, self.feed_forward)
+        if not self.experts:
+            return {"ffn_gate": rows, "ffn_up": rows, "ffn_down": columns}
+        return {
+            "ffn_gate_inp": (self.experts, self.width),
+            "ffn_gate_exps": (self.experts, *rows),
+            "ffn_up_exps": (self.experts, *rows),
+            "ffn_down_exps": (self.experts, *columns),
+        }
 
     def vectors(self) -> dict[str, int]:
         """Name -> length of every vector."""
@@ -59,6 +78,8 @@ class Shape:
             layer |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
         if self.qk_norm:
             layer |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
+        if self.row_norms:
+            layer |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
         found = {"output_norm.weight": self.width}
         for index in range(self.layers):
             found |= {f"blk.{index}.{name}": size for name, size in layer.items()}
@@ -67,7 +88,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Weights in all."""
-        matrices = sum(rows * columns for rows, columns in self.matrices().values())
+        matrices = sum(math.prod(size) for size in self.matrices().values())
         return matrices + sum(self.vectors().values())
 
 
@@ -98,10 +119,41 @@ _ALL = (
     _qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
     Shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32000, 2048),
     _llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
+    Shape("granite-1b-a400m", 24, 1024, 512, 16, 8, 49155, 4096, tied=True, experts=32, experts_used=8),
     _qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
     _qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
     _llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
     _qwen3("qwen3-4b", 36, 2560, 9728, 32, tied=True),
+    Shape(
+        "olmoe-7b-a1b",
+        16,
+        2048,
+        1024,
+        16,
+        16,
+        50304,
+        4096,
+        architecture="olmoe",
+        row_norms=True,
+        experts=64,
+        experts_used=8,
+    ),
+    Shape(
+        "qwen3-30b-a3b",
+        48,
+        2048,
+        768,
+        32,
+        4,
+        151936,
+        40960,
+        head_dim=128,
+        architecture="qwen3moe",
+        rope_base=1000000.0,
+        qk_norm=True,
+        experts=128,
+        experts_used=8,
+    ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
     _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),

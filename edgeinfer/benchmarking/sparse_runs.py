@@ -25,7 +25,7 @@ from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
-from edgeinfer_kernels.cpu.sparse import SparseLayers
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
@@ -106,7 +106,7 @@ def planted_run(
     facts, weights = planted_decoder(shape, kind, layers, active)
     layer_bytes = _layer_bytes(weights)
     report(f"training a predictor for {shape.name} {kind}")
-    w = weights.layers[0].feed_forward
+    w = dense_layer(weights, 0)
     x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
     judged, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
     fires = x @ judged.decoded().T + np.asarray(bias) > 0
@@ -133,7 +133,7 @@ def planted_run(
 
 
 def _layer_bytes(weights: DecoderWeights) -> int:
-    w = weights.layers[0].feed_forward
+    w = dense_layer(weights, 0)
     return w.ffn_up.nbytes + w.ffn_down.nbytes + (w.ffn_gate.nbytes if w.ffn_gate else 0)
 
 
@@ -143,7 +143,7 @@ def _backend(
     kernels = load_kernels(
         user_folder("cache"),
         choose(),
-        kernel_formats(weights, sparse),
+        kernel_formats(weights, sparse=sparse),
         None,
         sparse_kernel_formats(weights, sparse),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeinfer_kernels.specification import Activation
+from edgeinfer_kernels.specification import Activation, Gating
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Architecture:
     """RoPE base of windowed layers where the file gives none; None: that of the others."""
     window_rope_unscaled: bool = False
     """Windowed layers ignore RoPE scaling."""
+    whole_layer_first: bool = False
+    """The layer that sees everything is the first of its `window_pattern` and not the last."""
+    rope_in_windows_only: bool = False
+    """In a model with windows the layers without one have no positions."""
     rope_skipped_every: int = 0
     """Every n-th layer has no positions at all; 0: none."""
     default_attention_soft_cap: float = 0.0
@@ -34,10 +38,23 @@ class Architecture:
     """Soft caps where the file gives none; 0: none."""
     query_scale_by_heads_at: int = 0
     """A model of this many layers scales queries by √(width / heads) instead of √(head dimension)."""
+    sinks: bool = False
+    feed_forward_norm: str = "ffn_norm"
+    """The name under which files keep the norm before the feed-forward."""
+    experts: Literal["never", "maybe", "always"] = "never"
+    gating: Gating | None = "softmax"
+    """How experts are weighed; None: as the file says."""
+    expert_weights_normalised: bool = True
+    expert_length_by_share: bool = False
+    """Where the file doesn't give the experts' length it is feed_forward_length / expert_used_count."""
+    shared_expert: Literal["none", "plain", "gated"] = "none"
+    """Whether there may be an expert for every token; "gated": there is, weighed by a sigmoid."""
+    early_router: bool = False
+    """The router reads the layer's input."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
+    "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
     "gemma": Architecture(rope_halves=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
@@ -62,7 +79,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         query_scale_by_heads_at=62,
     ),
+    "gpt-oss": Architecture(
+        rope_halves=True,
+        activation="clamped_swiglu",
+        window_pattern=2,
+        sinks=True,
+        feed_forward_norm="post_attention_norm",
+        experts="always",
+        gating="softmax_of_chosen",
+        expert_weights_normalised=False,
+    ),
     "granite": Architecture(),
+    "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "internlm2": Architecture(),
     "olmo2": Architecture(
         rope_halves=True,
@@ -72,9 +100,28 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_pattern=4,
         window_rope_unscaled=True,
     ),
+    "olmoe": Architecture(rope_halves=True, qk_norm="row", experts="always", expert_weights_normalised=False),
     "phi3": Architecture(rope_halves=True),
     "qwen2": Architecture(rope_halves=True),
+    "qwen2moe": Architecture(
+        rope_halves=True,
+        experts="always",
+        expert_weights_normalised=False,
+        expert_length_by_share=True,
+        shared_expert="gated",
+    ),
     "qwen3": Architecture(rope_halves=True, qk_norm="head"),
+    "qwen3moe": Architecture(rope_halves=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "smallthinker": Architecture(
+        rope_halves=True,
+        activation="relu",
+        window_pattern=4,
+        whole_layer_first=True,
+        rope_in_windows_only=True,
+        experts="always",
+        gating=None,
+        early_router=True,
+    ),
     "smollm3": Architecture(rope_skipped_every=4),
     "starcoder2": Architecture(rope_halves=True, norm="layer", activation="gelu", gated=False),
 }

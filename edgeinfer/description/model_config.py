@@ -15,7 +15,9 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,
+    ExpertsSpecification,
     FeedForwardSpecification,
+    Gating,
     LayerSpecification,
     NormSpecification,
     RopeSpecification,
@@ -24,6 +26,9 @@ from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 4096
+MAX_EXPERTS = 1024
+GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_chosen"}
+"""What the numbers of expert_gating_func mean."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,21 @@ class LayerShape:
     heads: int
     kv_heads: int
     feed_forward: int
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The mixtures of experts, alike in all layers behind the first `dense_layers`."""
+
+    count: int
+    used: int
+    feed_forward: int
+    """Elements of an expert's hidden row; `shared`: of the shared expert's, 0: there is none."""
+    shared: int
+    gating: Gating
+    normalised: bool
+    scale: float
+    dense_layers: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    experts: ExpertsConfig | None = None
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
@@ -68,9 +89,15 @@ class ModelConfig:
         """
         return _Reader(metadata).config(vocabulary_size)
 
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The layer's experts; None: its feed-forward is dense."""
+        return self.experts if self.experts and layer >= self.experts.dense_layers else None
+
     def _rope(self, layer: int, factors: Factors | None) -> RopeSpecification | None:
         every = self.facts.rope_skipped_every
         if every and (layer + 1) % every == 0:
+            return None
+        if self.facts.rope_in_windows_only and any(self.windowed) and not self.windowed[layer]:
             return None
         base, scaling = self.rope_base, self.rope_scaling
         if self.windowed[layer]:
@@ -105,9 +132,24 @@ class ModelConfig:
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
             residual_scale=self.residual_scale,
+            sinks=self.facts.sinks,
         )
-        return LayerSpecification(
-            attention, FeedForwardSpecification(self.facts.activation, self.norm, self.residual_scale)
+        return LayerSpecification(attention, self._feed_forward(index))
+
+    def _feed_forward(self, index: int) -> FeedForwardSpecification | ExpertsSpecification:
+        experts = self.experts_of(index)
+        if experts is None:
+            return FeedForwardSpecification(self.facts.activation, self.norm, self.residual_scale)
+        return ExpertsSpecification(
+            activation=self.facts.activation,
+            norm=self.norm,
+            count=experts.count,
+            used=experts.used,
+            gating=experts.gating,
+            normalised=experts.normalised,
+            scale=experts.scale,
+            early=self.facts.early_router,
+            residual_scale=self.residual_scale,
         )
 
 
@@ -157,12 +199,13 @@ class _Reader:
             raise self.refused(key, value, f"a positive number, or one for each of {layers} layers")
         return values
 
-    def shapes(self, layers: int) -> tuple[LayerShape, ...]:
+    def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         heads = self.per_layer("attention.head_count", layers)
+        dense = experts is None or experts.dense_layers > 0
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0]),
-            self.per_layer("feed_forward_length", layers),
+            self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
@@ -212,7 +255,8 @@ class _Reader:
                 )
             return tuple(bool(value) for value in pattern)
         every = self.count("attention.sliding_window_pattern", self.facts.window_pattern, least=0)
-        return tuple(every == 0 or i % every < every - 1 for i in range(layers))
+        whole = 0 if self.facts.whole_layer_first else every - 1
+        return tuple(every == 0 or i % every != whole for i in range(layers))
 
     def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
         given = self.factor("attention.scale")
@@ -221,12 +265,46 @@ class _Reader:
         by_heads = layers == self.facts.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
-    def refuse_experts(self) -> None:
-        if self.get("expert_count", 0):
-            raise UnsupportedModelError(
-                f"{self.name}.expert_count: {self.get('expert_count')} experts; mixtures aren't run yet, "
-                "llama.cpp may: add --engine llama.cpp"
-            )
+    def experts(self, layers: int) -> ExpertsConfig | None:
+        """The mixture's sizes; None: the model is dense."""
+        kind = self.facts.experts
+        most = 0 if kind == "never" else MAX_EXPERTS
+        count = self.count("expert_count", 0, least=int(kind == "always"), most=most)
+        if count == 0:
+            return None
+        groups = self.count("expert_group_count", 1, least=0)
+        if groups > 1:
+            raise self.refused("expert_group_count", groups, "no groups of experts")
+        used = self.count("expert_used_count", most=count)
+        return ExpertsConfig(
+            count=count,
+            used=used,
+            feed_forward=self.expert_length(used),
+            shared=self.shared_length(),
+            gating=self.gating(),
+            normalised=self.facts.expert_weights_normalised,
+            scale=self.factor("expert_weights_scale") or 1.0,
+            dense_layers=self.count("leading_dense_block_count", 0, least=0, most=layers),
+        )
+
+    def expert_length(self, used: int) -> int:
+        if self.get("expert_feed_forward_length") is not None:
+            return self.count("expert_feed_forward_length", most=1 << 24)
+        length = self.count("feed_forward_length", most=1 << 24)
+        return max(1, length // used) if self.facts.expert_length_by_share else length
+
+    def shared_length(self) -> int:
+        if self.facts.shared_expert == "none":
+            return 0
+        length = self.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 24)
+        if not length and self.facts.shared_expert == "gated":
+            return self.count("feed_forward_length", most=1 << 24)
+        return length
+
+    def gating(self) -> Gating:
+        if self.facts.gating is not None:
+            return self.facts.gating
+        return GATINGS[self.count("expert_gating_func", most=len(GATINGS))]
 
     def head_dim(self, width: int, heads: int) -> int:
         head_dim = self.count("attention.key_length", max(1, width // heads), most=4096)
@@ -241,11 +319,11 @@ class _Reader:
         return self.factor("embedding_scale") or 1.0
 
     def config(self, vocabulary_size: int) -> ModelConfig:
-        self.refuse_experts()
         facts = self.facts
         layers = self.count("block_count", most=MAX_LAYERS)
         width = self.count("embedding_length", most=1 << 20)
-        shapes = self.shapes(layers)
+        experts = self.experts(layers)
+        shapes = self.shapes(layers, experts)
         head_dim = self.head_dim(width, shapes[0].heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", facts.default_window, least=0)
@@ -271,4 +349,5 @@ class _Reader:
             embedding_scale=self.embedding_scale(width),
             residual_scale=self.factor("residual_scale") or 1.0,
             logit_scale=1 / (self.factor("logit_scale") or 1.0),
+            experts=experts,
         )

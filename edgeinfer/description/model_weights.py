@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_config import ExpertsConfig, ModelConfig
 from edgeinfer.description.rope_scaling import Factors
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_kernels.weights import (
     AttentionWeights,
     DecoderWeights,
+    ExpertWeights,
     FeedForwardWeights,
     LayerWeights,
     Matrix,
@@ -70,6 +71,20 @@ class WeightReader:
         self._taken.add(full)
         return Matrix(full, info.format.name, rows, columns, self._file.raw(full).reshape(rows, -1))
 
+    def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """The tensor `name`.weight of (count, rows, columns): one matrix for each expert."""
+        full = f"{name}.weight"
+        info = self._file.tensors.get(full)
+        if info is None:
+            raise UnsupportedModelError(
+                f"{full} is missing: architecture {self._config.architecture} with experts needs it"
+            )
+        if info.shape != (count, rows, columns):
+            raise UnsupportedModelError(f"{full}: shape {info.shape}, wanted {(count, rows, columns)}")
+        self._taken.add(full)
+        raw = self._file.raw(full).reshape(count * rows, -1)
+        return Matrix(full, info.format.name, rows, columns, raw, count)
+
     def vector(self, name: str, length: int) -> Vector | None:
         """The tensor `name` in float32, or None if the file has none."""
         if name not in self._file.tensors:
@@ -125,6 +140,7 @@ class WeightReader:
             attn_q_norm=q_norm,
             attn_k_norm=k_norm,
             attn_post_norm=post_norm,
+            attn_sinks=self.required(f"{prefix}.attn_sinks.weight", shape.heads) if facts.sinks else None,
         )
 
     def _norms(self, pre_norm: bool, before: str, after: str) -> tuple[Vector | None, Vector | None]:
@@ -154,7 +170,39 @@ class WeightReader:
             self.vector(f"{prefix}.attn_{part}.bias", count) for part, count in zip("qkv", rows, strict=True)
         ]
 
-    def feed_forward(self, layer: int) -> FeedForwardWeights:
+    def feed_forward(self, layer: int) -> FeedForwardWeights | ExpertWeights:
+        experts = self._config.experts_of(layer)
+        return self._dense(layer) if experts is None else self._mixture(layer, experts)
+
+    def _mixture(self, layer: int, experts: ExpertsConfig) -> ExpertWeights:
+        config, prefix = self._config, f"blk.{layer}"
+        count, hidden, width = experts.count, experts.feed_forward, config.width
+        return ExpertWeights(
+            ffn_gate_inp=self.matrix(f"{prefix}.ffn_gate_inp", count, width),
+            ffn_up_exps=self.experts(f"{prefix}.ffn_up_exps", count, hidden, width),
+            ffn_down_exps=self.experts(f"{prefix}.ffn_down_exps", count, width, hidden),
+            ffn_gate_exps=self.experts(f"{prefix}.ffn_gate_exps", count, hidden, width),
+            ffn_norm=self.required(f"{prefix}.{config.facts.feed_forward_norm}.weight", width),
+            ffn_gate_inp_bias=self.vector(f"{prefix}.ffn_gate_inp.bias", count),
+            ffn_up_exps_bias=self.vector(f"{prefix}.ffn_up_exps.bias", count * hidden),
+            ffn_down_exps_bias=self.vector(f"{prefix}.ffn_down_exps.bias", count * width),
+            ffn_gate_exps_bias=self.vector(f"{prefix}.ffn_gate_exps.bias", count * hidden),
+            shared=self._shared(prefix, experts.shared) if experts.shared else None,
+            ffn_gate_inp_shexp=self.required(f"{prefix}.ffn_gate_inp_shexp.weight", width)
+            if config.facts.shared_expert == "gated"
+            else None,
+        )
+
+    def _shared(self, prefix: str, hidden: int) -> FeedForwardWeights:
+        """The expert that every token goes through."""
+        width = self._config.width
+        return FeedForwardWeights(
+            ffn_up=self.matrix(f"{prefix}.ffn_up_shexp", hidden, width),
+            ffn_down=self.matrix(f"{prefix}.ffn_down_shexp", width, hidden),
+            ffn_gate=self.matrix(f"{prefix}.ffn_gate_shexp", hidden, width),
+        )
+
+    def _dense(self, layer: int) -> FeedForwardWeights:
         config, prefix = self._config, f"blk.{layer}"
         width, hidden = config.width, config.shapes[layer].feed_forward
         gate = None

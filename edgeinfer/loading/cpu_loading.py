@@ -20,6 +20,7 @@ from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_offload.host_memory import host_memory
@@ -57,7 +58,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
     kernels = load_kernels(
         user_folder("cache"),
         isa,
-        kernel_formats(weights, sparse.layers),
+        kernel_formats(weights, sparse=sparse.layers),
         wishes.build_progress,
         sparse_kernel_formats(weights, sparse.layers),
     )
@@ -75,6 +76,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         threads=threads,
         repack=wishes.repack,
         sparse=sparse.layers,
+        routing=Routing.allocate(source.specification, BATCH),
         on_placed=placing,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
@@ -103,8 +105,9 @@ class _Needs:
         layers = self.sparse.layers
         workspace = workspace_item(self.specification, self.weights, BATCH, self.threads, self.repack, layers)
         if layers:
-            return [*sparse_items(self.weights, layers, self.sparse.token_bytes), workspace]
-        return [*weight_items(self.weights, self.repack), workspace]
+            items = sparse_items(self.specification, self.weights, layers, self.sparse.token_bytes)
+            return [*items, workspace]
+        return [*weight_items(self.specification, self.weights, self.repack), workspace]
 
     @property
     def _fixed_bytes(self) -> int:

@@ -9,15 +9,9 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda.backend import (
-    CHUNK,
-    CudaBackend,
-    KernelsUnavailableError,
-    cuda_device,
-    device_parts,
-    free_bytes,
-)
+from edgeinfer_kernels.cuda.backend import CudaBackend, KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+from edgeinfer_kernels.cuda.device_parts import CHUNK, DeviceOptions, count_parts, cuda_device, free_bytes
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_offload.plan import Device, Item, MemoryPlan, PlanError, plan_memory
@@ -47,7 +41,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             source.weights,
             source.context,
             cuda_device(gpu.index),
-            quantised_cache=needs.quantised,
+            needs.options,
             on_placed=Placing(source),
         )
     except DeviceMemoryError as error:
@@ -72,17 +66,17 @@ class _Needs:
     def __init__(self, source: ModelSource, gpu: Gpu) -> None:
         self._source = source
         self._gpu = gpu
-        self.quantised = source.wishes.kv == "q8_0"
+        self.options = DeviceOptions(quantised_cache=source.wishes.kv == "q8_0")
 
     def _items(self, context: int) -> list[Item]:
         source = self._source
         try:
-            parts = device_parts(
+            parts = count_parts(
                 source.specification,
                 source.weights,
                 context,
                 cuda_device(self._gpu.index),
-                quantised_cache=self.quantised,
+                self.options,
             )
         except UnsupportedOnDeviceError as error:
             raise GpuUnavailableError(f"{source.name}: {error}") from error

@@ -8,7 +8,7 @@ from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.profiling.predictor_training import Trained, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
-from edgeinfer_kernels.cpu.sparse import SparseLayers, bytes_of_a_token, why_dense
+from edgeinfer_kernels.cpu.sparse import SparseLayers, bytes_of_a_token, dense_layer, why_dense
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import ActivityProfile, ProfileError, find_profile
 
@@ -82,7 +82,7 @@ def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None
 def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
     found: dict[int, Trained | None] = {}
     for layer in able:
-        weights = source.weights.layers[layer].feed_forward
+        weights = dense_layer(source.weights, layer)
         try:
             trained = read_predictor(
                 profile.arrays if profile else {}, layer, weights.ffn_gate or weights.ffn_up
@@ -103,7 +103,7 @@ def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfil
     paying: dict[int, Trained | None] = {}
     ratios = []
     for layer in able:
-        ratios.append(_ratio(source.weights.layers[layer].feed_forward, _share(profile, layer)))
+        ratios.append(_ratio(dense_layer(source.weights, layer), _share(profile, layer)))
         if ratios[-1] < PAYS_BELOW:
             paying[layer] = None
     if paying:
@@ -132,7 +132,7 @@ def _choice(
 ) -> SparseChoice:
     token_bytes, shares = {}, []
     for layer, trained in found.items():
-        weights, active = source.weights.layers[layer].feed_forward, _share(profile, layer)
+        weights, active = dense_layer(source.weights, layer), _share(profile, layer)
         predictor = trained.predictor if trained else None
         named = trained.named if trained else active
         read = bytes_of_a_token(weights, predictor, active, named)

@@ -15,7 +15,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import Samples, Trained, predictor_arrays, train
 from edgeinfer.profiling.recording import (
-    RELU_FAMILIES,
+    EXACT_RULE,
     WINDOW,
     Half,
     cpu_engine,
@@ -26,6 +26,8 @@ from edgeinfer.profiling.recording import (
 )
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.cpu.sparse import dense_layer
+from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import ActivityProfile, model_hash, save_profile
 from edgeinfer_offload.concentration import Coverage, coverage
@@ -80,7 +82,8 @@ def profile(
         made = replace(made, model_hash=model_hash(found.path))
         trained: list[Trained] = []
         if predictor:
-            weights = [layer.feed_forward for layer in cpu_engine(loaded)[1].weights.layers]
+            found_weights = cpu_engine(loaded)[1].weights
+            weights = [dense_layer(found_weights, layer) for layer in range(len(found_weights.layers))]
             trained = _trained(weights, samples, rank, report)
             arrays = {name: value for layer, each in enumerate(trained)
                       for name, value in predictor_arrays(layer, each).items()}  # fmt: skip
@@ -92,7 +95,8 @@ def profile(
 
 def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] = ()) -> Profiling:
     """What a profile says, layer by layer and overall."""
-    counts = list(made.layers("neurons").values())
+    by_layer = made.layers("neurons") | made.layers("experts")
+    counts = [by_layer[layer] for layer in sorted(by_layer)]
     each = tuple(coverage([layer], made.tokens) for layer in counts)
     return Profiling(path, made, each, coverage(counts, made.tokens), tuple(trained))
 
@@ -121,26 +125,32 @@ def _counted(
 ) -> tuple[ActivityProfile, list[Samples]]:
     """The counts of both halves, and of all layers x and activity, if they are to be kept."""
     specification = cpu_engine(model)[0].specification
-    rules = sorted({rule_of(layer.feed_forward.activation) for layer in specification.layers})
-    activations = {layer.feed_forward.activation for layer in specification.layers}
-    if keep and not activations <= set(RELU_FAMILIES):
+    facts = [layer.feed_forward for layer in specification.layers]
+    rules = sorted(set(map(rule_of, facts)))
+    if keep and rules != [EXACT_RULE]:
+        kinds = {"a mixture" if isinstance(fact, ExpertsSpecification) else fact.activation for fact in facts}
         raise SettingError(
             f"{model.name}: predictors name neurons that a ReLU lets through; its activation is "
-            f"{', '.join(sorted(activations))}"
+            f"{', '.join(sorted(kinds))}"
         )
     halves, kept = (Half(), Half()), [_Kept() for _ in specification.layers]
     for half, part in enumerate(_halved(windows)):
 
         def seen(
-            layer: int, normed: Activations, active: npt.NDArray[np.bool_], counted: Half = halves[half]
+            layer: int,
+            normed: Activations | None,
+            active: npt.NDArray[np.bool_],
+            counted: Half = halves[half],
         ) -> None:
             counted.add(layer, active)
-            if keep:
+            if normed is not None and keep:
                 kept[layer].add(normed, active)
 
         record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
-    names = {f"neurons.{layer}": np.stack([half.counts[layer] for half in halves])
-             for layer in range(len(specification.layers))}  # fmt: skip
+    names = {}
+    for layer, fact in enumerate(facts):
+        kind = "experts" if isinstance(fact, ExpertsSpecification) else "neurons"
+        names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
     made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
     return made, [each.samples() for each in kept] if keep else []
 

@@ -12,17 +12,20 @@ from edgeinfer.model import Model
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.specification import Activation
+from edgeinfer_kernels.specification import Activation, ExpertsSpecification, FeedForwardSpecification
 
 WINDOW = 512
 TOLD_TOKENS = 256
 RELU_FAMILIES = ("relu", "relu_squared")
 EXACT_RULE = "not exactly zero"
+ROUTED_RULE = "an expert that the router chose"
 MAGNITUDE_RULE = "at least the root mean square of its row"
 
 Report = Callable[[int, int], None]
-Seen = Callable[[int, Activations, npt.NDArray[np.bool_]], None]
-"""Called with a layer, its normed x (tokens, width) and which neurons were active (tokens, neurons)."""
+Seen = Callable[[int, Activations | None, npt.NDArray[np.bool_]], None]
+"""Called with a layer, its normed x (tokens, width) and which neurons were active (tokens, neurons);
+of a mixture, None and which experts (tokens, experts).
+"""
 
 
 @dataclass
@@ -77,16 +80,19 @@ def cpu_engine(model: Model) -> tuple[Transformer, CpuBackend]:
 def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: Report | None = None) -> None:
     """Read every window from an empty cache; `seen` hears of each layer of each step."""
     engine, backend = cpu_engine(model)
-    activations = [layer.feed_forward.activation for layer in engine.specification.layers]
+    facts = [layer.feed_forward for layer in engine.specification.layers]
     for done, window in enumerate(windows):
         engine.rewind(0)
         for ids in _steps(window, engine.batch):
             start, x = len(engine.ids), backend.embed(ids)
-            for layer, activation in enumerate(activations):
+            for layer, fact in enumerate(facts):
                 backend.attention_block(layer, x, start)
                 backend.feed_forward_block(layer, x)
+                if isinstance(fact, ExpertsSpecification):
+                    seen(layer, None, used_experts(backend, layer, len(ids), fact.count))
+                    continue
                 normed, hidden = backend.feed_forward_rows(layer, len(ids))
-                seen(layer, normed, active_neurons(hidden, activation))
+                seen(layer, normed, active_neurons(hidden, fact.activation))
             engine.cache.append(ids)
         if report:
             report(done + 1, len(windows))
@@ -95,6 +101,15 @@ def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: R
 def _steps(ids: Sequence[int], batch: int) -> Iterator[list[int]]:
     for first in range(0, len(ids), batch):
         yield list(ids[first : first + batch])
+
+
+def used_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> npt.NDArray[np.bool_]:
+    """Which experts the tokens of the last step went to."""
+    assert backend.routing is not None
+    ids = backend.routing.ids[layer, :tokens]
+    used = np.zeros((tokens, experts + 1), np.bool_)
+    used[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last, which is nobody
+    return used[:, :experts]
 
 
 def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDArray[np.bool_]:
@@ -106,6 +121,8 @@ def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDAr
     return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))
 
 
-def rule_of(activation: Activation) -> str:
-    """What `active_neurons` goes by, for a person."""
-    return EXACT_RULE if activation in RELU_FAMILIES else MAGNITUDE_RULE
+def rule_of(facts: FeedForwardSpecification | ExpertsSpecification) -> str:
+    """What activity goes by, for a person."""
+    if isinstance(facts, ExpertsSpecification):
+        return ROUTED_RULE
+    return EXACT_RULE if facts.activation in RELU_FAMILIES else MAGNITUDE_RULE

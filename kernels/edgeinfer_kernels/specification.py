@@ -1,6 +1,6 @@
 """What a decoder computes, as rows of facts: the same for every backend, free of names of model families."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -46,7 +46,7 @@ class RopeSpecification:
 @dataclass(frozen=True)
 class AttentionSpecification:
     """One layer's attention. `window`: a token sees itself and window - 1 before it; 0: all. soft_cap 0:
-    none.
+    none. `sinks`: every head's softmax has one more score, a weight of its own, whose value is nothing.
     """
 
     heads: int
@@ -59,9 +59,15 @@ class AttentionSpecification:
     window: int = 0
     soft_cap: float = 0.0
     residual_scale: float = 1.0
+    sinks: bool = False
 
 
-Activation = Literal["silu", "gelu", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu", "relu", "relu_squared", "clamped_swiglu"]
+CLAMPED_SWIGLU_SLOPE = 1.702
+CLAMPED_SWIGLU_LIMIT = 7.0
+"""clamped_swiglu: with g = min(gate, limit) and u = up within ±limit, g · sigmoid(slope · g) · (u + 1).
+Source: gpt-oss.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,37 @@ class FeedForwardSpecification:
     residual_scale: float = 1.0
 
 
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+LEAST_WEIGHT_SUM = 2.0**-14
+"""What the chosen experts' weights are divided by at least: the smallest normal float16."""
+
+
+@dataclass(frozen=True)
+class ExpertsSpecification:
+    """One layer's mixture of experts: of `count` feed-forwards those `used` that the router likes best.
+
+    With scores s = router(h) the chosen are the largest s, the lower number first among equals. Their weights
+    are softmax(s) over all experts, sigmoid(s), or softmax over the chosen (`gating`); `normalised`: divided
+    by their sum, LEAST_WEIGHT_SUM at least; then times `scale`. The result is Σ weight · expert(h), and a
+    shared expert's where the weights have one. `early`: the router reads the layer's input, before attention
+    and without a norm.
+    """
+
+    activation: Activation
+    norm: NormSpecification
+    count: int
+    used: int
+    gating: Gating
+    normalised: bool
+    scale: float = 1.0
+    early: bool = False
+    residual_scale: float = 1.0
+
+
 @dataclass(frozen=True)
 class LayerSpecification:
     attention: AttentionSpecification
-    feed_forward: FeedForwardSpecification
+    feed_forward: FeedForwardSpecification | ExpertsSpecification
 
 
 @dataclass(frozen=True)
@@ -92,3 +125,7 @@ class DecoderSpecification:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+
+    def of_layers(self, first: int, last: int) -> "DecoderSpecification":
+        """The same with layers first..last alone."""
+        return replace(self, layers=self.layers[first:last])

@@ -1,6 +1,6 @@
 """The weights of a decoder as backends take them: matrices in their file's bytes, vectors in float32."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,30 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight matrix: `raw` is (rows, bytes of a row) uint8, most often a view of the memory map."""
+    """A weight matrix: `raw` is (rows, bytes of a row) uint8, most often a view of the memory map.
+
+    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`.
+    """
 
     name: str
     format: str
     rows: int
     columns: int
     raw: npt.NDArray[np.uint8]
+    experts: int = 1
+
+    def expert(self, index: int) -> "Matrix":
+        """One expert's matrix, without a copy."""
+        raw = self.raw[index * self.rows : (index + 1) * self.rows]
+        return Matrix(self.name, self.format, self.rows, self.columns, raw)
 
     def take_rows(self, first: int, last: int) -> "Matrix":
         """The matrix of rows first..last, without a copy."""
         return Matrix(self.name, self.format, last - first, self.columns, self.raw[first:last])
 
     def decoded(self) -> npt.NDArray[np.float32]:
-        """(rows, columns) float32."""
-        return decode(self.raw.reshape(-1), self.format).reshape(self.rows, self.columns)
+        """(rows, columns) float32, of all experts if there are several."""
+        return decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """(len(indices), columns) float32."""
@@ -56,6 +65,10 @@ class AttentionWeights:
     attn_q_norm: Vector | None = None
     attn_k_norm: Vector | None = None
     attn_post_norm: Vector | None = None
+    attn_sinks: Vector | None = None
+
+    def matrices(self) -> list[Matrix]:
+        return [self.attn_q, self.attn_k, self.attn_v, self.attn_output]
 
 
 @dataclass(frozen=True)
@@ -72,11 +85,61 @@ class FeedForwardWeights:
     ffn_down_bias: Vector | None = None
     ffn_post_norm: Vector | None = None
 
+    def matrices(self) -> list[Matrix]:
+        return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """One layer's mixture of experts, by GGUF name; the experts' biases lie one behind the other.
+
+    `shared` is a feed-forward that every token goes through, without norms of its own; its result is
+    multiplied by sigmoid(ffn_gate_inp_shexp · h) where there is that vector.
+    """
+
+    ffn_gate_inp: Matrix
+    ffn_up_exps: Matrix
+    ffn_down_exps: Matrix
+    ffn_gate_exps: Matrix
+    ffn_norm: Vector
+    ffn_gate_inp_bias: Vector | None = None
+    ffn_up_exps_bias: Vector | None = None
+    ffn_down_exps_bias: Vector | None = None
+    ffn_gate_exps_bias: Vector | None = None
+    shared: FeedForwardWeights | None = None
+    ffn_gate_inp_shexp: Vector | None = None
+
+    def expert(self, index: int) -> FeedForwardWeights:
+        """One expert as a feed-forward without norms."""
+
+        def bias(stack: Matrix, biases: Vector | None) -> Vector | None:
+            return None if biases is None else biases[index * stack.rows : (index + 1) * stack.rows]
+
+        return FeedForwardWeights(
+            ffn_up=self.ffn_up_exps.expert(index),
+            ffn_down=self.ffn_down_exps.expert(index),
+            ffn_gate=self.ffn_gate_exps.expert(index),
+            ffn_gate_bias=bias(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_up_bias=bias(self.ffn_up_exps, self.ffn_up_exps_bias),
+            ffn_down_bias=bias(self.ffn_down_exps, self.ffn_down_exps_bias),
+        )
+
+    def stacks(self) -> list[Matrix]:
+        """The experts' own matrices."""
+        return [self.ffn_up_exps, self.ffn_down_exps, self.ffn_gate_exps]
+
+    def every_token(self) -> list[Matrix]:
+        """The matrices that each token is multiplied with: the router's and the shared expert's."""
+        return [self.ffn_gate_inp, *([] if self.shared is None else self.shared.matrices())]
+
+    def matrices(self) -> list[Matrix]:
+        return [*self.stacks(), *self.every_token()]
+
 
 @dataclass(frozen=True)
 class LayerWeights:
     attention: AttentionWeights
-    feed_forward: FeedForwardWeights
+    feed_forward: FeedForwardWeights | ExpertWeights
 
 
 @dataclass(frozen=True)
@@ -89,13 +152,17 @@ class DecoderWeights:
     output_norm_bias: Vector | None
     layers: tuple[LayerWeights, ...]
 
-    def matrices(self) -> list[Matrix]:
+    def below(self, layer: int) -> "DecoderWeights":
+        """The embedding and the layers before `layer`, for a backend that leaves the rest to another."""
+        return replace(self, layers=self.layers[:layer])
+
+    def above(self, layer: int) -> "DecoderWeights":
+        """The layers from `layer` on and the head."""
+        return replace(self, layers=self.layers[layer:])
+
+    def matrices(self, *, head: bool = True) -> list[Matrix]:
         """Every matrix that is multiplied with, each once; the embedding only as a tied head."""
         found = []
         for layer in self.layers:
-            attention, feed_forward = layer.attention, layer.feed_forward
-            found += [attention.attn_q, attention.attn_k, attention.attn_v, attention.attn_output]
-            found += [feed_forward.ffn_up, feed_forward.ffn_down]
-            if feed_forward.ffn_gate is not None:
-                found.append(feed_forward.ffn_gate)
-        return [*found, self.output]
+            found += [*layer.attention.matrices(), *layer.feed_forward.matrices()]
+        return [*found, self.output] if head else found

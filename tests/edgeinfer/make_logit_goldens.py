@@ -30,6 +30,8 @@ def quantised(model: RandomModel) -> RandomModel:
         model,
         width=256,
         feed_forward=512,
+        expert_length=256 if model.expert_length else 0,
+        shared_length=256 if model.shared_length else 0,
         heads=8,
         kv_heads=8 if model.kv_heads == model.heads else 4,
         head_dim=32,

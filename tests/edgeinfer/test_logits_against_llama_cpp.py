@@ -29,7 +29,8 @@ from tests.random_models import ZOO, RandomModel
 Logits = npt.NDArray[np.floating]
 FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantised")]
 OTHER_SEED = 11
-LIVE = [file for file in FILES if file[1] == "plain" or file[0] in ("llama", "gemma3", "phi3-longrope")]
+LIVE_QUANTISED = ("llama", "gemma3", "phi3-longrope", "qwen3moe")
+LIVE = [file for file in FILES if file[1] == "plain" or file[0] in LIVE_QUANTISED]
 SLACK = 1e-5
 
 
@@ -62,6 +63,11 @@ def distance(got: Logits, want: Logits) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
+def median_distance(got: Logits, want: Logits) -> float:
+    """Of the positions; an expert that flips at a near-tie costs a position or two."""
+    return float(np.median([distance(row, other) for row, other in zip(got, want, strict=True)]))
+
+
 def decided(logits: Logits, margin: float) -> Iterator[tuple[int, int]]:
     """(row, best token) of the rows whose best is ahead by more than `margin`."""
     for row, values in enumerate(logits):
@@ -91,13 +97,15 @@ def test_every_file_of_the_zoo_has_a_golden(goldens: dict[str, npt.NDArray[np.fl
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
     """The formula is llama.cpp's, and our kernels stay about as near to it as theirs."""
     exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
-    their_distance = distance(theirs, exact)
+    mixture = ZOO[name].experts > 0
+    measure = median_distance if mixture else distance
+    their_distance = measure(theirs, exact)
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
-        # int8 activations on both sides.
-        assert their_distance < 0.05
-    assert distance(ours, exact) <= 2 * their_distance + SLACK
+        # int8 activations on both sides, which make experts flip at near-ties.
+        assert their_distance < (0.25 if mixture else 0.05)
+    assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best
 

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.neuron_layout import (
     row_groups,
 )
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
-from edgeinfer_kernels.cpu.sparse import SparseLayers, why_dense
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
@@ -247,7 +247,7 @@ def decoder(
 
 def everybody(weights: DecoderWeights) -> NeuronPredictor:
     """A predictor that names every neuron."""
-    neurons = weights.layers[0].feed_forward.ffn_up.rows
+    neurons = dense_layer(weights, 0).ffn_up.rows
     return NeuronPredictor(
         random_matrix("Q8_0", 32, WIDTH),
         random_matrix("Q8_0", neurons, 32),
@@ -332,7 +332,7 @@ def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_m
     nobody = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
     assert np.array_equal(feed_forward(facts, weights, x, {0: nobody}), x)
     half = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
-    w = weights.layers[0].feed_forward
+    w = dense_layer(weights, 0)
     assert w.ffn_gate_bias is not None
     off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
     others = replace(
@@ -344,7 +344,7 @@ def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_m
 
 def test_layers_that_cannot_be_sparse_say_why() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
-    w, first = weights.layers[0].feed_forward, facts.layers[0].feed_forward
+    w, first = dense_layer(weights, 0), facts.layers[0].feed_forward
     assert why_dense(first, w) is None
     reason = why_dense(replace(first, activation="silu"), w)
     assert reason == "its activation is silu, which is never exactly zero"

@@ -21,10 +21,10 @@ def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str)
     outcome = edgeinfer("profile", model, "--text", LICENCE, "--tokens", "128")
     assert outcome.code == 0
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
-    assert lines[0] == "layer neurons active hottest 10% hottest 20% hottest 30% hottest 50% hot set"
+    assert lines[0] == "layer units active hottest 10% hottest 20% hottest 30% hottest 50% hot set"
     assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "all"]
     assert lines[5] == "active: not exactly zero; counted over 64 tokens, checked on 64 others"
-    assert lines[6] == "as many neurons at random would cover 10%, 20%, 30%, 50%"
+    assert lines[6] == "as many at random would cover 10%, 20%, 30%, 50%"
     assert f"edgeinfer: saved in {model}.profile.npz" in outcome.err
     assert Path(f"{model}.profile.npz").exists()
 

@@ -50,7 +50,7 @@ def profile(
     threads: Threads = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Count which neurons a model uses over a text, and save the counts beside the model.
+    """Count which neurons (or experts) a model uses over a text; save the counts beside the model.
 
     The report says what share of the second half's activations the neurons
     cover that were hottest in the first half; as many at random would cover the
@@ -132,7 +132,7 @@ def profile_report(found: "Profiling") -> dict[str, Any]:
 def _print_report(found: "Profiling") -> None:
     from edgeinfer_offload.concentration import SHARES
 
-    head = ["layer", "neurons", "active", *(f"hottest {share:.0%}" for share in SHARES), "hot set"]
+    head = ["layer", "units", "active", *(f"hottest {share:.0%}" for share in SHARES), "hot set"]
     head += ["rank", "bytes", "recall", "named"] if found.predictors else []
     rows = [_cells(str(index), layer) for index, layer in enumerate(found.layers)]
     for row, trained in zip(rows, found.predictors, strict=False):
@@ -142,7 +142,7 @@ def _print_report(found: "Profiling") -> None:
     print_columns(head, rows, right=range(1, len(head)))
     first, last = found.profile.tokens
     print(f"active: {found.profile.rule}; counted over {first} tokens, checked on {last} others")
-    print("as many neurons at random would cover " + ", ".join(f"{share:.0%}" for share in SHARES))
+    print("as many at random would cover " + ", ".join(f"{share:.0%}" for share in SHARES))
 
 
 def _cells(name: str, part: "Coverage") -> list[str]:

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, LayerCache, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
+    expert_bytes,
     float_rows,
     int_fields,
     interleave,
@@ -30,11 +32,12 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, HEAD
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
-from edgeinfer_kernels.specification import DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import DecoderWeights, Matrix
+from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
@@ -44,6 +47,17 @@ PROGRAM_TOKENS = 16
 """Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
 where it costs next to nothing and Ctrl-C is heard.
 """
+
+
+BLOCKS = (
+    "attention_block",
+    "feed_forward_block",
+    "route_block",
+    "experts_block",
+    "head_block",
+    "run_program",
+)
+"""The kernels that a model's steps are made of."""
 
 
 ROPE_POSITIONS = 256
@@ -76,9 +90,11 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(weights: DecoderWeights, sparse: SparseLayers | None = None) -> set[str]:
+def kernel_formats(
+    weights: DecoderWeights, *, head: bool = True, sparse: SparseLayers | None = None
+) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    matrices = [*weights.matrices(), *predictor_matrices(sparse or {})]
+    matrices = [*weights.matrices(head=head), *predictor_matrices(sparse or {})]
     return {kernel_format(matrix) for matrix in matrices}
 
 
@@ -93,7 +109,8 @@ class CpuBackend:
     Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
-    `threads` None: all that this process may use.
+    `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
+    and there are no logits. `routing`: where mixtures of experts write their choices.
 
     Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
     lies by neuron from the file. `kernels` are those of `sparse_kernel_formats` then too.
@@ -112,29 +129,36 @@ class CpuBackend:
         threads: int | None = None,
         repack: bool = True,
         sparse: SparseLayers | None = None,
+        head: bool = True,
         on_placed: OnPlaced | None = None,
+        routing: Routing | None = None,
     ) -> None:
         self.specification = specification
         self.weights = weights
         self.batch = batch
         self._arena = Arena()
         self._kernels = kernels
+        self.routing = routing
         sparse = sparse or {}
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
-        matrices, placed = [*weights.matrices(), *predictor_matrices(sparse)], {}
+        matrices, placed = [*weights.matrices(head=head), *predictor_matrices(sparse)], {}
         in_file = matrices_by_neuron(weights, sparse) if repack else matrices
         if in_file:
             placed = self._leave_in_file(in_file)
             repack = False
         placed |= self._repack([matrix for matrix in matrices if id(matrix) not in placed], on_placed)
-        self._build(weights, caches, placed, repack, sparse)
+        self._build(weights, caches, placed, repack, head, routing)
+        self._make_sparse(sparse)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
         kernel, offset = self._kernels.address("rows_in_file"), group_offset(self.specification)
+        stride = structure_bytes(FILE_ROWS)
         return {
-            id(matrix): Placed(kernel, file_rows(matrix, self._arena, self._kernels, offset))
+            id(matrix): Placed(
+                kernel, file_rows(matrix, self._arena, self._kernels, offset), expert_stride=stride
+            )
             for matrix in matrices
         }
 
@@ -147,7 +171,8 @@ class CpuBackend:
             ):
                 name = f"rows_{kernel_format(matrix)}"
                 kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
-                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles)
+                stride = expert_bytes(matrix)
+                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles, stride)
                 self.repacked_bytes += interleaved_bytes(matrix)
                 if on_placed:
                     on_placed(matrix)
@@ -160,12 +185,12 @@ class CpuBackend:
         caches: Sequence[LayerCache],
         placed: dict[int, Placed],
         repack: bool,
-        sparse: SparseLayers,
+        head: bool,
+        routing: Routing | None,
     ) -> None:
         facts = self.specification
         workspace = Workspace(self._arena, facts, weights, self.batch, self.team.threads, repack)
         self._workspace = workspace
-        self._neurons = [layer.feed_forward.ffn_up.rows for layer in weights.layers]
         self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
@@ -173,42 +198,55 @@ class CpuBackend:
             for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
         ]
         self._feed_forward = [
-            builder.feed_forward(layer.feed_forward, w.feed_forward)
-            for layer, w in zip(facts.layers, weights.layers, strict=True)
+            self._feed_forward_step(builder, index, w.feed_forward, routing)
+            for index, w in enumerate(weights.layers)
         ]
-        self._sparse = self._sparse_blocks(builder, weights, sparse)
-        self._head = builder.head(facts.norm, weights)
-        self._head_fields = int_fields(self._head, len(HEAD))
+        if head:
+            self._head = builder.head(facts.norm, weights)
+            self._head_fields = int_fields(self._head, len(HEAD))
         self._x_address = workspace.rows("x")[0]
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
-        self._functions = {
-            name: self._kernels.address(name)
-            for name in ("attention_block", "feed_forward_block", "head_block", "run_program")
-        }
-        if sparse:
-            self._functions["sparse_feed_forward_block"] = self._kernels.address("sparse_feed_forward_block")
+        self._functions = {name: self._kernels.address(name) for name in BLOCKS}
+        self._builder = builder
+
+    def _make_sparse(self, layers: SparseLayers) -> None:
+        """Sparse blocks in place of these layers' feed-forwards; then the program."""
+        if layers:
+            name, threads = "sparse_feed_forward_block", self.team.threads
+            self._functions[name] = self._kernels.address(name)
+            made = SparseBuilder(
+                self._arena, self._kernels, self.specification, self.weights, layers, threads
+            )
+            with ThreadPoolExecutor(max_workers=threads) as pool:
+                blocks = pool.map(lambda i: made.block(i, self._feed_forward[i][1], self._builder), layers)
+                for layer, block in zip(layers, blocks, strict=True):
+                    self._feed_forward[layer] = name, block
         self._build_program()
 
-    def _sparse_blocks(
-        self, builder: BlockBuilder, weights: DecoderWeights, sparse: SparseLayers
-    ) -> dict[int, int]:
-        """The sparse layers' blocks, by layer; they know the dense ones."""
-        if not sparse:
-            return {}
-        by_neuron = SparseBuilder(
-            self._arena, self._kernels, self.specification, weights, sparse, self.team.threads
-        )
-        with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
-            made = pool.map(lambda i: by_neuron.block(i, self._feed_forward[i], builder), sparse)
-            return dict(zip(sparse, made, strict=True))
+    def _feed_forward_step(
+        self,
+        builder: BlockBuilder,
+        layer: int,
+        w: FeedForwardWeights | ExpertWeights,
+        routing: Routing | None,
+    ) -> tuple[str, int]:
+        """The name of the layer's second block and the structure that it reads."""
+        facts = self.specification.layers[layer].feed_forward
+        if isinstance(w, FeedForwardWeights):
+            assert not isinstance(facts, ExpertsSpecification)
+            return "feed_forward_block", builder.feed_forward(facts, w)
+        assert isinstance(facts, ExpertsSpecification)
+        rows = None
+        if routing is not None:
+            ids = routing.ids[layer]
+            rows = RoutingRows(self._arena.keep(ids), ids.strides[0])
+        return "experts_block", ExpertBlockBuilder(builder).experts(facts, w, rows)
 
-    def _feed_forward_of(self, layer: int) -> tuple[str, int]:
-        """The function and the block of a layer's feed-forward."""
-        if layer in self._sparse:
-            return "sparse_feed_forward_block", self._sparse[layer]
-        return "feed_forward_block", self._feed_forward[layer]
+    def _routes_early(self, layer: int) -> bool:
+        facts = self.specification.layers[layer].feed_forward
+        return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
@@ -219,11 +257,12 @@ class CpuBackend:
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
         steps = []
-        for layer, (rope, attention) in enumerate(zip(ropes, self._attention, strict=True)):
-            call = address(calls[rope])
-            function, feed_forward = self._feed_forward_of(layer)
-            steps.append((self._functions["attention_block"], attention, call))
-            steps.append((self._functions[function], feed_forward, call))
+        for layer, rope in enumerate(ropes):
+            call, (function, block) = address(calls[rope]), self._feed_forward[layer]
+            if self._routes_early(layer):
+                steps.append((self._functions["route_block"], block, call))
+            steps.append((self._functions["attention_block"], self._attention[layer], call))
+            steps.append((self._functions[function], block, call))
         self._program = np.array(steps, np.int64)
         self._steps = np.array([len(steps)], np.int64)
         self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
@@ -252,18 +291,23 @@ class CpuBackend:
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
+        if self._routes_early(layer):
+            self._run("route_block", self._feed_forward[layer][1], x)
         rope = self._layer_tables[layer].address_of(start, len(x))
         self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
-        self._run(*self._feed_forward_of(layer), x)
+        function, block = self._feed_forward[layer]
+        self._run(function, block, x)
 
     def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
         """What the dense feed-forward block of a layer has just multiplied with: (tokens, width), the normed
         x; (tokens, neurons), activation(gate)·up or activation(up). Views, valid until the next block.
         """
+        weights = self.weights.layers[layer].feed_forward
+        assert isinstance(weights, FeedForwardWeights)
         found = []
-        for name, columns in (("normed", self.specification.width), ("hidden", self._neurons[layer])):
+        for name, columns in (("normed", self.specification.width), ("hidden", weights.ffn_up.rows)):
             at, stride = self._workspace.rows(name)
             found.append(float_rows(at, tokens, stride // 4)[:, :columns])
         return found[0], found[1]

@@ -3,7 +3,15 @@
 from typing import NamedTuple
 
 from edgeinfer_kernels.backend import LayerCache, padded
-from edgeinfer_kernels.cpu.memory import Arena, bits, kernel_columns, kernel_format, padded_vector
+from edgeinfer_kernels.cpu.memory import (
+    Arena,
+    bits,
+    is_float_format,
+    kernel_columns,
+    kernel_format,
+    padded_rows,
+    padded_vector,
+)
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_CODES,
     ATTENTION,
@@ -22,7 +30,6 @@ from edgeinfer_kernels.specification import (
 )
 from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForwardWeights, Matrix, Vector
 
-FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 NORM_KINDS = {"rms": 1, "layer": 2}
 NEVER = 1 << 40
 """More tokens than there are."""
@@ -31,12 +38,13 @@ QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 class Placed(NamedTuple):
     """A matrix where kernels find it: the addresses of its row kernel, of what that takes as weights, and of
-    the row kernel by tiles or 0.
+    the row kernel by tiles or 0; and how many bytes of weights an expert has.
     """
 
     kernel: int
     weights: int
     tile_kernel: int = 0
+    expert_stride: int = 0
 
 
 class BlockBuilder:
@@ -49,49 +57,63 @@ class BlockBuilder:
         placed: dict[int, Placed],
         width: int,
     ) -> None:
-        self._arena = arena
-        self._workspace = workspace
+        self.arena = arena
+        self.workspace = workspace
         self._placed = placed
-        self._width = width
+        self.width = width
 
-    def _norm(
+    def norm(
         self, norm: NormSpecification, width: int, weight: Vector | None, bias: Vector | None = None
     ) -> int:
         """A NORM; of kind 0, which copies, where there is no weight."""
-        return self._arena.fill(
+        return self.arena.fill(
             NORM,
             kind=NORM_KINDS[norm.kind] if weight is not None else 0,
             epsilon=bits(norm.epsilon),
-            weight=self._arena.keep(padded_vector(weight)),
-            bias=self._arena.keep(padded_vector(bias)),
+            weight=self.arena.keep(padded_vector(weight)),
+            bias=self.arena.keep(padded_vector(bias)),
             width=width,
             padded=padded(width),
         )
 
     def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
-        """A MATRIX."""
+        """A MATRIX; the bias has a row for each expert."""
         name = kernel_format(matrix)
-        is_float, placed = name in FLOAT_FORMATS, self._placed[id(matrix)]
-        return self._arena.fill(
+        placed = self._placed[id(matrix)]
+        rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
+        return self.arena.fill(
             MATRIX,
             kernel=placed.kernel,
             tile_kernel=placed.tile_kernel,
             weights=placed.weights,
             rows=matrix.rows,
             columns=kernel_columns(name, matrix.columns),
-            quantised=0 if is_float else 1,
-            bias=self._arena.keep(padded_vector(bias)),
+            quantised=0 if is_float_format(matrix) else 1,
+            bias=self.arena.keep(rows),
+            expert_stride=placed.expert_stride,
+            bias_stride=4 * padded(matrix.rows),
         )
 
-    def _input(self, name: str, columns: int, readers: list[Matrix]) -> int:
-        """Rows that `readers` multiply with: float32, and int8 or tiles if any of them wants it."""
-        floats, float_stride = self._workspace.rows(name)
+    def input(
+        self,
+        name: str,
+        columns: int,
+        readers: list[Matrix],
+        strides: tuple[int, int] | None = None,
+        keep_floats: bool = True,
+    ) -> int:
+        """Rows that `readers` multiply with: float32 if they are kept, and int8 or tiles if any of them wants
+        it. `strides`: bytes of a row of both where there are several rows a token.
+        """
+        floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
         quantised, quantised_stride = 0, 0
-        takers = [matrix for matrix in readers if kernel_format(matrix) not in FLOAT_FORMATS]
+        takers = [matrix for matrix in readers if not is_float_format(matrix)]
         if takers:
-            quantised, quantised_stride = self._workspace.rows(f"{name}.quantised")
+            quantised, quantised_stride = self.workspace.rows(f"{name}.quantised")
+        if strides is not None:
+            float_stride, quantised_stride = strides
         tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
-        return self._arena.fill(
+        return self.arena.fill(
             INPUT,
             floats=floats,
             float_stride=float_stride,
@@ -101,12 +123,12 @@ class BlockBuilder:
             tile_tokens=TILE_TOKENS if tiles else NEVER,
         )
 
-    def _scratch(self) -> dict[str, int]:
-        return {"scratch": self._workspace.scratch, "scratch_stride": self._workspace.scratch_stride}
+    def scratch(self) -> dict[str, int]:
+        return {"scratch": self.workspace.scratch, "scratch_stride": self.workspace.scratch_stride}
 
     def attention(self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache) -> int:
         """An ATTENTION on this cache."""
-        rows = self._workspace.rows
+        rows = self.workspace.rows
         padded_head = padded(facts.head_dim)
         projected_q, q_stride = rows("projected_q")
         projected_k, kv_stride = rows("projected_k")
@@ -115,7 +137,7 @@ class BlockBuilder:
         projected, projected_stride = rows("projected")
         norm_width = w.attn_q.rows if facts.qk_norm == "row" else facts.head_dim
         kv_norm_width = w.attn_k.rows if facts.qk_norm == "row" else facts.head_dim
-        return self._arena.fill(
+        return self.arena.fill(
             ATTENTION,
             heads=facts.heads,
             kv_heads=facts.kv_heads,
@@ -129,21 +151,21 @@ class BlockBuilder:
             rope_halves=int(facts.rope.halves) if facts.rope else 0,
             qk_norm=QK_NORMS[facts.qk_norm],
             half_cache=int(cache.keys.itemsize == 2),
-            key_cache=self._arena.keep(cache.keys),
-            value_cache=self._arena.keep(cache.values),
-            norm=self._norm(facts.norm, self._width, w.attn_norm, w.attn_norm_bias),
+            key_cache=self.arena.keep(cache.keys),
+            value_cache=self.arena.keep(cache.values),
+            norm=self.norm(facts.norm, self.width, w.attn_norm, w.attn_norm_bias),
             q_matrix=self.matrix(w.attn_q, w.attn_q_bias),
             k_matrix=self.matrix(w.attn_k, w.attn_k_bias),
             v_matrix=self.matrix(w.attn_v, w.attn_v_bias),
             output_matrix=self.matrix(w.attn_output, w.attn_output_bias),
-            q_norm=self._norm(facts.norm, norm_width, w.attn_q_norm) if facts.qk_norm != "none" else 0,
-            k_norm=self._norm(facts.norm, kv_norm_width, w.attn_k_norm) if facts.qk_norm != "none" else 0,
-            post_norm=self._norm(facts.norm, self._width, w.attn_post_norm),
+            q_norm=self.norm(facts.norm, norm_width, w.attn_q_norm) if facts.qk_norm != "none" else 0,
+            k_norm=self.norm(facts.norm, kv_norm_width, w.attn_k_norm) if facts.qk_norm != "none" else 0,
+            post_norm=self.norm(facts.norm, self.width, w.attn_post_norm),
             residual_scale=bits(facts.residual_scale),
-            normed=self._input("normed", self._width, [w.attn_q, w.attn_k, w.attn_v]),
-            mixed=self._input("mixed", facts.heads * facts.head_dim, [w.attn_output]),
+            normed=self.input("normed", self.width, [w.attn_q, w.attn_k, w.attn_v]),
+            mixed=self.input("mixed", facts.heads * facts.head_dim, [w.attn_output]),
             queries=queries,
-            states=self._workspace.states,
+            states=self.workspace.states,
             projected_q=projected_q,
             projected_k=projected_k,
             projected_v=projected_v,
@@ -152,39 +174,40 @@ class BlockBuilder:
             kv_stride=kv_stride,
             query_stride=query_stride,
             projected_stride=projected_stride,
-            **self._scratch(),
+            sinks=self.arena.keep(w.attn_sinks),
+            **self.scratch(),
         )
 
     def feed_forward(self, facts: FeedForwardSpecification, w: FeedForwardWeights) -> int:
         """A FEED_FORWARD."""
         hidden_width = w.ffn_up.rows
         readers = [w.ffn_up] if w.ffn_gate is None else [w.ffn_up, w.ffn_gate]
-        projected, projected_stride = self._workspace.rows("projected")
-        gate, _ = self._workspace.rows("gate")
-        return self._arena.fill(
+        projected, projected_stride = self.workspace.rows("projected")
+        gate, _ = self.workspace.rows("gate")
+        return self.arena.fill(
             FEED_FORWARD,
-            norm=self._norm(facts.norm, self._width, w.ffn_norm, w.ffn_norm_bias),
+            norm=self.norm(facts.norm, self.width, w.ffn_norm, w.ffn_norm_bias),
             gate_matrix=0 if w.ffn_gate is None else self.matrix(w.ffn_gate, w.ffn_gate_bias),
             up_matrix=self.matrix(w.ffn_up, w.ffn_up_bias),
             down_matrix=self.matrix(w.ffn_down, w.ffn_down_bias),
-            post_norm=self._norm(facts.norm, self._width, w.ffn_post_norm),
+            post_norm=self.norm(facts.norm, self.width, w.ffn_post_norm),
             residual_scale=bits(facts.residual_scale),
             activation=ACTIVATION_CODES[facts.activation],
-            normed=self._input("normed", self._width, readers),
-            hidden=self._input("hidden", hidden_width, [w.ffn_down]),
+            normed=self.input("normed", self.width, readers),
+            hidden=self.input("hidden", hidden_width, [w.ffn_down]),
             gate=gate,
             projected=projected,
             projected_stride=projected_stride,
-            **self._scratch(),
+            **self.scratch(),
         )
 
     def head(self, norm: NormSpecification, weights: DecoderWeights) -> int:
         """A HEAD; where it writes its logits is filled in for every call."""
-        return self._arena.fill(
+        return self.arena.fill(
             HEAD,
-            norm=self._norm(norm, self._width, weights.output_norm, weights.output_norm_bias),
+            norm=self.norm(norm, self.width, weights.output_norm, weights.output_norm_bias),
             matrix=self.matrix(weights.output),
-            normed=self._input("normed", self._width, [weights.output]),
+            normed=self.input("normed", self.width, [weights.output]),
             logits_stride=4 * padded(weights.output.rows),
-            **self._scratch(),
+            **self.scratch(),
         )

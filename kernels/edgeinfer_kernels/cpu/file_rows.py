@@ -23,21 +23,22 @@ def file_rows_scratch(matrices: Iterable[Matrix]) -> int:
 
 
 def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int) -> int:
-    """Address of the matrix's FILE_ROWS; the arena keeps the memory map open."""
+    """Address of the matrix's FILE_ROWS, one for each expert; the arena keeps the memory map open."""
     name = kernel_format(matrix)
     layout = RowLayout.of(name, matrix.columns)
-    return arena.fill(
-        FILE_ROWS,
-        kernel=kernels.address(f"rows_{name}"),
-        source=arena.keep(matrix.raw),
-        rows=matrix.rows,
-        row_bytes=matrix.raw.strides[0],
-        ternary=int(_is_ternary(matrix)),
-        layout_row_bytes=layout.row_bytes,
-        blocks=layout.blocks,
-        block_bytes=layout.block_bytes,
-        fields=arena.keep(layout.fields),
-        field_count=len(layout.fields),
-        group_bytes=group_bytes(matrix),
-        group_offset=group_offset,
-    )
+    first, expert_bytes = arena.keep(matrix.raw), matrix.rows * matrix.raw.strides[0]
+    alike = {
+        "kernel": kernels.address(f"rows_{name}"),
+        "rows": matrix.rows,
+        "row_bytes": matrix.raw.strides[0],
+        "ternary": int(_is_ternary(matrix)),
+        "layout_row_bytes": layout.row_bytes,
+        "blocks": layout.blocks,
+        "block_bytes": layout.block_bytes,
+        "fields": arena.keep(layout.fields),
+        "field_count": len(layout.fields),
+        "group_bytes": group_bytes(matrix),
+        "group_offset": group_offset,
+    }
+    experts = range(matrix.experts)
+    return arena.fill_all(FILE_ROWS, [{**alike, "source": first + i * expert_bytes} for i in experts])

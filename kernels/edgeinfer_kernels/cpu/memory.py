@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,11 @@ def kernel_format(matrix: Matrix) -> str:
         known = ", ".join([*FIELDS, *WIDENED])
         raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
     return name
+
+
+def is_float_format(matrix: Matrix) -> bool:
+    """Whether the matrix multiplies float32 activations and not int8 ones."""
+    return block_format(kernel_format(matrix)).block_elements == 1
 
 
 def allocate(nbytes: int) -> Bytes:
@@ -71,10 +77,13 @@ def bits(value: float) -> int:
 
 def padded_vector(vector: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
     """The vector with zeros up to whole lanes."""
-    if vector is None:
-        return None
-    out = np.zeros(padded(len(vector)), np.float32)
-    out[: len(vector)] = vector
+    return None if vector is None else padded_rows(vector[None])[0]
+
+
+def padded_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Each row with zeros up to whole lanes."""
+    out = np.zeros((len(rows), padded(rows.shape[1])), np.float32)
+    out[:, : rows.shape[1]] = rows
     return out
 
 
@@ -92,9 +101,14 @@ class Arena:
 
     def fill(self, offsets: Any, **values: int) -> int:
         """A structure with these fields (all others 0); returns its address."""
-        memory = np.zeros(structure_bytes(offsets) // 8, np.int64)
-        for name, value in values.items():
-            memory[getattr(offsets, name) // 8] = value
+        return self.fill_all(offsets, [values])
+
+    def fill_all(self, offsets: Any, structures: Sequence[Mapping[str, int]]) -> int:
+        """Structures one behind the other; returns the address of the first."""
+        memory = np.zeros((len(structures), structure_bytes(offsets) // 8), np.int64)
+        for row, values in zip(memory, structures, strict=True):
+            for name, value in values.items():
+                row[getattr(offsets, name) // 8] = value
         return self.keep(memory)
 
     def clear(self) -> None:
@@ -135,9 +149,14 @@ def group_bytes(matrix: Matrix) -> int:
     return ROWS_A_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
 
 
+def expert_bytes(matrix: Matrix) -> int:
+    """Bytes of one expert's matrix in the interleaved layout."""
+    return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
+
+
 def interleaved_bytes(matrix: Matrix) -> int:
     """Bytes of the matrix in the interleaved layout."""
-    return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
+    return matrix.experts * expert_bytes(matrix)
 
 
 def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
@@ -145,7 +164,7 @@ def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     name = kernel_format(matrix)
     raw = matrix.raw
     if name != matrix.format:
-        raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(matrix.rows, -1)
+        raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(len(raw), -1)
     layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
     if layout.row_bytes > raw.shape[1]:
         raw = np.pad(raw, ((0, 0), (0, layout.row_bytes - raw.shape[1])))
@@ -153,6 +172,8 @@ def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     target = allocate(interleaved_bytes(matrix))
     move = kernels.function("interleave_rows", 7)
     fields = address(layout.fields)
-    where = (address(raw), address(target), matrix.rows)
-    move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
+    source_bytes, target_bytes = matrix.rows * raw.shape[1], expert_bytes(matrix)
+    for expert in range(matrix.experts):
+        where = (address(raw) + expert * source_bytes, address(target) + expert * target_bytes, matrix.rows)
+        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
     return target

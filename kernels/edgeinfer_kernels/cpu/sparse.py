@@ -29,8 +29,12 @@ from edgeinfer_kernels.cpu.structures import (
     quantised_bytes,
 )
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.specification import DecoderSpecification, FeedForwardSpecification
-from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights, Matrix
+from edgeinfer_kernels.specification import (
+    DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+)
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_A_THREAD = 8
@@ -38,8 +42,12 @@ SparseLayers = Mapping[int, NeuronPredictor | None]
 """The layers that are sparse, each with its predictor or None."""
 
 
-def why_dense(facts: FeedForwardSpecification, weights: FeedForwardWeights) -> str | None:
+def why_dense(
+    facts: FeedForwardSpecification | ExpertsSpecification, weights: FeedForwardWeights | ExpertWeights
+) -> str | None:
     """Why a layer can't be sparse; None: it can."""
+    if not isinstance(weights, FeedForwardWeights):
+        return "it is a mixture of experts"
     if facts.activation not in SPARSE_ACTIVATIONS:
         return f"its activation is {facts.activation}, which is never exactly zero"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
@@ -62,12 +70,20 @@ def by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) ->
     return [*rows_by_neuron(weights, predictor), weights.ffn_down]
 
 
+def dense_layer(weights: DecoderWeights, index: int) -> FeedForwardWeights:
+    """The feed-forward of a layer that is no mixture of experts. Raises TypeError for one that is."""
+    found = weights.layers[index].feed_forward
+    if not isinstance(found, FeedForwardWeights):
+        raise TypeError(f"layer {index} is a mixture of experts, wanted a dense feed-forward")
+    return found
+
+
 def matrices_by_neuron(weights: DecoderWeights, layers: SparseLayers) -> list[Matrix]:
     """`by_neuron` of all sparse layers."""
     return [
         matrix
         for index, predictor in layers.items()
-        for matrix in by_neuron(weights.layers[index].feed_forward, predictor)
+        for matrix in by_neuron(dense_layer(weights, index), predictor)
     ]
 
 
@@ -124,7 +140,7 @@ class SparseBuilder:
 
     def block(self, index: int, dense: int, builder: BlockBuilder) -> int:
         """A SPARSE_FEED_FORWARD of layer `index`; `dense`: its FEED_FORWARD."""
-        weights, predictor = self._weights.layers[index].feed_forward, self._layers[index]
+        weights, predictor = dense_layer(self._weights, index), self._layers[index]
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_A_THREAD) // NEURONS_A_BLOCK * NEURONS_A_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
@@ -195,7 +211,7 @@ class _Sizes:
     def __init__(
         self, specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
     ) -> None:
-        downs = [weights.layers[index].feed_forward.ffn_down for index in layers]
+        downs = [dense_layer(weights, index).ffn_down for index in layers]
         self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
         rank = max((found.rank for found in layers.values() if found), default=0)
         self.predicted = _lines(4 * padded(rank))

@@ -40,9 +40,12 @@ CALL = structure("Call", "x x_stride tokens start rope")
 """What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
 PROGRAM_STEP_BYTES = 24
 """A step of a program is three int64: the addresses of a function, its block and its call."""
-MATRIX = structure("Matrix", "kernel tile_kernel weights rows columns quantised bias")
+MATRIX = structure(
+    "Matrix", "kernel tile_kernel weights rows columns quantised bias expert_stride bias_stride"
+)
 """kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. quantised: 1 if it
-wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
+wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16. expert_stride, bias_stride: bytes
+from one expert's weights and bias to the next one's.
 """
 NORM = structure("Norm", "kind epsilon weight bias width padded")
 """kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
@@ -59,9 +62,11 @@ ATTENTION = structure(
     "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
     "normed mixed queries states projected_q projected_k projected_v projected "
-    "q_stride kv_stride query_stride projected_stride scratch scratch_stride",
+    "q_stride kv_stride query_stride projected_stride scratch scratch_stride sinks",
 )
-"""qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread)."""
+"""qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread). sinks: 0
+or a float32 for each head.
+"""
 FEED_FORWARD = structure(
     "FeedForward",
     "norm gate_matrix up_matrix down_matrix post_norm residual_scale activation "
@@ -85,6 +90,22 @@ SPARSE_FEED_FORWARD = structure(
 with a predictor only. predictor_first, predictor_second: MATRIX, or 0; `predicted`: an INPUT of `rank`
 columns; predictor_bias: float32 a neuron. sums: rows that down is summed in. scratch: of each thread,
 SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes.
+"""
+EXPERTS = structure(
+    "Experts",
+    "norm router router_norm router_input early count used gating normalised weight_scale activation "
+    "residual_scale scores scores_stride ids ids_stride weights places entries active "
+    "normed gathered hidden gate gate_matrix up_matrix down_matrix out out_stride "
+    "shared_gate_matrix shared_up_matrix shared_down_matrix shared_hidden shared_gate shared_out "
+    "shared_out_stride shared_router scratch scratch_stride",
+)
+"""A mixture of experts. `ids` (int64, the best liked expert first) and `weights` (float32) are `used` a
+token; a pair is a token with one of its experts, and pair t·used + slot has its activations in row
+`places`[pair] of `gathered` (normed rows), of `hidden` with `gate` beside it, and of `out`. Rows of an expert
+lie together: `active` is the number of experts in use, then (expert, first row, pairs) int64 for each, and
+`entries`[pair] says which of these is the pair's. early: the scores are there already (`route_block`, which
+reads x through router_norm into router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its
+float32 vector.
 """
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
@@ -117,7 +138,10 @@ def lane_activations_bytes(columns: int) -> int:
     return -(-columns // 512) * 16 * ACTIVATION_BYTES
 
 
-ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3}
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4}
+CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, LEAST_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
+"""As in `specification.py`; here compiled code is rebuilt when they change."""
+GATING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 TOKEN_TILE = 32
 """Tokens whose sums a row kernel holds at a time."""
 TILE_TOKENS = 24

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.file_rows import file_rows_scratch
-from edgeinfer_kernels.cpu.memory import Arena, allocate
+from edgeinfer_kernels.cpu.memory import Arena, allocate, is_float_format
 from edgeinfer_kernels.cpu.structures import (
     CACHE_LINE,
     attention_pieces,
@@ -13,10 +13,46 @@ from edgeinfer_kernels.cpu.structures import (
     attention_states,
     quantised_bytes,
 )
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 PAGE = 4096
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes in whole cache lines."""
+    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+
+
+def expert_rows(used: int) -> int:
+    """Rows a token that its experts' activations take: a row for each, and what begun tiles leave empty, as
+    an expert with fewer than TILE_TOKENS of them has none.
+    """
+    return (3 * used + 1) // 2
+
+
+def expert_workspace(facts: ExpertsSpecification, w: ExpertWeights) -> dict[str, int]:
+    """Name -> bytes a token of what a mixture of experts needs beside the buffers that all blocks share."""
+    rows, width, hidden = expert_rows(facts.used), w.ffn_gate_inp.columns, w.ffn_up_exps.rows
+    found = {
+        "expert.scores": 4 * padded(facts.count),
+        "expert.ids": 8 * facts.used,
+        "expert.weights": 4 * facts.used,
+        "expert.places": 8 * facts.used,
+        "expert.entries": 8 * facts.used,
+        "expert.active": 8 + 24 * facts.used,
+        "expert.gathered.quantised": rows * aligned(quantised_bytes(padded(width))),
+        "expert.hidden": rows * aligned(4 * padded(hidden)),
+        "expert.hidden.quantised": rows * aligned(quantised_bytes(padded(hidden))),
+        "expert.gate": rows * aligned(4 * padded(hidden)),
+        "expert.out": rows * aligned(4 * padded(width)),
+    }
+    if is_float_format(w.ffn_up_exps) or is_float_format(w.ffn_gate_exps):
+        found["expert.gathered"] = rows * aligned(4 * padded(width))
+    if facts.early:
+        found["router"] = 4 * padded(width)
+        found["router.quantised"] = quantised_bytes(padded(width))
+    return found
 
 
 def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights) -> dict[str, int]:
@@ -24,7 +60,7 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
     rows = {"x": 4 * padded(specification.width)}
 
     def need(name: str, nbytes: int) -> None:
-        rows[name] = max(rows.get(name, 0), -(-nbytes // CACHE_LINE) * CACHE_LINE)
+        rows[name] = max(rows.get(name, 0), aligned(nbytes))
 
     def need_input(name: str, columns: int) -> None:
         need(name, 4 * padded(columns))
@@ -39,8 +75,15 @@ def workspace_rows(specification: DecoderSpecification, weights: DecoderWeights)
         need("projected_q", 4 * padded(layer.attention.attn_q.rows))
         need("projected_k", 4 * padded(layer.attention.attn_k.rows))
         need("projected_v", 4 * padded(layer.attention.attn_v.rows))
-        need_input("hidden", layer.feed_forward.ffn_up.rows)
-        need("gate", 4 * padded(layer.feed_forward.ffn_up.rows))
+        second = layer.feed_forward
+        dense = second.shared if isinstance(second, ExpertWeights) else second
+        if isinstance(second, ExpertWeights):
+            assert isinstance(facts.feed_forward, ExpertsSpecification)
+            for name, nbytes in expert_workspace(facts.feed_forward, second).items():
+                need(name, nbytes)
+        if dense is not None:
+            need_input("hidden", dense.ffn_up.rows)
+            need("gate", 4 * padded(dense.ffn_up.rows))
     return rows
 
 

@@ -4,28 +4,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda.decode_step import (
-    CACHED_AT,
-    MOST_TOKENS,
-    ROWS,
-    STATE_WORDS,
-    DecodeStep,
-    Tuning,
-    Workspace,
-)
+from edgeinfer_kernels.backend import Activations, BackendError
+from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
+from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
-from edgeinfer_kernels.cuda.device_model import DeviceModel, OnPlaced, Part
-from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.row_kernels import advance_kernel, choose_best_kernel
-from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, DrawSettings, SamplingBuffers, sample
+from edgeinfer_kernels.cuda.device_model import OnPlaced
+from edgeinfer_kernels.cuda.device_parts import (
+    RECENT,
+    DeviceOptions,
+    DeviceParts,
+    compute_capability,
+    count_parts,
+)
+from edgeinfer_kernels.cuda.sampling import REQUEST_SIZE, DrawSettings
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import (
     RejectedTrialError,
@@ -34,16 +34,12 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.cuda.workspace import MOST_TOKENS
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-CHUNK = 512
-"""Tokens of a prompt that are read in one step."""
-RING = 64
-"""Choices that may lie between the device and its reader."""
-RECENT = 1024
-"""Most ids that penalties on the device can count."""
-_NONE, _BEST, _DRAW = "none", "best", "draw"
+TENSOR_CORES_FROM = 80
+"""The compute capability from which tensor cores multiply what `warp_products` asks of them."""
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
@@ -111,7 +107,7 @@ class CudaBackend:
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
-        DeviceMemoryError: the device has less memory than `device_parts` says.
+        DeviceMemoryError: the device has less memory than `count_parts` says.
     """
 
     name = "cuda"
@@ -123,28 +119,24 @@ class CudaBackend:
         weights: DecoderWeights,
         context: int,
         device: torch.device,
+        options: DeviceOptions | None = None,
         *,
-        quantised_cache: bool = False,
-        chunk: int = CHUNK,
         tuning: Tuning | None = None,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification = specification
-        self._weights, self._quantised = weights, quantised_cache
+        self._weights, self._options = weights, options or DeviceOptions()
         self.device = device
-        self.batch = chunk
-        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
         self._closed = False
         capability = compute_capability(device)
-        options: dict[str, Any] = {"quantised_cache": quantised_cache, "chunk": chunk}
-        parts = device_parts(specification, weights, context, device, **options)
+        parts = count_parts(specification, weights, context, device, self._options)
         self._arena = Arena(device, sum(part.nbytes for part in parts))
         try:
-            self._parts = _build(specification, weights, context, self._arena, capability, **options)
-            drawing = self._parts.drawing
-            self._buffers, self._requests, self._recent = drawing.buffers, drawing.requests, drawing.recent
-            self._drawn, self._results = drawing.drawn, drawing.results
+            self._parts = DeviceParts.take(
+                specification, weights, context, self._arena, capability, self._options
+            )
             uploader = Uploader(device)
             try:
                 self._parts.model.fill(uploader, on_placed)
@@ -156,14 +148,19 @@ class CudaBackend:
             self.close()
             raise
         dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
-        self.step = DecodeStep(
-            self._parts.model, self._parts.workspace, tuning or Tuning(), dependent=dependent
+        launches = StepLaunches(
+            self._parts.model,
+            self._parts.workspace,
+            tuning or Tuning(),
+            dependent=dependent,
+            tensor_cores=not self._cuda or capability >= TENSOR_CORES_FROM,
         )
-        self._state = self._host(STATE_WORDS, torch.int32)
+        self.step = DecodeStep(launches)
+        self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._ids = self._host(chunk, torch.int32)
-        self._chosen = self._host(RING, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
+        self._host_x = self._host(chunk * specification.width, torch.float32).view(chunk, -1)
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
@@ -191,8 +188,8 @@ class CudaBackend:
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
         if x.in_step:
-            self._set_state(ids, start)
-            self._run_step(len(ids))
+            self._steps.set_state(ids, start)
+            self._steps.run(len(ids))
             return
         self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
         prefill = self._parts.prefill
@@ -200,55 +197,42 @@ class CudaBackend:
         prefill.read(len(ids), start)
         self._synchronise()
 
-    def _set_state(self, ids: Sequence[int], start: int) -> None:
-        """A chain of tokens: each sees itself and those before."""
-        count = len(ids)
-        state = self._state.numpy()
-        state[:count] = ids
-        state[8 : 8 + count] = np.arange(start, start + count)
-        state[16 : 16 + count] = (2 << np.arange(count)) - 1
-        state[CACHED_AT] = start
-        self._parts.workspace.state.copy_(self._state, non_blocking=True)
+    def enter(self, x: Activations, start: int) -> DeviceRows:
+        """Take rows (tokens, width) that another backend has brought up to the first layer here further up.
 
-    def _run_step(self, tokens: int, choice: str = _NONE) -> None:
-        if not self._cuda:
-            self._launch(tokens, choice)
-            return
-        graph = self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
-        graph.replay()
+        The tokens are at positions start…; for a decoder that doesn't embed.
+        """
+        if len(x) > self.batch:
+            raise ValueError(f"{len(x)} tokens in one step; the backend was loaded for {self.batch}")
+        rows = DeviceRows(0, len(x), len(x) <= MOST_TOKENS)
+        with _device_errors():
+            self._bring(x, rows.in_step)
+            if rows.in_step:
+                self._steps.set_state([0] * len(x), start)
+                self._steps.run(len(x))
+            else:
+                self._parts.prefill.read(len(x), start)
+                self._synchronise()
+        return rows
 
-    def _launch(self, tokens: int, choice: str) -> None:
-        self.step.launch(tokens)
-        space = self._parts.workspace
-        if choice == _BEST:
-            dependent = self.step.dependent
-            options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-            choose_best_kernel[(1,)](
-                space.best,
-                space.best_ids,
-                space.state,
-                self._chosen,
-                PROGRAMS=self._parts.model.head.shapes.padded_rows // ROWS,
-                RING=RING,
-                DEPENDENT=dependent,
-                num_warps=8,
-                **options,
-            )
-        elif choice == _DRAW:
-            sample(space.logits[:1], self._requests, self._recent, self._buffers, self._drawn, self._results)
-            advance_kernel[(1,)](self._results, space.state, self._chosen, RING=RING)
+    def _bring(self, x: Activations, in_step: bool) -> None:
+        """Rows of the host to where a step, or a prompt, begins."""
+        if self._closed:
+            raise BackendError("the model has been closed; load it again")
+        self._synchronise()  # what was brought before has been read
+        self._host_x[: len(x)].copy_(torch.from_numpy(x))
+        target = self._parts.workspace.x if in_step else self._parts.prefill.x
+        target[: len(x)].copy_(self._host_x[: len(x)], non_blocking=True)
 
-    def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
-        """Compile and record a step. What the warm-up writes lies behind the cached tokens."""
-        state = self._parts.workspace.state.clone()
-        self._launch(tokens, choice)
-        torch.cuda.synchronize(self.device)
-        self._parts.workspace.state.copy_(state)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._launch(tokens, choice)
-        self._graphs[tokens, choice] = graph
-        return graph
+    def choose_above(
+        self, x: Activations, start: int, draw: Sequence[float] | None, recent: Sequence[int]
+    ) -> int:
+        """`choose` for a decoder that doesn't embed; x: the token's row (1, width) below its first layer."""
+        with _device_errors():
+            self._bring(x, in_step=True)
+            self._steps.set_state([0], start)
+            self._choosing_step(start, draw, recent)
+            return self._chosen_at(start)
 
     def choose(
         self,
@@ -282,16 +266,20 @@ class CudaBackend:
             raise BackendError("the model has been closed; load it again")
         drawing = draw is not None
         if self._ahead != (token_id, start, drawing):
-            self._set_state([token_id], start)
+            self._steps.set_state([token_id], start)
             self._choosing_step(start, draw, recent)
         goes_on = room and not recent and (following is not None or not drawing)
         if goes_on:
             self._choosing_step(start + 1, following, ())
-        if self._cuda:
-            self._events[start % 2].synchronize()
-        chosen = int(self._chosen[start % RING])
+        chosen = self._chosen_at(start)
         self._ahead = (chosen, start + 1, drawing) if goes_on and chosen >= 0 else None
         return chosen
+
+    def _chosen_at(self, start: int) -> int:
+        """What followed the token at `start`, as soon as the device has come so far."""
+        if self._cuda:
+            self._events[start % 2].synchronize()
+        return int(self._steps.chosen[start % RING])
 
     def draw_request(self, settings: SampledSettings, recent: int, chance: float) -> list[float]:
         """One draw as `choose` takes it; `recent`: how many ids the penalties count."""
@@ -308,16 +296,16 @@ class CudaBackend:
 
     def _choosing_step(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> None:
         if draw is None:
-            self._run_step(1, _BEST)
+            self._steps.run(1, BEST)
         else:
             slot = start % RING
             request = self._host_requests[slot]
             request[:] = torch.tensor(draw, dtype=torch.float64)
-            self._requests[0].copy_(request, non_blocking=True)
+            self._parts.drawing.requests[0].copy_(request, non_blocking=True)
             if recent:
                 self._host_recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
-                self._recent[0].copy_(self._host_recent, non_blocking=True)
-            self._run_step(1, _DRAW)
+                self._parts.drawing.recent[0].copy_(self._host_recent, non_blocking=True)
+            self._steps.run(1, DRAW)
         if self._cuda:
             self._events[start % 2].record()
 
@@ -343,9 +331,8 @@ class CudaBackend:
 
     def tune(self, folder: Path, seconds: float) -> None:
         """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now."""
-        key = tuning_key(
-            torch.cuda.get_device_name(self.device), self.specification, self._weights, self._quantised
-        )
+        name, quantised = torch.cuda.get_device_name(self.device), self._options.quantised_cache
+        key = tuning_key(name, self.specification, self._weights, quantised)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
             try:
@@ -353,7 +340,7 @@ class CudaBackend:
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
             except RejectedTrialError:  # not even the usual cuts can be timed here: they stay as they are
                 return
-            self._graphs.clear()
+            self._steps.forget()
             remember_tuning(folder, key, tuning)
         self.step.tuning = tuning
 
@@ -364,10 +351,7 @@ class CudaBackend:
             KernelsUnavailableError: there is no compiler here for Triton.
         """
         with _device_errors():
-            for choice in (_NONE, _BEST, _DRAW):
-                if self._cuda and (1, choice) not in self._graphs:
-                    self._set_state([0], 0)
-                    self._capture(1, choice)
+            self._steps.warm_up()
 
     def _synchronise(self) -> None:
         if self._cuda:
@@ -376,95 +360,7 @@ class CudaBackend:
     def close(self) -> None:
         """Give the device's memory back."""
         self._closed = True
-        self._graphs.clear()
         self._ahead = None
-        for name in ("_parts", "step", "_buffers", "_requests", "_recent", "_drawn", "_results"):
+        for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()
-
-
-class _Drawing:
-    """What drawing a token on the device takes."""
-
-    def __init__(self, vocabulary: int, arena: Arena) -> None:
-        slices = -(-vocabulary // SLICE)
-        self.buffers = SamplingBuffers(
-            arena.take((1, slices, KEPT), torch.int64),
-            arena.take((1, slices), torch.float32),
-            arena.take((1, slices), torch.float32),
-            arena.take((1, slices), torch.int32),
-            KEPT,
-            SLICE,
-        )
-        self.requests = arena.take((1, REQUEST_SIZE), torch.float64)
-        self.recent = arena.take((1, RECENT), torch.int32)
-        self.drawn = arena.take((1,), torch.int32)
-        self.results = arena.take((1, 2), torch.int32)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    model: DeviceModel
-    workspace: Workspace
-    prefill: Prefill
-    drawing: _Drawing
-
-
-def _build(
-    specification: DecoderSpecification,
-    weights: DecoderWeights,
-    context: int,
-    arena: Arena,
-    capability: int,
-    *,
-    quantised_cache: bool,
-    chunk: int,
-) -> _Parts:
-    model = DeviceModel(specification, weights, arena, context, quantised_cache=quantised_cache)
-    return _Parts(
-        model,
-        Workspace(model, arena),
-        Prefill(model, arena, chunk, capability),
-        _Drawing(specification.vocabulary_size, arena),
-    )
-
-
-def compute_capability(device: torch.device) -> int:
-    """As 90; 0 for a device that isn't CUDA's."""
-    if device.type != "cuda":
-        return 0
-    major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
-    return 10 * major + minor
-
-
-def cuda_device(index: int) -> torch.device:
-    """The device of that number."""
-    return torch.device("cuda", index)
-
-
-def free_bytes(index: int) -> int:
-    """Bytes that the GPU could give now. Takes a context, if this process has none yet."""
-    free, _ = torch.cuda.mem_get_info(index)
-    return int(free)
-
-
-def device_parts(
-    specification: DecoderSpecification,
-    weights: DecoderWeights,
-    context: int,
-    device: torch.device,
-    *,
-    quantised_cache: bool = False,
-    chunk: int = CHUNK,
-) -> list[Part]:
-    """What the backend will take on the device, to the byte.
-
-    Raises:
-        UnsupportedOnDeviceError: a matrix without a kernel.
-    """
-    counting = Arena()
-    options: dict[str, Any] = {"quantised_cache": quantised_cache, "chunk": chunk}
-    capability = compute_capability(device)
-    model = _build(specification, weights, context, counting, capability, **options).model
-    held = sum(part.nbytes for part in model.parts)
-    return [*model.parts, Part("workspace", counting.used - held, read=False)]

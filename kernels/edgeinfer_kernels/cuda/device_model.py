@@ -12,7 +12,14 @@ from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.specification import AttentionSpecification, DecoderSpecification, RopeSpecification
-from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights, LayerWeights, Matrix, Vector
+from edgeinfer_kernels.weights import (
+    DecoderWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Matrix,
+    Vector,
+)
 
 OnPlaced = Callable[[Matrix], None]
 SPARE_POSITIONS = 16
@@ -148,8 +155,10 @@ class _Fill:
 class DeviceModel:
     """Everything of a decoder that lies on the device; built in a counting arena it only tells its size.
 
+    `embeds` False: rows of the residual stream come from another backend, and there is no embedding.
+
     Raises:
-        UnsupportedOnDeviceError: a matrix without a kernel.
+        UnsupportedOnDeviceError: a matrix or a layer without a kernel.
     """
 
     def __init__(
@@ -160,8 +169,10 @@ class DeviceModel:
         context: int,
         *,
         quantised_cache: bool = False,
+        embeds: bool = True,
     ) -> None:
         self.specification = specification
+        self.embeds = embeds
         self.context = context
         self.quantised_cache = quantised_cache
         self.positions = context + SPARE_POSITIONS
@@ -177,13 +188,16 @@ class DeviceModel:
         self.head = self._matrix(weights.output)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
-        if weights.token_embd is not weights.output:
+        if embeds and weights.token_embd is not weights.output:
             before = arena.used
             self.embedding = self._matrix(weights.token_embd)
             self.parts.append(Part("embedding", arena.used - before, read=False))
 
     def _layer(self, index: int, weights: LayerWeights) -> DeviceLayer:
         facts, arena = self.specification.layers[index], self._arena
+        if isinstance(weights.feed_forward, ExpertWeights) or facts.attention.sinks:
+            what = "attention sinks" if facts.attention.sinks else "a mixture of experts"
+            raise UnsupportedOnDeviceError(f"layer {index} has {what}, which run on the CPU only so far")
         marks = [arena.used]
         attention = self._attention(weights, facts.attention)
         marks.append(arena.used)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceFeedForward, DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.row_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.specification import AttentionSpecification, LayerSpecification, NormSpecification
 
 DEQUANTISED_BLOCKS = 64
@@ -79,12 +79,26 @@ class Prefill:
         return most
 
     def read(self, tokens: int, start: int) -> Tensor:
-        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer."""
+        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
+
+        Without an embedding the first rows of `x` are taken.
+        """
         facts, model = self.model.specification, self.model
         x = self.x[:tokens]
         self._ones.fill_(1.0)
-        embedding = model.embedding
-        embed_rows_kernel[(-(-facts.width // 256), tokens)](
+        if model.embeds:
+            self._embed(x)
+        h = _Scaled(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
+        first = model.layers[0].attention
+        norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
+        for index, (layer_facts, layer) in enumerate(zip(facts.layers, model.layers, strict=True)):
+            self._attention(layer_facts, layer, x, h, start)
+            self._feed_forward(layer_facts, layer.feed_forward, x, h, index)
+        return x
+
+    def _embed(self, x: Tensor) -> None:
+        facts, embedding = self.model.specification, self.model.embedding
+        embed_rows_kernel[(-(-facts.width // 256), len(x))](
             embedding.parts,
             self.ids,
             x,
@@ -93,13 +107,6 @@ class Prefill:
             BLOCKS=embedding.shapes.blocks,
             TILE=embedding.shapes.tile,
         )
-        h = _Scaled(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
-        first = model.layers[0].attention
-        norm_rows(x, facts.layers[0].attention.norm, first.norm, first.norm_bias, h.rows, h.scales)
-        for index, (layer_facts, layer) in enumerate(zip(facts.layers, model.layers, strict=True)):
-            self._attention(layer_facts, layer, x, h, start)
-            self._feed_forward(layer_facts, layer.feed_forward, x, h, index)
-        return x
 
     def _attention(
         self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: _Scaled, start: int

@@ -1,28 +1,17 @@
-"""Kernels of a decode step that stream weights: embedding, projections, gated halves, residuals, the head.
+"""Kernels of a decode step that stream weights: projections, gated halves, residuals, the head.
 
 A program takes sixteen rows of a matrix and all tokens of the step, so that weights are read once. An RMS
 norm costs no kernel of its own: the producer of x quantises x·gain and leaves Σ x² of its rows in `squares`
 (tokens, programs); the consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
-order, so a step gives the same bits every time.
+order, so a step gives the same bits every time. TENSOR: 0, or the warps of a program on the tensor cores.
 """
 
 import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import activate
-from edgeinfer_kernels.cuda.tiles import (
-    decode_elements,
-    decode_tile,
-    load_tile,
-    project,
-    project_pair,
-    quantise,
-    release_consumers,
-    wait_for_producers,
-)
-
-ROWS = tl.constexpr(16)
-"""Rows of a program: as many as one group of quantised activations holds."""
+from edgeinfer_kernels.cuda.projections import ROWS, project, project_pair
+from edgeinfer_kernels.cuda.tiles import quantise, release_consumers
 
 # how the activations of a projection were normalised
 PLAIN = tl.constexpr(0)
@@ -32,50 +21,15 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def _inverse_norm(squares, token, COUNT: tl.constexpr, WIDTH: tl.constexpr, epsilon):
-    """1/√(mean x² + ε) of a token, from `COUNT` partial sums of squares."""
-    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
-    index = tl.arange(0, PADDED)
-    parts = tl.load(squares + token * COUNT + index, mask=index < COUNT, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=0) / WIDTH + epsilon)
-
-
-@triton.jit
-def embed_kernel(
-    embedding,
-    ids,
-    x,
-    gain,
-    activations,
-    squares,
-    scale,
-    WIDTH: tl.constexpr,
-    COUNT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    IN_BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    GAIN: tl.constexpr,
-    TILE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+def _inverse_norms(
+    squares, epsilon, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token).
-
-    Reads a row's planes a token; writes WIDTH·4 bytes and 12 words (44 with floats) for 32 columns.
-    """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    chunk, token = tl.program_id(0), tl.program_id(1)
-    row = tl.load(ids + token)
-    group = chunk * 16 + tl.arange(0, 16)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
-    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
-    value = tl.where(inside, value, 0.0)
-    tl.store(x + token * WIDTH + column, value, mask=inside)
-    tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
-    if GAIN:
-        value *= tl.load(gain + column, mask=inside, other=0.0)
-    quantise(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    """1/√(mean x² + ε) of the tokens, (COLUMNS, 1), from `COUNT` partial sums of squares each."""
+    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
+    inside = (token < TOKENS) & (index < COUNT)
+    parts = tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(parts, axis=1) / WIDTH + epsilon)[:, None]
 
 
 @triton.jit
@@ -93,6 +47,7 @@ def rows_kernel(
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TENSOR: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     BIAS: tl.constexpr,
@@ -107,21 +62,21 @@ def rows_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    lane = tl.arange(0, ROWS)
+    words = PLANES * BLOCKS
     if program < FIRST_PROGRAMS:
-        rows = program * ROWS + lane
-        sums = project(first, activations, PLANES * BLOCKS, rows, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
+        row = program * ROWS
+        value = project(first, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, FIRST, DEPENDENT)
     else:
-        rows = (program - FIRST_PROGRAMS) * ROWS + lane
-        sums = project(second, activations, PLANES * BLOCKS, rows, BLOCKS, STEP, TOKENS, SECOND, DEPENDENT)
-    out = program * ROWS + lane
-    for token in tl.static_range(TOKENS):
-        value = sums[token]
-        if NORM == ROOT_MEAN_SQUARE:
-            value *= _inverse_norm(squares, token, COUNT, WIDTH, epsilon)
-        if BIAS:
-            value += tl.load(bias + out)
-        tl.store(y + token * stride + out, value)
+        row = (program - FIRST_PROGRAMS) * ROWS
+        value = project(second, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, SECOND, DEPENDENT)
+    COLUMNS: tl.constexpr = value.shape[0]
+    token = tl.arange(0, COLUMNS)[:, None]
+    out = (program * ROWS + tl.arange(0, 16))[None, :]
+    if NORM == ROOT_MEAN_SQUARE:
+        value *= _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+    if BIAS:
+        value += tl.load(bias + out)
+    tl.store(y + token * stride + out, value, mask=token < TOKENS)
 
 
 @triton.jit
@@ -140,6 +95,7 @@ def gated_kernel(
     HIDDEN_PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TENSOR: tl.constexpr,
     GATE: tl.constexpr,
     UP: tl.constexpr,
     GATED: tl.constexpr,
@@ -156,30 +112,28 @@ def gated_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    rows = program * ROWS + tl.arange(0, ROWS)
-    stride = PLANES * BLOCKS
+    row, words = program * ROWS, PLANES * BLOCKS
     if GATED:
         gates, ups = project_pair(
-            gate, up, activations, stride, rows, BLOCKS, STEP, TOKENS, GATE, UP, DEPENDENT
+            gate, up, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, GATE, UP, DEPENDENT
         )
     else:
-        ups = project(up, activations, stride, rows, BLOCKS, STEP, TOKENS, UP, DEPENDENT)
+        ups = project(up, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, UP, DEPENDENT)
         gates = ups
-    group = program + tl.arange(0, 1)
-    for token in tl.static_range(TOKENS):
-        up_value, gate_value = ups[token], gates[token]
-        if NORM == ROOT_MEAN_SQUARE:
-            inverse = _inverse_norm(squares, token, COUNT, WIDTH, epsilon)
-            up_value, gate_value = up_value * inverse, gate_value * inverse
-        if BIAS:
-            up_value += tl.load(up_bias + rows)
-            gate_value += tl.load(gate_bias + rows)
-        if GATED:
-            value = activate(gate_value, ACTIVATION) * up_value
-        else:
-            value = activate(up_value, ACTIVATION)
-        out = hidden + token * (HIDDEN_PLANES * HIDDEN_BLOCKS)
-        quantise(tl.reshape(value, (1, 16)), out, group, group >= 0, HIDDEN_BLOCKS, HIDDEN_PLANES)
+    COLUMNS: tl.constexpr = ups.shape[0]
+    if NORM == ROOT_MEAN_SQUARE:
+        inverse = _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        ups, gates = ups * inverse, gates * inverse
+    if BIAS:
+        rows = (row + tl.arange(0, 16))[None, :]
+        ups += tl.load(up_bias + rows)
+        gates += tl.load(gate_bias + rows)
+    if GATED:
+        value = activate(gates, ACTIVATION) * ups
+    else:
+        value = activate(ups, ACTIVATION)
+    token = tl.arange(0, COLUMNS)
+    quantise(value, hidden, program + token * 0, token < TOKENS, HIDDEN_BLOCKS, HIDDEN_PLANES, token)
 
 
 @triton.jit
@@ -199,6 +153,7 @@ def residual_kernel(
     OUT_PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TENSOR: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
     GAIN: tl.constexpr,
@@ -211,85 +166,32 @@ def residual_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    rows = program * ROWS + tl.arange(0, ROWS)
-    inside = rows < WIDTH
-    sums = project(matrix, activations, PLANES * BLOCKS, rows, BLOCKS, STEP, TOKENS, TILE, DEPENDENT)
-    group = program + tl.arange(0, 1)
-    for token in tl.static_range(TOKENS):
-        value = sums[token]
-        if BIAS:
-            value += tl.load(bias + rows, mask=inside, other=0.0)
-        pointers = x + token * WIDTH + rows
-        value = tl.load(pointers, mask=inside, other=0.0) + scale * value
-        tl.store(pointers, value, mask=inside)
-        tl.store(squares + token * tl.num_programs(0) + program, tl.sum(value * value, axis=0))
-        if GAIN:
-            value *= tl.load(gain + rows, mask=inside, other=0.0)
-        target = out + token * (OUT_PLANES * OUT_BLOCKS)
-        quantise(tl.reshape(value, (1, 16)), target, group, group >= 0, OUT_BLOCKS, OUT_PLANES)
-
-
-@triton.jit
-def _normalised(
-    value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
-):
-    """A whole row's norm: (groups, 16) float32, rms or layer, times weight, plus bias."""
-    if LAYER:
-        mean = tl.sum(tl.sum(value, axis=1), axis=0) / WIDTH
-        value = tl.where(inside, value - mean, 0.0)
-    square = tl.sum(tl.sum(value * value, axis=1), axis=0) / WIDTH
-    value = value * tl.rsqrt(square + epsilon) * tl.load(weight + column, mask=inside, other=0.0)
+    value = project(
+        matrix,
+        activations,
+        PLANES * BLOCKS,
+        program * ROWS,
+        BLOCKS,
+        STEP,
+        TOKENS,
+        TENSOR,
+        TILE,
+        DEPENDENT,
+    )
+    COLUMNS: tl.constexpr = value.shape[0]
+    token = tl.arange(0, COLUMNS)
+    rows = (program * ROWS + tl.arange(0, 16))[None, :]
     if BIAS:
-        value += tl.load(bias + column, mask=inside, other=0.0)
-    return value
-
-
-@triton.jit
-def join_kernel(
-    y,
-    stride,
-    x,
-    scale,
-    post_weight,
-    post_epsilon,
-    weight,
-    bias,
-    epsilon,
-    out,
-    WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    ADDS: tl.constexpr,
-    POST: tl.constexpr,
-    NORM: tl.constexpr,
-    LAYER: tl.constexpr,
-    BIAS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program a token, a row at once.
-
-    For the norms that can't be left to the next kernel: layer norms, and those behind a block. Without x
-    (ADDS 0) it quantises y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
-    again and 12 words (44 with floats) for 32 columns.
-    """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    token = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
-    value = tl.load(y + token * stride + column, mask=inside, other=0.0)
-    if POST:
-        value = _normalised(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
-    if ADDS:
-        pointers = x + token * WIDTH + column
-        value = tl.load(pointers, mask=inside, other=0.0) + scale * value
-        tl.store(pointers, value, mask=inside)
-    if NORM:
-        value = _normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
-    target = out + token * (PLANES * BLOCKS)
-    quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)
+        value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
+    inside = (rows < WIDTH) & (token < TOKENS)[:, None]
+    pointers = x + token[:, None] * WIDTH + rows
+    value = tl.where(inside, tl.load(pointers, mask=inside, other=0.0) + scale * value, 0.0)
+    tl.store(pointers, value, mask=inside)
+    sums = tl.sum(value * value, axis=1)
+    tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
+    if GAIN:
+        value *= tl.load(gain + rows, mask=rows < WIDTH, other=0.0)
+    quantise(value, out, program + token * 0, token < TOKENS, OUT_BLOCKS, OUT_PLANES, token)
 
 
 @triton.jit
@@ -308,6 +210,7 @@ def head_kernel(
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TENSOR: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
     COUNT: tl.constexpr,
@@ -322,95 +225,32 @@ def head_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    rows = program * ROWS + tl.arange(0, ROWS)
-    inside = rows < VOCABULARY
-    sums = project(matrix, activations, PLANES * BLOCKS, rows, BLOCKS, STEP, TOKENS, TILE, DEPENDENT)
-    for token in tl.static_range(TOKENS):
-        value = sums[token] * scale
-        if NORM == ROOT_MEAN_SQUARE:
-            value *= _inverse_norm(squares, token, COUNT, WIDTH, epsilon)
-        if CAPPED:
-            value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
-        tl.store(logits + token * VOCABULARY + rows, value, mask=inside)
-        broken = tl.max((inside & ((value != value) | (value == float("inf")))).to(tl.int32), axis=0)
-        value = tl.where(inside, value, float("-inf"))
-        top, place = tl.max(value, axis=0, return_indices=True)
-        top = tl.where(broken > 0, float("nan"), top)
-        tl.store(best + token * tl.num_programs(0) + program, top)
-        tl.store(best_ids + token * tl.num_programs(0) + program, program * ROWS + place)
-
-
-@triton.jit
-def embed_rows_kernel(
-    embedding, ids, x, scale, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):
-    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token).
-
-    Reads a row's planes a token, writes WIDTH·4 bytes.
-    """
-    column = tl.program_id(0) * 256 + tl.arange(0, 256)
-    token, inside = tl.program_id(1), column < WIDTH
-    row = tl.load(ids + token)
-    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE) * scale
-    tl.store(x + token * WIDTH + column, value, mask=inside)
-
-
-@triton.jit(do_not_specialize=["first_row", "rows"])
-def dequantise_kernel(
-    matrix, first_row, out, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
-):
-    """out (rows, 32·BLOCKS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
-
-    Columns in the planes' order, element · BLOCKS + place of the block: products don't mind, as long as the
-    activations' columns lie likewise. Reads the rows' planes once, writes 2 bytes a weight.
-    """
-    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & (block < BLOCKS)[None, :]
-    taken = first_row + tl.minimum(row, rows - 1)
-    tile = load_tile(matrix, taken, block, BLOCKS, BLOCKS % STEP > 0, TILE)
-    pointers = out + row[:, None] * (32 * BLOCKS) + block[None, :]
-    for element in tl.static_range(32):
-        value = decode_tile(tile, element, TILE)
-        tl.store(pointers + element * BLOCKS, value.to(tl.float16), mask=inside)
-
-
-@triton.jit
-def _advance(state, chosen, next_id, RING: tl.constexpr):
-    """Leave the id (-1: none) at its token's place in the ring, and make it the next step's token."""
-    cached = tl.load(state + 24)
-    tl.store(chosen + cached % RING, next_id)
-    tl.store(state, tl.maximum(next_id, 0))
-    tl.store(state + 8, cached + 1)
-    tl.store(state + 24, cached + 1)
-
-
-@triton.jit
-def choose_best_kernel(
-    best,
-    best_ids,
-    state,
-    chosen,
-    PROGRAMS: tl.constexpr,
-    RING: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """The id of the highest logit, the lowest id among equals, for a step of one token; -1 for no numbers.
-
-    It goes to `chosen` (RING,) at the token's position, and into `state` as the next step's token.
-    """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
-    index = tl.arange(0, PADDED)
-    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
-    broken = tl.max((value != value).to(tl.int32), axis=0)
-    top, place = tl.max(value, axis=0, return_indices=True)
-    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + place))
-    _advance(state, chosen, next_id, RING)
-
-
-@triton.jit
-def advance_kernel(results, state, chosen, RING: tl.constexpr):
-    """Take over what was drawn: `results` holds the id, or -1 where the host has to sample."""
-    _advance(state, chosen, tl.load(results), RING)
+    value = project(
+        matrix,
+        activations,
+        PLANES * BLOCKS,
+        program * ROWS,
+        BLOCKS,
+        STEP,
+        TOKENS,
+        TENSOR,
+        TILE,
+        DEPENDENT,
+    )
+    COLUMNS: tl.constexpr = value.shape[0]
+    token = tl.arange(0, COLUMNS)
+    rows = (program * ROWS + tl.arange(0, 16))[None, :]
+    value *= scale
+    if NORM == ROOT_MEAN_SQUARE:
+        value *= _inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+    if CAPPED:
+        value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
+    inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]
+    tl.store(logits + token[:, None] * VOCABULARY + rows, value, mask=inside)
+    broken = tl.max((inside & ((value != value) | (value == float("inf")))).to(tl.int32), axis=1)
+    value = tl.where(inside, value, float("-inf"))
+    top, place = tl.max(value, axis=1, return_indices=True)
+    top = tl.where(broken > 0, float("nan"), top)
+    found = token * tl.num_programs(0) + program
+    tl.store(best + found, top, mask=token < TOKENS)
+    tl.store(best_ids + found, program * ROWS + place, mask=token < TOKENS)

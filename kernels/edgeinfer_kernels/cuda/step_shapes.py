@@ -35,7 +35,11 @@ class Tuning:
     down: Shape = Shape()
     head: Shape = Shape(128, 8)
     several: Shape = Shape()
-    """Of all of these in a step of several tokens, whose activations fill the registers."""
+    """Of all of these in a step of several tokens without tensor cores."""
+    tensor_from: int = 2
+    """Tokens of a step from which tensor cores multiply."""
+    tensor_warps: int = 4
+    """Warps of a program then."""
     splits: int = 16
     positions: int = 32
     attention_warps: int = 2

@@ -6,6 +6,7 @@ import torch
 from triton.errors import TritonError
 
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError
 from edgeinfer_kernels.cuda.workspace import CACHED_AT
@@ -16,8 +17,8 @@ POSITION = 512
 """Tokens in the cache while a step is timed, where it has room for them."""
 
 
-class _WatchedStep(DecodeStep):
-    """Knows the most words that a thread of its kernels spills."""
+class _WatchedLaunches(StepLaunches):
+    """Know the most words that a thread of their kernels spills."""
 
     spills = 0
 
@@ -30,36 +31,40 @@ class _WatchedStep(DecodeStep):
 
 
 class StepTimer:
-    """Seconds of a step of one token with given cuts, on the step's own GPU and buffers.
+    """Seconds of a step of some tokens with given cuts, on the step's own GPU and buffers.
 
-    What it writes to the caches lies at one position, whose token it leaves unread. The first tuning that it
-    is asked for sets how much may be spilled.
+    What it writes to the caches lies at the positions behind those that are read. The first tuning that it is
+    asked for, with a number of tokens, sets how much may be spilled with these.
     """
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
-        self._most_spills: int | None = None
+        self._most_spills: dict[int, int] = {}
 
-    def __call__(self, tuning: Tuning) -> float:
+    def __call__(self, tuning: Tuning, tokens: int) -> float:
         """Raises `RejectedTrialError`: it can't be compiled so, or spills more than the first tuning."""
         model, space = self._step.model, self._step.workspace
-        step = _WatchedStep(model, space, tuning, dependent=self._step.dependent)
-        position = min(POSITION, model.context - 1)
+        usual = self._step.launches
+        launches = _WatchedLaunches(
+            model, space, tuning, dependent=usual.dependent, tensor_cores=usual.tensor_cores
+        )
+        step = DecodeStep(launches)
+        position = max(0, min(POSITION, model.context - tokens))
         state = torch.zeros_like(space.state)
-        state[8], state[16], state[CACHED_AT] = position, 1, position
+        for token in range(tokens):
+            state[8 + token], state[16 + token] = position + token, (2 << token) - 1
+        state[CACHED_AT] = position
         space.state.copy_(state)
         try:
-            step.launch(1)
+            step.launch(tokens)
         except TritonError as error:
             raise RejectedTrialError(str(error)) from error
         torch.cuda.synchronize(space.state.device)
-        if self._most_spills is None:
-            self._most_spills = step.spills
-        if step.spills > self._most_spills:
-            raise RejectedTrialError(f"{step.spills} words a thread are spilled")
+        if launches.spills > self._most_spills.setdefault(tokens, launches.spills):
+            raise RejectedTrialError(f"{launches.spills} words a thread are spilled")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step.launch(1)
+            step.launch(tokens)
         graph.replay()
         return min(_replays(graph) for _ in range(ROUNDS)) / REPLAYS
 

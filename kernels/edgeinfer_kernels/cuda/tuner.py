@@ -22,8 +22,9 @@ GAIN = 0.003
 """Share of a step's time by which a trial must be faster to be kept; replays differ by a third of that."""
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
-    "tiles.py", "row_kernels.py", "decode_attention.py", "step_rope.py", "cache_tiles.py", "decode_step.py",
-    "step_shapes.py",
+    "words.py", "tiles.py", "warp_products.py", "warp_tiles.py", "projections.py", "row_kernels.py",
+    "embedding_kernels.py", "norm_kernels.py", "decode_attention.py", "step_rope.py", "cache_tiles.py",
+    "decode_step.py", "step_launches.py", "step_shapes.py",
 )  # fmt: skip
 """When one of these changes, what was tuned before is forgotten."""
 
@@ -34,11 +35,25 @@ _SHAPES = (
 _ATTENTION = (
     (16, 16, 1), (32, 16, 1), (32, 32, 1), (32, 16, 2), (32, 32, 2), (16, 64, 4), (64, 16, 1), (8, 32, 2),
 )  # fmt: skip
-TRIALS: tuple[tuple[dict[str, Any], ...], ...] = (
-    *(tuple({kernel: shape} for shape in _SHAPES) for kernel in ("gated", "down", "head", "qkv", "output")),
-    tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION),
+SEVERAL = 4
+"""Tokens of the step in which that of several tokens is tuned."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Changes of one part of a tuning, tried in a step of so many tokens."""
+
+    tokens: int
+    changes: tuple[dict[str, Any], ...]
+
+
+_KERNELS = ("gated", "down", "head", "qkv", "output")
+TRIALS = (
+    *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
+    Trials(1, tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION)),
+    Trials(SEVERAL, tuple({"tensor_warps": warps} for warps in (2, 8, 16, 1))),
 )
-"""Changes of a tuning, kernel by kernel: those that read most come first."""
+"""Kernel by kernel: those that read most come first."""
 
 
 class RejectedTrialError(Exception):
@@ -47,7 +62,7 @@ class RejectedTrialError(Exception):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of tuning: a step's seconds with the cuts that it began with, and with the best."""
+    """What came of tuning: the seconds of a step of one token as it began, and with the best cuts."""
 
     tuning: Tuning
     seconds_before: float
@@ -56,42 +71,46 @@ class Tuned:
 
 
 def tune(
-    time_step: Callable[[Tuning], float],
+    time_step: Callable[[Tuning, int], float],
     start: Tuning,
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
     """Cut one kernel after the other anew, keeping what makes the whole step more than `GAIN` faster.
 
-    `time_step` gives a step's seconds, or raises `RejectedTrialError`. What seems faster is timed again
-    before it is kept, and the best again before each kernel's trials: clocks drift. No trial is begun when
-    `budget_seconds` are over.
+    `time_step` gives the seconds of a step of so many tokens, or raises `RejectedTrialError`. What seems
+    faster is timed again before it is kept, and the best again before each kernel's trials: clocks drift. No
+    trial is begun when `budget_seconds` are over.
 
     Raises:
         RejectedTrialError: by `start` itself.
     """
     end = clock() + budget_seconds
-    best, before = start, time_step(start)
-    seconds, count = before, 0
-    for index, changes in enumerate(TRIALS):
+    best, before = start, time_step(start, 1)
+    of_one, seconds, count = before, before, 0
+    for index, trials in enumerate(TRIALS):
         if index and clock() < end:
-            seconds = time_step(best)
-        for change in changes:
+            seconds = time_step(best, trials.tokens)
+        for change in trials.changes:
             if clock() >= end:
-                return Tuned(best, before, seconds, count)
+                return Tuned(best, before, of_one, count)
             trial = best.replace(**change)
             if trial == best:
                 continue
             count += 1
             limit = seconds * (1 - GAIN)
-            if _seconds(time_step, trial) < limit and (again := _seconds(time_step, trial)) < limit:
-                best, seconds = trial, again
-    return Tuned(best, before, seconds, count)
+            if _seconds(time_step, trial, trials.tokens) < limit:
+                again = _seconds(time_step, trial, trials.tokens)
+                if again < limit:
+                    best, seconds = trial, again
+        if trials.tokens == 1:
+            of_one = seconds
+    return Tuned(best, before, of_one, count)
 
 
-def _seconds(time_step: Callable[[Tuning], float], trial: Tuning) -> float:
+def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: int) -> float:
     try:
-        return time_step(trial)
+        return time_step(trial, tokens)
     except RejectedTrialError:
         return math.inf
 
@@ -106,7 +125,7 @@ def tuning_key(
             facts.attention.kv_heads,
             facts.attention.head_dim,
             *_kind(w.attention.attn_q, w.attention.attn_k, w.attention.attn_v, w.attention.attn_output),
-            *_kind(w.feed_forward.ffn_gate, w.feed_forward.ffn_up, w.feed_forward.ffn_down),
+            *_kind(*w.feed_forward.matrices()),
         )
         for facts, w in zip(specification.layers, weights.layers, strict=True)
     ]

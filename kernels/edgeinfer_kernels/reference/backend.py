@@ -11,14 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.reference.routing import route
+from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import (
+    CLAMPED_SWIGLU_LIMIT,
+    CLAMPED_SWIGLU_SLOPE,
     Activation,
     AttentionSpecification,
     DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
     NormSpecification,
     RopeSpecification,
 )
-from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, Matrix, Vector
+from edgeinfer_kernels.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Matrix,
+    Vector,
+)
 
 Array = npt.NDArray[np.floating]
 
@@ -43,6 +56,15 @@ def activate(x: Array, activation: Activation) -> Array:
     return positive if activation == "relu" else positive * positive
 
 
+def activate_gated(gate: Array, up: Array, activation: Activation) -> Array:
+    """activation(gate) · up; of the clamped SwiGLU what `specification.Activation` says."""
+    if activation != "clamped_swiglu":
+        return activate(gate, activation) * up
+    gate = np.minimum(gate, CLAMPED_SWIGLU_LIMIT)
+    up = np.clip(up, -CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_LIMIT)
+    return np.asarray(gate / (1 + np.exp(-CLAMPED_SWIGLU_SLOPE * gate)) * (up + 1))
+
+
 def rotate(x: Array, rope: RopeSpecification | None, start: int) -> Array:
     """RoPE of x (tokens, heads, head_dim); dimensions beyond the rotated ones stay."""
     if rope is None:
@@ -65,9 +87,16 @@ def soft_cap(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap else x
 
 
-def attend(queries: Array, keys: Array, values: Array, start: int, facts: AttentionSpecification) -> Array:
+def attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    start: int,
+    facts: AttentionSpecification,
+    sinks: Vector | None = None,
+) -> Array:
     """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
-    head_dim).
+    head_dim); sinks (heads,) are one more score each, whose value is nothing.
     """
     tokens, heads, _ = queries.shape
     group = heads // facts.kv_heads
@@ -80,8 +109,12 @@ def attend(queries: Array, keys: Array, values: Array, start: int, facts: Attent
     for head in range(heads):
         scores = soft_cap(queries[:, head] @ keys[head // group].T * facts.scale, facts.soft_cap)
         scores = np.where(visible, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        mixed[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values[head // group]
+        top = scores.max(axis=1, keepdims=True)
+        sink = np.full_like(top, -np.inf) if sinks is None else np.full_like(top, sinks[head])
+        top = np.maximum(top, sink)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True) + np.exp(sink - top)
+        mixed[:, head] = weights / total @ values[head // group]
     return mixed
 
 
@@ -96,11 +129,14 @@ class ReferenceBackend:
         weights: DecoderWeights,
         caches: Sequence[LayerCache],
         dtype: npt.DTypeLike = np.float32,
+        routing: Routing | None = None,
     ) -> None:
         self.specification = specification
         self.weights = weights
         self.caches = caches
         self.dtype = dtype
+        self.routing = routing
+        self._scores: Array | None = None
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
@@ -122,13 +158,18 @@ class ReferenceBackend:
         facts = self.specification.layers[layer].attention
         w: AttentionWeights = self.weights.layers[layer].attention
         cache = self.caches[layer]
+        following = self.specification.layers[layer].feed_forward
+        if isinstance(following, ExpertsSpecification) and following.early:
+            experts = self.weights.layers[layer].feed_forward
+            assert isinstance(experts, ExpertWeights)
+            self._scores = self._times(x, experts.ffn_gate_inp)
         h = normalise(x, facts.norm, w.attn_norm, w.attn_norm_bias)
         q = self._head(self._times(h, w.attn_q), facts, w.attn_q_bias, w.attn_q_norm)
         k = self._head(self._times(h, w.attn_k), facts, w.attn_k_bias, w.attn_k_norm)
         v = self._times(h, w.attn_v) + (0 if w.attn_v_bias is None else w.attn_v_bias)
         cache.write(start, rotate(k, facts.rope, start), v.reshape(k.shape))
         keys, values = (seen.astype(self.dtype) for seen in cache.read(start + len(x), facts.head_dim))
-        mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts)
+        mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts, w.attn_sinks)
         y = self._times(mixed.reshape(len(x), -1), w.attn_output)
         if w.attn_output_bias is not None:
             y = y + w.attn_output_bias
@@ -137,15 +178,43 @@ class ReferenceBackend:
     def feed_forward_block(self, layer: int, x: Array) -> None:
         facts = self.specification.layers[layer].feed_forward
         w = self.weights.layers[layer].feed_forward
-        h = normalise(x, facts.norm, w.ffn_norm, w.ffn_norm_bias)
-        up = self._times(h, w.ffn_up) + (0 if w.ffn_up_bias is None else w.ffn_up_bias)
+        if isinstance(facts, ExpertsSpecification):
+            assert isinstance(w, ExpertWeights)
+            self._experts(layer, x, facts, w)
+            return
+        assert isinstance(w, FeedForwardWeights)
+        y = self._dense(normalise(x, facts.norm, w.ffn_norm, w.ffn_norm_bias), facts, w)
+        x += normalise(y, facts.norm, w.ffn_post_norm) * facts.residual_scale
+
+    def _dense(
+        self, h: Array, facts: FeedForwardSpecification | ExpertsSpecification, w: FeedForwardWeights
+    ) -> Array:
+        up = self._biased(h, w.ffn_up, w.ffn_up_bias)
         if w.ffn_gate is None:
             hidden = activate(up, facts.activation)
         else:
-            gate = self._times(h, w.ffn_gate) + (0 if w.ffn_gate_bias is None else w.ffn_gate_bias)
-            hidden = activate(gate, facts.activation) * up
-        y = self._times(hidden, w.ffn_down) + (0 if w.ffn_down_bias is None else w.ffn_down_bias)
-        x += normalise(y, facts.norm, w.ffn_post_norm) * facts.residual_scale
+            hidden = activate_gated(self._biased(h, w.ffn_gate, w.ffn_gate_bias), up, facts.activation)
+        return self._biased(hidden, w.ffn_down, w.ffn_down_bias)
+
+    def _experts(self, layer: int, x: Array, facts: ExpertsSpecification, w: ExpertWeights) -> None:
+        h = normalise(x, facts.norm, w.ffn_norm)
+        if not facts.early:
+            self._scores = self._times(h, w.ffn_gate_inp)
+        assert self._scores is not None
+        scores = self._scores if w.ffn_gate_inp_bias is None else self._scores + w.ffn_gate_inp_bias
+        chosen, weights = route(scores, facts)
+        if self.routing is not None:
+            self.routing.ids[layer, : len(x), : facts.used] = chosen
+        y = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            token, slot = np.nonzero(chosen == expert)
+            y[token] += weights[token, slot, None] * self._dense(h[token], facts, w.expert(int(expert)))
+        if w.shared is not None:
+            shared = self._dense(h, facts, w.shared)
+            if w.ffn_gate_inp_shexp is not None:
+                shared = shared / (1 + np.exp(-h @ w.ffn_gate_inp_shexp))[:, None]
+            y += shared
+        x += y * facts.residual_scale
 
     def all_layers(self, x: Array, start: int) -> None:
         for layer in range(len(self.specification.layers)):
@@ -157,6 +226,10 @@ class ReferenceBackend:
         h = normalise(x, facts.norm, self.weights.output_norm, self.weights.output_norm_bias)
         raw = self._times(h, self.weights.output) * facts.logit_scale
         return soft_cap(raw, facts.logit_soft_cap)
+
+    def _biased(self, x: Array, matrix: Matrix, bias: Vector | None) -> Array:
+        y = self._times(x, matrix)
+        return y if bias is None else np.asarray(y + bias)
 
     def _times(self, x: Array, matrix: Matrix) -> Array:
         return np.asarray(x @ matrix.decoded().astype(self.dtype).T)

@@ -18,6 +18,7 @@ from edgeinfer_quant_formats import GGUFFile, decode
 
 SMALL = Shape("small", 2, 256, 512, 4, 2, 600, 128)
 QWEN3 = replace(SMALL, name="small3", architecture="qwen3", tied=True, qk_norm=True, head_dim=32)
+QWEN3_EXPERTS = replace(QWEN3, name="small4", architecture="qwen3moe", experts=4, experts_used=2)
 QWEN2 = replace(SMALL, name="small2", architecture="qwen2", tied=True, biases=True)
 
 
@@ -37,7 +38,7 @@ def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatc
     assert max(piece.nbytes for piece in pieces) <= 1000
 
 
-@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3], ids=lambda shape: shape.architecture)
+@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, QWEN3_EXPERTS], ids=lambda shape: shape.architecture)
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
 def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str) -> None:
     path = tmp_path / "random.gguf"
@@ -51,7 +52,7 @@ def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str)
 
 
 @pytest.mark.llama_cpp
-@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3], ids=lambda shape: shape.architecture)
+@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, QWEN3_EXPERTS], ids=lambda shape: shape.architecture)
 def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"

@@ -21,6 +21,8 @@ from edgeinfer_quant_formats.mixes import MIXES
         ("qwen2.5-7b", 7_615_616_512),
         ("mistral-7b", 7_248_023_552),
         ("llama-3-8b", 8_030_261_248),
+        ("olmoe-7b-a1b", 6_919_161_856),
+        ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
 def test_a_shape_has_the_parameters_that_its_model_is_published_with(name: str, parameters: int) -> None:
@@ -59,6 +61,16 @@ def test_every_row_fills_whole_blocks(shape: str, kind: str) -> None:
     formats = matrix_formats(form, kind)
     for name, size in form.matrices().items():
         assert block_format(formats[name]).nbytes(size) > 0
+
+
+def test_experts_take_the_formats_of_a_quantised_mixture() -> None:
+    formats = matrix_formats(find_shape("qwen3-30b-a3b"), "Q4_K_M")
+    assert formats["blk.9.ffn_gate_inp.weight"] == "F32"
+    assert formats["blk.9.ffn_up_exps.weight"] == "Q4_K"
+    assert {formats[f"blk.{layer}.ffn_down_exps.weight"] for layer in range(48)} == {"Q4_K", "Q6_K"}
+    only_experts = matrix_formats(find_shape("granite-1b-a400m"), "MXFP4")
+    assert only_experts["blk.0.ffn_down_exps.weight"] == "MXFP4"
+    assert only_experts["blk.0.attn_q.weight"] == only_experts["token_embd.weight"] == "Q8_0"
 
 
 def test_mxfp4_without_experts_is_mxfp4_but_for_the_head() -> None:

@@ -11,13 +11,14 @@ from edgeinfer.benchmarking.planted_neurons import (
 )
 from edgeinfer.benchmarking.sparse_runs import planted_run
 from edgeinfer.errors import SettingError
+from edgeinfer_kernels.cpu.sparse import dense_layer
 
 
 @pytest.mark.parametrize("active", [0.1, 0.2, 0.5])
 def test_the_planted_share_is_active(active: float) -> None:
     shape = find_planted("smoke")
     _, weights = planted_decoder(shape, "Q8_0", 1, active)
-    w = weights.layers[0].feed_forward
+    w = dense_layer(weights, 0)
     assert w.ffn_gate is not None
     x = normed_inputs(planted_inputs(shape, 2000, 3))
     fires = x @ w.ffn_gate.decoded().T + np.asarray(w.ffn_gate_bias) > 0

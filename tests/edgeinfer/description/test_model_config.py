@@ -85,13 +85,6 @@ def test_heads_that_cannot_share_their_keys_are_refused() -> None:
     assert text == "llama.attention.head_count: 4 heads can't share 3 key heads"
 
 
-def test_experts_are_refused_with_the_way_out() -> None:
-    text = refusal(expert_count=8)
-    assert text.startswith("llama.expert_count: 8 experts")
-    assert "--engine llama.cpp" in text
-    assert config_of("llama", expert_count=0).architecture == "llama"
-
-
 def test_heads_and_widths_may_differ_from_layer_to_layer() -> None:
     config = config_of(
         "llama",

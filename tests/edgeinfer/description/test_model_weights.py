@@ -11,7 +11,7 @@ import edgeinfer
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
@@ -92,6 +92,7 @@ def test_a_fused_gate_comes_before_the_rows_of_up(tmp_path: Path) -> None:
     feed_forward = weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].feed_forward
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         fused = file.decode("blk.0.ffn_up.weight")
+    assert isinstance(feed_forward, FeedForwardWeights)
     assert feed_forward.ffn_gate is not None
     assert np.array_equal(feed_forward.ffn_gate.decoded(), fused[:96])
     assert np.array_equal(feed_forward.ffn_up.decoded(), fused[96:])

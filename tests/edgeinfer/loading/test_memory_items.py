@@ -25,7 +25,9 @@ SPARE = 4096
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "starcoder2", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"]
+)
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
     path = (MIXED if name == "mixed" else ZOO[name]).write(tmp_path / "model.gguf")
@@ -43,11 +45,23 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
 
 
+def test_a_token_reads_the_experts_that_it_uses(zoo_file: ZooFile) -> None:
+    with GGUFFile.open(zoo_file("qwen2moe")) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        items = weight_items(config.specification(), read_weights(file, config))
+    names = ["layer 0 attention", "layer 0 router and shared expert", "layer 0 experts"]
+    assert [item.name for item in items[:3]] == names
+    # Seven experts of three matrices 64 by 32 in float32, of which a token uses three.
+    assert (items[2].nbytes, items[2].bytes_per_token) == (7 * 3 * 64 * 32 * 4, 3 * 3 * 64 * 32 * 4)
+    # The router's seven rows fill a group of sixteen; the shared expert is 128 wide.
+    assert items[1].nbytes == items[1].bytes_per_token == (16 * 64 + 3 * 128 * 64) * 4
+
+
 def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     with GGUFFile.open(zoo_file("llama")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         weights, specification = read_weights(file, config), config.specification()
-        names = [item.name for item in weight_items(weights)]
+        names = [item.name for item in weight_items(specification, weights)]
         assert names[:2] == ["layer 0 attention", "layer 0 feed-forward"]
         assert names[-1] == "head"
         assert len(names) == 2 * 3 + 1

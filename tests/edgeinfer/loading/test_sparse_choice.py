@@ -37,7 +37,8 @@ def profiled(path: Path, active: list[float]) -> None:
 def sparse_layers(model: edgeinfer.Model) -> list[int]:
     assert isinstance(model.engine, Transformer)
     assert isinstance(model.engine.backend, CpuBackend)
-    return sorted(model.engine.backend._sparse)
+    steps = enumerate(model.engine.backend._feed_forward)
+    return [layer for layer, (function, _) in steps if function == "sparse_feed_forward_block"]
 
 
 def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import edgeinfer
@@ -11,6 +12,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.profiling.predictor_training import Samples, predictor_arrays, read_predictor, train
 from edgeinfer.profiling.profiling import profile
 from edgeinfer.profiling.recording import active_neurons, cpu_engine, record
+from edgeinfer_kernels.cpu.sparse import dense_layer
+from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import find_profile
 from tests.kernels.row_matrices import random_matrix
@@ -34,8 +37,9 @@ def test_counts_are_those_of_the_reference(path: Path) -> None:
         ids = model.tokenizer.encode(TEXT)[:300]
         counts = np.zeros((2, 96))
 
-        def seen(layer: int, normed: np.ndarray, active: np.ndarray) -> None:
-            weights = cpu_engine(model)[1].weights.layers[layer].feed_forward
+        def seen(layer: int, normed: npt.NDArray[np.float32] | None, active: npt.NDArray[np.bool_]) -> None:
+            assert normed is not None
+            weights = dense_layer(cpu_engine(model)[1].weights, layer)
             exact = normed.astype(np.float64) @ weights.ffn_up.decoded().astype(np.float64).T > 0
             assert (exact != active).mean() < 0.01
             counts[layer] += active.sum(axis=0)
@@ -133,3 +137,18 @@ def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
         assert any("predicted, with a recall of" in note for note in model.notes)
         assert model.plan is not None
         assert "layer 1 predictor" in [item.item for item in model.plan.items]
+
+
+def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
+    path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
+    found = profile(path, [TEXT], tokens=100)
+    assert "an expert that the router chose" in found.profile.rule
+    for layer, counts in found.profile.layers("experts").items():
+        with edgeinfer.load(path, device="cpu") as model:
+            facts = cpu_engine(model)[0].specification.layers[layer].feed_forward
+        assert isinstance(facts, ExpertsSpecification)
+        assert counts.shape == (2, facts.count)
+        assert counts.sum() == 100 * facts.used
+        assert counts.max() <= max(found.profile.tokens)
+    with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
+        profile(path, [TEXT], tokens=100, predictor=True)

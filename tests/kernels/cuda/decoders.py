@@ -13,7 +13,8 @@ import torch
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import LayerCache
-from edgeinfer_kernels.cuda.backend import CudaBackend, device_parts
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -50,16 +51,25 @@ class Decoder:
             backend.feed_forward_block(index, x)
         return np.asarray(backend.logits(x), np.float64)
 
-    def backend(self, device: str, **options: Any) -> CudaBackend:
+    def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:
         """On a GPU as it is used; interpreted, with small tiles."""
-        usual: dict[str, Any] = {"chunk": 16, "tuning": Tuning() if device == "cuda" else SMALL}
-        return CudaBackend(self.specification, self.weights, CONTEXT, torch.device(device), **usual | options)
+        return CudaBackend(
+            self.specification,
+            self.weights,
+            CONTEXT,
+            torch.device(device),
+            DeviceOptions(**{"chunk": 16} | options),
+            tuning=tuning or (Tuning() if device == "cuda" else SMALL),
+        )
 
     def counted_bytes(self, device: str, **options: Any) -> int:
         """What the backend says that it will take."""
-        usual: dict[str, Any] = {"chunk": 16}
-        parts = device_parts(
-            self.specification, self.weights, CONTEXT, torch.device(device), **usual | options
+        parts = count_parts(
+            self.specification,
+            self.weights,
+            CONTEXT,
+            torch.device(device),
+            DeviceOptions(**{"chunk": 16} | options),
         )
         return sum(part.nbytes for part in parts)
 

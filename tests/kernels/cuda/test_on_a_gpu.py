@@ -23,8 +23,8 @@ from tests.random_models import ZOO
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
 WIDTHS = range(1, 9)
-WIDE = {"chunk": 1 << 20}
-"""Options with which a small model takes more than a gibibyte."""
+WIDE = 1 << 20
+"""Tokens of a chunk with which a small model takes more than a gibibyte."""
 
 
 def free_bytes() -> int:
@@ -53,7 +53,7 @@ def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
     warm.close()
     del warm
     baseline = free_bytes()
-    backend = decoder.backend("cuda", **WIDE)
+    backend = decoder.backend("cuda", chunk=WIDE)
     use(backend, ids)
     assert baseline - free_bytes() > 512 * MIB
     backend.close()
@@ -74,9 +74,9 @@ def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
 def test_a_failed_allocation_says_what_was_asked_and_what_was_free(decoder: Decoder) -> None:
     baseline = free_bytes()
     ballast = torch.empty(baseline - 256 * MIB, dtype=torch.uint8, device="cuda")
-    asked = decoder.counted_bytes("cuda", **WIDE) / MIB
+    asked = decoder.counted_bytes("cuda", chunk=WIDE) / MIB
     with pytest.raises(MemoryError) as caught:
-        decoder.backend("cuda", **WIDE)
+        decoder.backend("cuda", chunk=WIDE)
     told = re.search(r"asked for (\d+) MiB and has (\d+) MiB free", str(caught.value))
     assert told is not None
     assert abs(int(told[1]) - asked) <= 1
@@ -94,8 +94,10 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
     if how == "graph":
         backend.all_layers(x, 0)
     else:
-        backend._set_state(ids[:count], 0)
-        backend.step.dependent = how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
+        backend._steps.set_state(ids[:count], 0)
+        backend.step.launches.dependent = (
+            how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
+        )
         backend.step.launch(count)
     return backend.logits(x)
 
@@ -137,9 +139,10 @@ def test_a_tuned_step_is_no_slower_and_gives_the_same_logits(decoder: Decoder) -
 def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Decoder) -> None:
     backend = decoder.backend("cuda")
     timer = StepTimer(backend.step)
-    assert 0 < timer(Tuning()) < 0.1
+    assert 0 < timer(Tuning(), 1) < 0.1
+    assert 0 < timer(Tuning(), 4) < 0.1
     with pytest.raises(RejectedTrialError):
-        timer(Tuning(qkv=Shape(64, 64)))
+        timer(Tuning(qkv=Shape(64, 64)), 1)
     backend.close()
 
 

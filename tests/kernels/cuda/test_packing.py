@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
 from edgeinfer_kernels.cuda.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
-from edgeinfer_kernels.cuda.row_kernels import dequantise_kernel
 from edgeinfer_quant_formats import block_format, decode
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows, random_bits
 

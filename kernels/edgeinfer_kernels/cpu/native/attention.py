@@ -25,6 +25,7 @@ from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
 from edgeinfer_kernels.cpu.native.softmax import (
     LANES,
     STATE_BYTES,
+    add_sink,
     clear_states,
     gather_floats,
     gather_halves,
@@ -219,8 +220,15 @@ def write_item(block, item, states):
     group = load_i64(block + ATTENTION.heads) // kv_heads
     mixed = load_i64(block + ATTENTION.mixed)
     out = load_i64(mixed + INPUT.floats) + item // kv_heads * load_i64(mixed + INPUT.float_stride)
-    out += 4 * head_dim * group * (item % kv_heads)
-    write_states(states, group, head_dim, load_i64(block + ATTENTION.padded_head), out)
+    first_head = group * (item % kv_heads)
+    out += 4 * head_dim * first_head
+    padded = load_i64(block + ATTENTION.padded_head)
+    sinks = load_i64(block + ATTENTION.sinks)
+    if sinks != 0:
+        for g in range(group):
+            state = states + g * (STATE_BYTES + 4 * padded)
+            add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
+    write_states(states, group, head_dim, padded, out)
 
 
 @inner

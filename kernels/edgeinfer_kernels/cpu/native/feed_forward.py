@@ -1,7 +1,7 @@
 """The feed-forward block and the output head."""
 
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
-from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, multiply, store_floats
+from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, store_floats
 from edgeinfer_kernels.cpu.native.phases import (
     COLUMNS_A_PIECE,
     add_residual,
@@ -11,7 +11,7 @@ from edgeinfer_kernels.cpu.native.phases import (
 from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
 from edgeinfer_kernels.cpu.native.team import barrier, next_item
-from edgeinfer_kernels.cpu.native.vector_math import activate
+from edgeinfer_kernels.cpu.native.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
 
 exports = Exports()
@@ -28,16 +28,11 @@ def biased(row, matrix, i):
 
 
 @inner
-def activate_and_quantise(team, counter, block, call):
+def activate_and_quantise(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
     """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
-    hidden = load_i64(block + FEED_FORWARD.hidden)
-    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
-    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
-    code = load_i64(block + FEED_FORWARD.activation)
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
     pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
-    tokens = load_i64(call + CALL.tokens)
     while True:
         item = next_item(team, counter)
         token = item // pieces
@@ -46,11 +41,11 @@ def activate_and_quantise(team, counter, block, call):
         first = (item - token * pieces) * COLUMNS_A_PIECE
         last = min(columns, first + COLUMNS_A_PIECE)
         up = load_i64(hidden + INPUT.floats) + token * stride
-        gate = load_i64(block + FEED_FORWARD.gate) + token * stride
+        gate = gate_rows + token * stride
         for i in range(first, last, 16):
             value = biased(up, up_matrix, i)
             if gate_matrix != 0:
-                value = multiply(activate(code, biased(gate, gate_matrix, i)), value)
+                value = activate_gated(code, biased(gate, gate_matrix, i), value)
             else:
                 value = activate(code, value)
             store_floats(up + 4 * i, value)
@@ -72,13 +67,15 @@ def feed_forward_block(block, call, team, thread):
     stride = load_i64(block + FEED_FORWARD.projected_stride)
     normalise_and_quantise(team, 0, call, load_i64(block + FEED_FORWARD.norm), normed)
     barrier(team)
+    gate = load_i64(block + FEED_FORWARD.gate)
     if gate_matrix != 0:
-        gate = load_i64(block + FEED_FORWARD.gate)
         project(team, 1, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
     up = load_i64(hidden + INPUT.floats)
-    project(team, 2, tokens, load_i64(block + FEED_FORWARD.up_matrix), normed, up, hidden_stride, scratch)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    project(team, 2, tokens, up_matrix, normed, up, hidden_stride, scratch)
     barrier(team)
-    activate_and_quantise(team, 3, block, call)
+    code = load_i64(block + FEED_FORWARD.activation)
+    activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
     barrier(team)
     project(team, 4, tokens, down, hidden, projected, stride, scratch)
     barrier(team)

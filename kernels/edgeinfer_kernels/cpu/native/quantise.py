@@ -52,12 +52,22 @@ def write_tiles(x, tiles, columns, token, first, last):
 
 
 @inner
-def write_activations(x, target, token, tokens, first, last):
-    """Columns first..last of a token's row to the INPUT `target`, in the form that `tokens` tokens take."""
+def write_activations_from(x, target, start, token, tokens, first, last):
+    """Columns first..last of a token's row to the INPUT `target`, in the form that `tokens` tokens take whose
+    first one has row `start`.
+    """
     quantised = load_i64(target + INPUT.quantised)
     if quantised == 0:
         return
+    stride = load_i64(target + INPUT.quantised_stride)
+    quantised += start * stride
     if tokens >= load_i64(target + INPUT.tile_tokens):
         write_tiles(x, quantised, load_i64(target + INPUT.columns), token, first, last)
     else:
-        quantise_blocks(x, quantised + token * load_i64(target + INPUT.quantised_stride), first, last)
+        quantise_blocks(x, quantised + token * stride, first, last)
+
+
+@inner
+def write_activations(x, target, token, tokens, first, last):
+    """As `write_activations_from` for tokens from row 0 on."""
+    write_activations_from(x, target, 0, token, tokens, first, last)

@@ -51,6 +51,18 @@ def clear_states(states, group, padded):
 
 
 @inner
+def add_sink(state, score, padded):
+    """One more score in the sum, with nothing for a value."""
+    top = max(load_f32(state), score)
+    kept = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    sunk = lanes_max(exponential(splat_f32(score - top)))
+    store_f32(state, top)
+    store_f32(state + 4, load_f32(state + 4) * kept + sunk)
+    for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
+        store_floats(state + d, multiply(load_floats(state + d), splat_f32(kept)))
+
+
+@inner
 def merge_state(into, state, padded):
     """Add what `state` has gathered to `into`."""
     top = max(load_f32(into), load_f32(state))

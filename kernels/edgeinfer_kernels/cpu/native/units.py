@@ -9,6 +9,7 @@ from numba import config, types
 
 from edgeinfer_kernels.cpu.native import (
     attention,
+    experts,
     feed_forward,
     file_rows,
     interleave,
@@ -41,7 +42,7 @@ def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
     `tiles`: with the row kernels by tiles.
     """
     if unit == BLOCKS:
-        parts = (team, interleave, read_memory, attention, feed_forward, file_rows)
+        parts = (team, interleave, read_memory, attention, feed_forward, experts, file_rows)
         return {name: export for part in parts for name, export in part.exports.items()}
     if unit == SPARSE:
         return dict(sparse_feed_forward.exports)

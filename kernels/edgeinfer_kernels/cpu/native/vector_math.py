@@ -23,9 +23,15 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     subtract,
     two_to_the,
 )
-from edgeinfer_kernels.cpu.structures import ACTIVATION_CODES
+from edgeinfer_kernels.cpu.structures import (
+    ACTIVATION_CODES,
+    CLAMPED_SWIGLU_LIMIT,
+    CLAMPED_SWIGLU_SLOPE,
+)
 
 SILU, GELU, RELU = (ACTIVATION_CODES[name] for name in ("silu", "gelu", "relu"))
+CLAMPED_SWIGLU = ACTIVATION_CODES["clamped_swiglu"]
+SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT)
 
 
 @inner
@@ -72,6 +78,19 @@ def activate(code, x):
     if code == RELU:
         return positive
     return multiply(positive, positive)
+
+
+@inner
+def activate_gated(code, gate, up):
+    """activation(gate)·up; clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), g = min(gate, limit), u = up within
+    ±limit.
+    """
+    if code == CLAMPED_SWIGLU:
+        gate = minimum(gate, splat_f32(LIMIT))
+        up = maximum(minimum(up, splat_f32(LIMIT)), splat_f32(-LIMIT))
+        slope = sigmoid(multiply(gate, splat_f32(SLOPE)))
+        return multiply(multiply(gate, slope), add(up, splat_f32(np.float32(1))))
+    return multiply(activate(code, gate), up)
 
 
 @inner

@@ -1,0 +1,104 @@
+"""From a mixture of experts' facts and weights to the structure that its block kernel reads."""
+
+from typing import NamedTuple
+
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.memory import bits, is_float_format, padded_vector
+from edgeinfer_kernels.cpu.structures import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantised_bytes
+from edgeinfer_kernels.cpu.workspace import aligned
+from edgeinfer_kernels.specification import ExpertsSpecification
+from edgeinfer_kernels.weights import ExpertWeights, FeedForwardWeights, Matrix
+
+
+class RoutingRows(NamedTuple):
+    """Where a layer's experts are written down: an address, and bytes from one token's to the next's."""
+
+    ids: int
+    stride: int
+
+
+class ExpertBlockBuilder:
+    """Makes EXPERTS out of what `builder` knows: its arena, workspace and placed matrices."""
+
+    def __init__(self, builder: BlockBuilder) -> None:
+        self._builder = builder
+
+    def experts(self, facts: ExpertsSpecification, w: ExpertWeights, routing: RoutingRows | None) -> int:
+        """An EXPERTS, which writes its choices to `routing` if there is one."""
+        builder, rows = self._builder, self._builder.workspace.rows
+        gate, _ = rows("expert.gate")
+        out, _ = rows("expert.out")
+        scores, scores_stride = rows("expert.scores")
+        ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * facts.used)
+        hidden, width = w.ffn_up_exps.rows, builder.width
+        first_readers = [w.ffn_gate_inp, *w.stacks()[:1], w.ffn_gate_exps]
+        if w.shared is not None:
+            first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
+        return builder.arena.fill(
+            EXPERTS,
+            norm=builder.norm(facts.norm, width, w.ffn_norm),
+            router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
+            early=int(facts.early),
+            count=facts.count,
+            used=facts.used,
+            gating=GATING_CODES[facts.gating],
+            normalised=int(facts.normalised),
+            weight_scale=bits(facts.scale),
+            activation=ACTIVATION_CODES[facts.activation],
+            residual_scale=bits(facts.residual_scale),
+            scores=scores,
+            scores_stride=scores_stride,
+            ids=ids,
+            ids_stride=ids_stride,
+            weights=rows("expert.weights")[0],
+            places=rows("expert.places")[0],
+            entries=rows("expert.entries")[0],
+            active=rows("expert.active")[0],
+            normed=builder.input("normed", width, first_readers),
+            gathered=self._pair_input("expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+            hidden=self._pair_input("expert.hidden", hidden, [w.ffn_down_exps], always=True),
+            gate=gate,
+            gate_matrix=builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
+            up_matrix=builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
+            down_matrix=builder.matrix(w.ffn_down_exps, w.ffn_down_exps_bias),
+            out=out,
+            out_stride=aligned(4 * padded(width)),
+            **self._early(facts, w),
+            **self._shared(w),
+            **builder.scratch(),
+        )
+
+    def _pair_input(self, name: str, columns: int, readers: list[Matrix], always: bool = False) -> int:
+        """An INPUT with a row for each pair; floats only if they are read, or `always`."""
+        strides = aligned(4 * padded(columns)), aligned(quantised_bytes(padded(columns)))
+        keep_floats = always or any(map(is_float_format, readers))
+        return self._builder.input(name, columns, readers, strides, keep_floats)
+
+    def _early(self, facts: ExpertsSpecification, w: ExpertWeights) -> dict[str, int]:
+        if not facts.early:
+            return {}
+        builder = self._builder
+        return {
+            "router_norm": builder.norm(facts.norm, builder.width, None),
+            "router_input": builder.input("router", builder.width, [w.ffn_gate_inp]),
+        }
+
+    def _shared(self, w: ExpertWeights) -> dict[str, int]:
+        if w.shared is None:
+            return {}
+        builder, rows = self._builder, self._builder.workspace.rows
+        shared: FeedForwardWeights = w.shared
+        assert shared.ffn_gate is not None
+        gate, _ = rows("gate")
+        out, out_stride = rows("projected")
+        return {
+            "shared_gate_matrix": builder.matrix(shared.ffn_gate),
+            "shared_up_matrix": builder.matrix(shared.ffn_up),
+            "shared_down_matrix": builder.matrix(shared.ffn_down),
+            "shared_hidden": builder.input("hidden", shared.ffn_up.rows, [shared.ffn_down]),
+            "shared_gate": gate,
+            "shared_out": out,
+            "shared_out_stride": out_stride,
+            "shared_router": builder.arena.keep(padded_vector(w.ffn_gate_inp_shexp)),
+        }

@@ -1,0 +1,103 @@
+"""Decode steps recorded as graphs, one for each number of tokens and way of choosing, and replayed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_parts import Drawing
+from edgeinfer_kernels.cuda.sampling import sample
+from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS, STATE_WORDS
+
+RING = 64
+"""Choices that may lie between the device and its reader."""
+NONE, BEST, DRAW = "none", "best", "draw"
+"""What follows a step's logits: nothing, the highest of them as the next token, or a drawn one."""
+
+
+class CapturedSteps:
+    """Runs steps on the current stream; off CUDA it launches their kernels one by one.
+
+    `chosen` (RING,) int32, in memory that the host reads: the id that followed the token at each position.
+    """
+
+    def __init__(self, step: DecodeStep, drawing: Drawing) -> None:
+        self.step = step
+        self._drawing = drawing
+        self._device = step.workspace.state.device
+        self._cuda = self._device.type == "cuda"
+        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
+        self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
+
+    def set_state(self, ids: Sequence[int], start: int) -> None:
+        """The step's tokens: a chain, of which each sees itself and those before."""
+        count = len(ids)
+        state = self._state.numpy()
+        state[:count] = ids
+        state[8 : 8 + count] = np.arange(start, start + count)
+        state[16 : 16 + count] = (2 << np.arange(count)) - 1
+        state[CACHED_AT] = start
+        self.step.workspace.state.copy_(self._state, non_blocking=True)
+
+    def run(self, tokens: int, choice: str = NONE) -> None:
+        """A step of the tokens in `state`."""
+        if not self._cuda:
+            self._launch(tokens, choice)
+            return
+        graph = self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
+        graph.replay()
+
+    def warm_up(self) -> None:
+        """Compile and record the steps of one token."""
+        for choice in (NONE, BEST, DRAW):
+            if self._cuda and (1, choice) not in self._graphs:
+                self.set_state([0], 0)
+                self._capture(1, choice)
+
+    def forget(self) -> None:
+        """Record anew what is asked for from now on: the step is cut in another way."""
+        self._graphs.clear()
+
+    def _launch(self, tokens: int, choice: str) -> None:
+        self.step.launch(tokens)
+        space, drawing = self.step.workspace, self._drawing
+        if choice == BEST:
+            dependent = self.step.launches.dependent
+            options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+            choose_best_kernel[(1,)](
+                space.best,
+                space.best_ids,
+                space.state,
+                self.chosen,
+                PROGRAMS=self.step.model.head.shapes.padded_rows // ROWS,
+                RING=RING,
+                DEPENDENT=dependent,
+                num_warps=8,
+                **options,
+            )
+        elif choice == DRAW:
+            logits = space.logits[:1]
+            sample(logits, drawing.requests, drawing.recent, drawing.buffers, drawing.drawn, drawing.results)
+            advance_kernel[(1,)](drawing.results, space.state, self.chosen, RING=RING)
+
+    def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
+        """Compile and record a step. What the warm-up writes lies behind the cached tokens.
+
+        Rows that have been brought into x are there again when the graph is replayed.
+        """
+        space = self.step.workspace
+        state, x = space.state.clone(), space.x.clone()
+        self._launch(tokens, choice)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch(tokens, choice)
+        space.state.copy_(state)
+        space.x.copy_(x)
+        self._graphs[tokens, choice] = graph
+        return graph

@@ -1,0 +1,124 @@
+"""Everything that a decoder takes on a device, in the order in which it is taken; counted, or for real."""
+
+from dataclasses import dataclass
+
+import torch
+
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
+from edgeinfer_kernels.cuda.prefill import Prefill
+from edgeinfer_kernels.cuda.sampling import KEPT, REQUEST_SIZE, SLICE, SamplingBuffers
+from edgeinfer_kernels.cuda.workspace import Workspace
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+
+CHUNK = 512
+"""Tokens of a prompt that are read in one step."""
+RECENT = 1024
+"""Most ids that penalties on the device can count."""
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a decoder is laid out on a device."""
+
+    quantised_cache: bool = False
+    """Keys and values in eight bits (q8_0)."""
+    chunk: int = CHUNK
+    embeds: bool = True
+    """It begins with token ids; otherwise with rows that another backend has brought up to its layers."""
+
+
+class Drawing:
+    """What drawing a token on the device takes."""
+
+    def __init__(self, vocabulary: int, arena: Arena) -> None:
+        slices = -(-vocabulary // SLICE)
+        self.buffers = SamplingBuffers(
+            arena.take((1, slices, KEPT), torch.int64),
+            arena.take((1, slices), torch.float32),
+            arena.take((1, slices), torch.float32),
+            arena.take((1, slices), torch.int32),
+            KEPT,
+            SLICE,
+        )
+        self.requests = arena.take((1, REQUEST_SIZE), torch.float64)
+        self.recent = arena.take((1, RECENT), torch.int32)
+        self.drawn = arena.take((1,), torch.int32)
+        self.results = arena.take((1, 2), torch.int32)
+
+
+@dataclass(frozen=True)
+class DeviceParts:
+    """A decoder's weights and caches, and the buffers of its steps, prompts and draws."""
+
+    model: DeviceModel
+    workspace: Workspace
+    prefill: Prefill
+    drawing: Drawing
+
+    @classmethod
+    def take(
+        cls,
+        specification: DecoderSpecification,
+        weights: DecoderWeights,
+        context: int,
+        arena: Arena,
+        capability: int,
+        options: DeviceOptions,
+    ) -> "DeviceParts":
+        """All of it out of the arena. Raises `UnsupportedOnDeviceError`: a matrix without a kernel."""
+        model = DeviceModel(
+            specification,
+            weights,
+            arena,
+            context,
+            quantised_cache=options.quantised_cache,
+            embeds=options.embeds,
+        )
+        return cls(
+            model,
+            Workspace(model, arena),
+            Prefill(model, arena, options.chunk, capability),
+            Drawing(specification.vocabulary_size, arena),
+        )
+
+
+def compute_capability(device: torch.device) -> int:
+    """As 90; 0 for a device that isn't CUDA's."""
+    if device.type != "cuda":
+        return 0
+    major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
+    return 10 * major + minor
+
+
+def cuda_device(index: int) -> torch.device:
+    """The device of that number."""
+    return torch.device("cuda", index)
+
+
+def free_bytes(index: int) -> int:
+    """Bytes that the GPU could give now. Takes a context, if this process has none yet."""
+    free, _ = torch.cuda.mem_get_info(index)
+    return int(free)
+
+
+def count_parts(
+    specification: DecoderSpecification,
+    weights: DecoderWeights,
+    context: int,
+    device: torch.device,
+    options: DeviceOptions | None = None,
+) -> list[Part]:
+    """What a `CudaBackend` will take on the device, to the byte.
+
+    Raises:
+        UnsupportedOnDeviceError: a matrix without a kernel.
+    """
+    counting = Arena()
+    capability = compute_capability(device)
+    model = DeviceParts.take(
+        specification, weights, context, counting, capability, options or DeviceOptions()
+    ).model
+    held = sum(part.nbytes for part in model.parts)
+    return [*model.parts, Part("workspace", counting.used - held, read=False)]

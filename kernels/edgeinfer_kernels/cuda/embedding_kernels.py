@@ -1,0 +1,81 @@
+"""Kernels that turn rows of weights into floats: embeddings of tokens, and whole matrices for products."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.projections import ROWS
+from edgeinfer_kernels.cuda.tile_decoding import decode_elements, decode_tile
+from edgeinfer_kernels.cuda.tiles import load_tile, quantise, release_consumers, wait_for_producers
+
+
+@triton.jit
+def embed_kernel(
+    embedding,
+    ids,
+    x,
+    gain,
+    activations,
+    squares,
+    scale,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    GAIN: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token).
+
+    Reads a row's planes a token; writes WIDTH·4 bytes and 12 words (44 with floats) for 32 columns.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    chunk, token = tl.program_id(0), tl.program_id(1)
+    row = tl.load(ids + token)
+    group = chunk * 16 + tl.arange(0, 16)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
+    value = tl.where(inside, value, 0.0)
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+    tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
+    if GAIN:
+        value *= tl.load(gain + column, mask=inside, other=0.0)
+    quantise(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
+
+
+@triton.jit
+def embed_rows_kernel(
+    embedding, ids, x, scale, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
+    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token).
+
+    Reads a row's planes a token, writes WIDTH·4 bytes.
+    """
+    column = tl.program_id(0) * 256 + tl.arange(0, 256)
+    token, inside = tl.program_id(1), column < WIDTH
+    row = tl.load(ids + token)
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE) * scale
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
+def dequantise_kernel(
+    matrix, first_row, out, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
+):
+    """out (rows, 32·BLOCKS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
+
+    Columns in the planes' order, element · BLOCKS + place of the block: products don't mind, as long as the
+    activations' columns lie likewise. Reads the rows' planes once, writes 2 bytes a weight.
+    """
+    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (block < BLOCKS)[None, :]
+    taken = first_row + tl.minimum(row, rows - 1)
+    tile = load_tile(matrix, taken, block, BLOCKS, BLOCKS % STEP > 0, TILE)
+    pointers = out + row[:, None] * (32 * BLOCKS) + block[None, :]
+    for element in tl.static_range(32):
+        value = decode_tile(tile, element, TILE)
+        tl.store(pointers + element * BLOCKS, value.to(tl.float16), mask=inside)

@@ -1,0 +1,133 @@
+"""Words of quantised rows: their codes as bytes, the dot products of bytes, and halves of words."""
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Inline assembly can't be interpreted: kernels then compute the same with plain operations."""
+
+
+# plane_formats.Code and Scale, as kernels see them
+NIBBLE = tl.constexpr(0)
+NIBBLE_1 = tl.constexpr(1)
+NIBBLE_2 = tl.constexpr(2)
+BYTE = tl.constexpr(3)
+CODEBOOK = tl.constexpr(4)
+HALF = tl.constexpr(5)
+BRAIN = tl.constexpr(6)
+SINGLE = tl.constexpr(7)
+NO_SCALE = tl.constexpr(0)
+FLOAT16 = tl.constexpr(1)
+BFLOAT16 = tl.constexpr(2)
+PAIR = tl.constexpr(3)
+MINIMUM = tl.constexpr(4)
+SIGNED = tl.constexpr(5)
+SHORT = tl.constexpr(6)
+
+
+@triton.jit
+def dot_unsigned(weights, activations, sums):
+    """sums + Σ of four uint8 · int8."""
+    if INTERPRETED:
+        for byte in tl.static_range(4):
+            left = (weights >> (8 * byte)) & 0xFF
+            sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
+        return sums
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [weights, activations, sums],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def dot_signed(weights, activations, sums):
+    """sums + Σ of four int8 · int8."""
+    if INTERPRETED:
+        for byte in tl.static_range(4):
+            left = (weights << (24 - 8 * byte)) >> 24
+            sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
+        return sums
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [weights, activations, sums],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def _select_bytes(low, high, selector):
+    """Byte k of the result is the one of low (0…3) and high (4…7) that the selector's nibble k names."""
+    if INTERPRETED:
+        chosen = tl.zeros_like(selector)
+        for byte in tl.static_range(4):
+            index = (selector >> (4 * byte)) & 7
+            word = tl.where(index < 4, low, high)
+            chosen = chosen | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
+        return chosen
+    else:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [low, high, selector],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def look_up(codes, BOOK: tl.constexpr):
+    """Four 4-bit codes, in the low half of a word, to the four int8 levels of a codebook."""
+    zero = tl.zeros_like(codes)
+    if BOOK == 0:  # IQ4: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+        a, b, c, d = zero + (-1079142271), zero + (-152379953), zero + 639175937, zero + 1901675829
+    else:  # FP4, twice its values: 0 1 2 3, 4 6 8 12, 0 -1 -2 -3, -4 -6 -8 -12
+        a, b, c, d = zero + 50462976, zero + 201852420, zero + (-33620224), zero + (-185009412)
+    index = codes & 0x7777
+    selector = ((codes & 0x8888) >> 1) | 0x3210
+    return _select_bytes(_select_bytes(a, b, index), _select_bytes(c, d, index), selector)
+
+
+@triton.jit
+def quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """The codes of elements 4·GROUP… of every block, as the bytes of a word; unsigned up to NIBBLE_2."""
+    PART: tl.constexpr = GROUP % 4
+    UPPER: tl.constexpr = GROUP // 4
+    if TILE.code == BYTE:
+        codes = words[GROUP]
+    elif TILE.code == CODEBOOK:
+        codes = look_up((words[PART] >> (16 * UPPER)) & 0xFFFF, TILE.codebook)
+    else:
+        codes = (words[PART] >> (4 * UPPER)) & 0x0F0F0F0F
+        if TILE.code == NIBBLE_1:
+            if UPPER == 0:
+                codes = codes | ((words[4] << (4 - PART)) & 0x10101010)
+            else:
+                codes = codes | ((words[4] >> PART) & 0x10101010)
+        elif TILE.code == NIBBLE_2:
+            if PART <= 2:
+                codes = codes | ((words[4 + UPPER] << (4 - 2 * PART)) & 0x30303030)
+            else:
+                codes = codes | ((words[4 + UPPER] >> 2) & 0x30303030)
+    return codes
+
+
+@triton.jit
+def low_half(word):
+    """The float16 in the low half of a word."""
+    return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def high_half(word):
+    """The float16 in the high half of a word."""
+    return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
