@@ -170,17 +170,13 @@ def load_notes(sizes: ModelSizes, plan: MemoryPlan) -> list[str]:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
     if plan.draft == "gpu":
         notes.append("loading keeps a draft model in main memory yet")
-    mixture = any(layer.experts or layer.sinks for layer in sizes.layers)
-    if plan.cut is not None and not (mixture and plan.bytes_on("gpu")):
+    if plan.cut is not None:
         return notes
-    wishes = replace(plan.wishes, device="cpu" if mixture else "layers")
     try:
-        loaded = plan_memory(sizes, plan.machine, wishes)
+        loaded = plan_memory(sizes, plan.machine, replace(plan.wishes, device="layers"))
     except PlanError:
         return [*notes, "loading does less than this yet: it will refuse the model for want of memory"]
     count, rate = len(loaded.layers), loaded.prediction.decode_tokens_per_second
     there = count - (loaded.cut if loaded.cut is not None else count)
-    what = "runs experts on the CPU only yet"
-    if not mixture:
-        what = f"divides a model by whole layers yet, {there} of {count} on the GPU"
+    what = f"divides a model by whole layers yet, {there} of {count} on the GPU"
     return [*notes, f"loading {what}: expect {rate:.3g} tokens/s of it"]

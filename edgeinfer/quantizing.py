@@ -10,13 +10,16 @@ from pathlib import Path
 
 from edgeinfer.catalogue import find_model
 from edgeinfer.errors import SettingError
+from edgeinfer.hot_first import hot_first_orders, save_reordered
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_quant_formats import BlockFormat, FormatError, GGUFFile
 from edgeinfer_quant_formats.importance_file import Importance, read_importance
 from edgeinfer_quant_formats.mixes import find_mix
+from edgeinfer_quant_formats.neuron_order import ReorderedFile, reordered_plan
 from edgeinfer_quant_formats.quantizing import (
     IMPORTANCE_KEYS,
     QuantizationPlan,
+    plan_as_it_is,
     plan_quantization,
     write_quantized,
 )
@@ -43,8 +46,9 @@ class Quantization:
 def quantize(
     model: str | Path,
     target: str | Path | None,
-    type: str = DEFAULT_TYPE,
+    type: str | None = None,
     *,
+    hot_first: bool = False,
     importance: str | Path | None = None,
     overrides: Mapping[str, str] | None = None,
     pure: bool = False,
@@ -58,6 +62,8 @@ def quantize(
 ) -> Quantization:
     """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
 
+    `type` None: Q4_K_M, or with `hot_first` the formats of the file. `hot_first`: neurons in the order of the
+    model's profile, which computes the same; the profile is saved for `target` too.
     `importance`: an importance matrix. `overrides`: regular expression -> format for tensors whose names it
     matches, the first one counts. `pure`: one format for all. `threads` None: all usable processors.
     `dry_run`: only say what would be done; `target` may be None then. `progress` hears of bytes read.
@@ -65,22 +71,27 @@ def quantize(
     The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for what
     a user can mend, `OSError` where the disk is full.
     """
-    mix = find_mix(type)
+    mix = None if hot_first and type is None else find_mix(type or DEFAULT_TYPE)
     wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})
     if threads is not None and threads < 1:
         raise SettingError(f"threads: saw {threads}, wanted a whole number of at least 1, or None")
     given = None if importance is None else read_importance(importance)
     with GGUFFile.open(find_model(model).path) as file:
-        plan = plan_quantization(file, mix, wishes, given)
+        orders, profile, remark = hot_first_orders(file) if hot_first else ({}, None, None)
+        plan = plan_quantization(file, mix, wishes, given) if mix else plan_as_it_is(file)
         _check_patterns(file, plan, wishes)
         place = None if target is None else Path(target)
-        done = Quantization(file.path, file.nbytes, place, plan, tuple(_notes(plan, given)))
+        notes = (*([remark] if remark else []), *_notes(plan, given))
+        done = Quantization(file.path, file.nbytes, place, plan, notes)
         _check_requantising(plan, allow_requantize)
         if dry_run:
             return done
         place = _checked_target(place, file, plan, overwrite)
         start = time.perf_counter()
-        _write(file, plan, place, _importance_metadata(importance, given), threads, progress)
+        metadata = _importance_metadata(importance, given)
+        _write(ReorderedFile(file, orders), reordered_plan(plan, orders), place, metadata, threads, progress)
+        if profile:
+            save_reordered(profile, orders, place)
         return replace(done, seconds=time.perf_counter() - start)
 
 

@@ -16,6 +16,7 @@ from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_kernels.cpu.structures import SPARSE_TOKENS
 
 LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512
@@ -37,19 +38,25 @@ def evaluate(
     """Perplexity of `text` under a model, and its divergence from `base` if one is given.
 
     `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `chunks`: windows
-    at most. `loading`: further keywords of `edgeinfer.load`, for both. Memory is bounded by the models and
-    a few slices of logits, whatever the length of the text.
+    at most. `loading`: further keywords of `edgeinfer.load`, for both; but the base's feed-forward is
+    dense, and with `sparse` "exact" or "predicted" the scored tokens are read in short steps. Memory is
+    bounded by the models and a few slices of logits, whatever the length of the text.
 
     Raises `SettingError` for a text without a whole window, `EdgeInferError` for vocabularies that differ,
     and what `edgeinfer.load` raises.
     """
     with ExitStack() as stack:
         loaded = stack.enter_context(load(model, context=context, draft=None, **loading))
-        source = EngineSource(loaded.engine)
+        source = EngineSource(loaded.engine, _step(loading))
         windows = text_windows(loaded.tokenizer, text, context, chunks)
         base_source = _base(stack, loaded, model, base, context, loading) if base is not None else None
         scores = Scores.joined(list(scored_windows(source, base_source, windows, report)))
     return summarise(scores, len(windows), context)
+
+
+def _step(loading: Mapping[str, Any]) -> int | None:
+    """Tokens to read at a time: a feed-forward that is to be sparse is that in short steps only."""
+    return SPARSE_TOKENS if loading.get("sparse") in ("exact", "predicted") else None
 
 
 def text_windows(tokenizer: TextTokenizer, text: str, context: int, chunks: int | None) -> Windows:
@@ -89,7 +96,7 @@ def _base(
         peer = LlamaCppContext(found.path, context, threads, "--base llama.cpp", loading.get("kv") or "f16")
         stack.callback(peer.close)
         return _same_size(loaded, LlamaCppSource(peer), found.name)
-    other = stack.enter_context(load(base, context=context, draft=None, **loading))
+    other = stack.enter_context(load(base, context=context, draft=None, **{**loading, "sparse": "off"}))
     mine, theirs = _texts(loaded), _texts(other)
     if mine != theirs:
         index = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)

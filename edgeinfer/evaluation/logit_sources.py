@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from edgeinfer.evaluation.log_probabilities import Logits
 from edgeinfer.evaluation.windows import Window
 from edgeinfer.language_model import Engine
@@ -31,10 +33,11 @@ class LogitSource(Protocol):
 
 
 class EngineSource:
-    """An engine of ours."""
+    """An engine of ours; it reads `step` tokens at a time, or None: as many as it likes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, step: int | None = None) -> None:
         self._engine = engine
+        self._step = step
         self.vocabulary_size = engine.vocabulary_size
 
     def begin(self) -> None:
@@ -44,7 +47,9 @@ class EngineSource:
         self._engine.append(ids)
 
     def rows(self, ids: Sequence[int]) -> Logits:
-        return self._engine.append_all(ids)
+        step = self._step or max(len(ids), 1)
+        parts = [self._engine.append_all(ids[first : first + step]) for first in range(0, len(ids), step)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class LlamaCppSource:

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.sparse_choice import choose_sparse
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.routing import Routing
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes, Repacking
+from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes, Repacking, SparseWish
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
@@ -28,11 +30,18 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
     if wishes.kv == "q8_0":
         raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     isa = choose(wishes.instruction_set)
+    sparse = choose_sparse(source)
     # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
-    _Planning(source, unmeasured_machine(wishes.threads or 1)).plan()
-    kernels = load_kernels(user_folder("cache"), isa, kernel_formats(weights), wishes.build_progress)
+    _Planning(source, unmeasured_machine(wishes.threads or 1), sparse.wish).plan()
+    kernels = load_kernels(
+        user_folder("cache"),
+        isa,
+        kernel_formats(weights, sparse=sparse.layers),
+        wishes.build_progress,
+        sparse_kernel_formats(weights, sparse.layers),
+    )
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
-    planning = _Planning(source, unmeasured_machine(threads))
+    planning = _Planning(source, unmeasured_machine(threads), sparse.wish)
     plan = planning.plan()
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
     placing = Placing(source)
@@ -44,6 +53,8 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         batch=CPU_BATCH,
         threads=threads,
         repack=wishes.repack,
+        sparse=sparse.layers,
+        routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
@@ -56,7 +67,10 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         planning.largest_context(),
     )
     return LoadedEngine(
-        engine, lambda: replace(planning.with_speeds().plan(), repacking=repacking), plan.bytes_on("cpu")
+        engine,
+        lambda: replace(planning.with_speeds().plan(), repacking=repacking),
+        plan.bytes_on("cpu"),
+        notes=[sparse.note] if sparse.note else [],
     )
 
 
@@ -66,12 +80,18 @@ class _Planning:
 
     source: ModelSource
     machine: Machine
+    sparse: SparseWish | None
 
     @property
     def _wishes(self) -> PlanWishes:
         wishes = self.source.wishes
         return PlanWishes(
-            context=self.source.context, kv=wishes.kv, device="cpu", ram=wishes.ram, repack=wishes.repack
+            context=self.source.context,
+            kv=wishes.kv,
+            device="cpu",
+            ram=wishes.ram,
+            repack=wishes.repack,
+            sparse=self.sparse,
         )
 
     def plan(self) -> MemoryPlan:

@@ -12,7 +12,7 @@ from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.loading.wishes import EngineName, Wishes
+from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.tokenizer import Tokenizer
@@ -33,6 +33,7 @@ def load(
     ram: int | str | None = None,
     threads: int | None = None,
     repack: bool = True,
+    sparse: Sparse = "auto",
     instruction_set: str | None = None,
     draft: str | None = "auto",
     kv: CacheType = "f16",
@@ -48,6 +49,9 @@ def load(
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
+    `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while
+    steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
+    made says that it pays; "predicted" also guesses which are active; "off".
     `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
     (what followed the last words before), a name or path of a small model of the same vocabulary, or None.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
@@ -72,6 +76,7 @@ def load(
         ram=parse_bytes("ram", ram),
         threads=threads,
         repack=repack,
+        sparse=sparse,
         instruction_set=instruction_set,
         draft=draft,
         kv=kv,

@@ -69,7 +69,8 @@ class Placing:
         self.released = False
 
     def __call__(self, matrix: Matrix) -> None:
-        self.released = self._file.release(matrix.name)
+        if matrix.name in self._file.tensors:  # a predictor's matrices come from elsewhere
+            self.released = self._file.release(matrix.name)
         self._done = min(self._done + matrix.nbytes, self._total)
         if self._progress:
             self._progress(self._done, self._total)

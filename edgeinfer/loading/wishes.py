@@ -10,9 +10,11 @@ from edgeinfer_kernels.backend import CacheType
 
 MOST_THREADS = 1024
 EngineName = Literal["edgeinfer", "llama.cpp"]
+Sparse = Literal["auto", "exact", "predicted", "off"]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "kv": ("f16", "f32", "q8_0"),
     "engine": ("edgeinfer", "llama.cpp"),
+    "sparse": ("auto", "exact", "predicted", "off"),
 }
 
 
@@ -33,6 +35,8 @@ class Wishes:
     """Bytes of main memory to use at most."""
     threads: int | None
     repack: bool
+    sparse: Sparse
+    """Whether the CPU reads active neurons only, see `sparse_choice`."""
     instruction_set: str | None
     draft: str | None
     kv: CacheType
@@ -60,6 +64,10 @@ class Wishes:
             raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
         if not isinstance(self.repack, bool):
             raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
+        if self.sparse in ("exact", "predicted") and (
+            self.engine == "llama.cpp" or self.device.startswith("cuda")
+        ):
+            raise SettingError(f"sparse: {self.sparse!r} is for our kernels on the CPU; add --device cpu")
         if self.engine == "llama.cpp" and not self.repack:
             raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")
         if self.engine == "llama.cpp" and self.device.startswith("cuda"):

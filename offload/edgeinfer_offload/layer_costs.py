@@ -1,6 +1,6 @@
 """What each part of a layer takes and costs on each side: bytes to the byte, seconds by measured rates."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
@@ -13,13 +13,16 @@ from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
 from edgeinfer_offload.machine import CPU_BLOCK_SECONDS, Graphics, Machine
-from edgeinfer_offload.memory_plan import PlanWishes
+from edgeinfer_offload.memory_plan import PlanWishes, SparseLayer
 
 Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
 FEED_FORWARD_LAUNCHES = 2
 MAPPED_SLOWDOWN = 3.0
 """How much longer a token takes with weights that stay in the file; measured, see docs/cpu.md."""
+
+SCATTERED = 1.5
+"""How many times as long bytes here and there take as bytes in order; measured, see docs/sparse.md."""
 
 
 def _file_bytes(matrix: MatrixSize) -> int:
@@ -64,6 +67,12 @@ class Pricing:
         sizes = [(count(matrix), rate(matrix.format)) for matrix in matrices]
         reading = sum(nbytes / each for nbytes, each in sizes) * (1 if self.repack else MAPPED_SLOWDOWN)
         return Cost(sum(nbytes for nbytes, _ in sizes), reading + CPU_BLOCK_SECONDS, reading)
+
+    def sparse_on_cpu(self, layer: SparseLayer, down: MatrixSize) -> Cost:
+        """A feed-forward by neuron with its predictor; `down` names the format that decides the rate."""
+        scattering = (SCATTERED - 1) * layer.scattered
+        reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
+        return Cost(layer.held + layer.predictor, reading + CPU_BLOCK_SECONDS, reading)
 
     def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
         """Matrices in planes; `count` gives all bytes of the part. None: no GPU, or no kernel there."""
@@ -135,21 +144,28 @@ class LayerCosts:
 
 
 def layer_costs(
-    layers: Sequence[LayerSizes], pricing: Pricing, routing: Sequence[Sequence[float]] | None
+    layers: Sequence[LayerSizes],
+    pricing: Pricing,
+    routing: Sequence[Sequence[float]] | None,
+    sparse: Mapping[int, SparseLayer],
 ) -> list[LayerCosts]:
-    """The costs of every layer; equal layers are counted once. `routing`: see `plan_memory`."""
+    """The costs of every layer; equal layers are counted once. `routing`, `sparse`: see `PlanWishes`."""
 
     @cache
-    def priced(layer: LayerSizes, chances: tuple[float, ...] | None) -> LayerCosts:
-        return _layer(layer, pricing, chances)
+    def priced(
+        layer: LayerSizes, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+    ) -> LayerCosts:
+        return _layer(layer, pricing, chances, by_neuron)
 
     return [
-        priced(layer, tuple(routing[index]) if routing and layer.experts else None)
+        priced(layer, tuple(routing[index]) if routing and layer.experts else None, sparse.get(index))
         for index, layer in enumerate(layers)
     ]
 
 
-def _layer(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> LayerCosts:
+def _layer(
+    layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+) -> LayerCosts:
     attention, experts = layer.attention_matrices(), layer.experts
     always = None
     if experts:
@@ -158,7 +174,10 @@ def _layer(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | Non
             pricing.on_cpu(shared),
             pricing.on_gpu(shared, lambda: device_sizes.shared_bytes(experts), FEED_FORWARD_LAUNCHES),
         )
-    neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing)
+    if by_neuron:
+        neurons, cpu, gpu = [0], [pricing.sparse_on_cpu(by_neuron, layer.divisible().down)], [NOTHING]
+    else:
+        neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing)
     count = experts.count if experts else 1
 
     def column(costs: Sequence[Cost], name: str) -> Array:

@@ -1,7 +1,7 @@
 """What a plan is asked for, and what it says: where every byte lies, and what that costs."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,30 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
+class SparseLayer:
+    """Bytes of a feed-forward of which a token reads active neurons only.
+
+    `held` is in memory, by neuron or whole; `predictor` too, and read whole. A token reads `read` of what is
+    held, of that `scattered` here and there. What lies by neuron is `in_file` once more, for long steps.
+    """
+
+    held: int
+    read: int
+    scattered: int
+    predictor: int
+    in_file: int
+
+
+@dataclass(frozen=True)
+class SparseWish:
+    """The layers that are to be sparse, and the memory that they share: once, and for every thread."""
+
+    layers: Mapping[int, SparseLayer]
+    shared_bytes: int
+    thread_bytes: int
+
+
+@dataclass(frozen=True)
 class PlanWishes:
     """What a plan has to keep to.
 
@@ -36,9 +60,9 @@ class PlanWishes:
     or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
     `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
     there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context.
-    `routing`: for each layer of a mixture how often each expert is used, by its number. `draft`: a draft
-    model. What may be given up if nothing fits, in this order: `kv_may_shrink` f16 to q8_0 on the GPU;
-    `least_context` a shorter context down to this.
+    `routing`: for each layer of a mixture how often each expert is used, by its number. `sparse`: layers that
+    are sparse, with device "cpu". `draft`: a draft model. What may be given up if nothing fits, in this
+    order: `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this.
     """
 
     context: int
@@ -50,6 +74,7 @@ class PlanWishes:
     disk: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None
+    sparse: SparseWish | None = None
     draft: ModelSizes | None = None
     kv_may_shrink: bool = False
     least_context: int | None = None

@@ -28,7 +28,8 @@ class ModelPlacing:
         self.sizes, self.machine, self.wishes = sizes, machine, wishes
         self.refusal = self._gpu_refusal()
         self.pricing = Pricing(machine, wishes, use_gpu=self.refusal is None)
-        self.costs = layer_costs(sizes.layers, self.pricing, wishes.routing)
+        sparse = wishes.sparse.layers if wishes.sparse else {}
+        self.costs = layer_costs(sizes.layers, self.pricing, wishes.routing, sparse)
         free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
         self.vram = free if wishes.vram is None else min(free, wishes.vram)
         ram = machine.processor.free_bytes
@@ -98,8 +99,10 @@ class ModelPlacing:
 
     @cached_property
     def cpu_workspace(self) -> int:
-        threads = self.machine.processor.threads
-        return workspace_bytes(self.sizes, self.wishes.batch, threads, self.wishes.repack)
+        threads, sparse = self.machine.processor.threads, self.wishes.sparse
+        repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the file
+        nbytes = workspace_bytes(self.sizes, self.wishes.batch, threads, repack)
+        return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
 
     @cached_property
     def _gpu_fixed(self) -> int:

@@ -132,11 +132,13 @@ def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem],
     items: list[PlannedItem] = []
     layers = []
     routing = placing.wishes.routing
+    sparse = placing.wishes.sparse.layers if placing.wishes.sparse else {}
     for index, (layer, costs, choice) in enumerate(
         zip(placing.sizes.layers, placing.costs, chosen.choices, strict=True)
     ):
         chances = routing[index] if routing and layer.experts else None
-        placed = placed_layer(index, layer, costs, choice, chances, placing.weights_place)
+        by_neuron = sparse.get(index)
+        placed = placed_layer(index, layer, costs, choice, chances, by_neuron, placing.weights_place)
         items += placed.items
         layers.append(placed.placement)
     overlapped = [item for item in items if item.overlapped]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgeinfer_kernels.model_sizes import LayerSizes
 from edgeinfer_offload.layer_costs import Cost, LayerCosts
-from edgeinfer_offload.memory_plan import LayerPlacement, Place, PlannedItem
+from edgeinfer_offload.memory_plan import LayerPlacement, Place, PlannedItem, SparseLayer
 from edgeinfer_offload.placement_search import CPU, GPU, SIDES, Choice, Placement
 
 PLACES: tuple[Place, Place] = ("cpu", "gpu")
@@ -25,9 +25,12 @@ def placed_layer(
     costs: LayerCosts,
     choice: Choice,
     routing: tuple[float, ...] | None,
+    by_neuron: SparseLayer | None,
     weights_place: Place,
 ) -> PlacedLayer:
-    """`weights_place`: where the CPU's weights lie, "cpu", or "disk" if they stay in the file."""
+    """`routing`, `by_neuron`: this layer's of `PlanWishes`. `weights_place`: where the CPU's weights lie,
+    "cpu", or "disk" if they stay in the file.
+    """
     places: tuple[Place, Place] = (weights_place, "gpu")
     hidden = _hidden(costs, choice)
     items = []
@@ -57,7 +60,12 @@ def placed_layer(
         if count:
             name = what if count == total else f"{what}, {count} of {total}{units}"
             read = layer.experts.used / total if layer.experts else 1.0
+            if by_neuron:
+                name += ", by neuron with a predictor" if by_neuron.predictor else ", by neuron"
+                read = (by_neuron.read + by_neuron.predictor) / (by_neuron.held + by_neuron.predictor)
             add(name, places[side], side, _half(costs, choice.units, side), hidden == side, read)
+    if by_neuron:
+        add("feed-forward, long steps", "disk", CPU, Cost(by_neuron.in_file, 0.0, 0.0), read=0.0)
     return PlacedLayer(tuple(items), _placement(layer, choice, own, routing, weights_place))
 
 

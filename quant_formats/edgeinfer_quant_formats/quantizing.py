@@ -108,6 +108,18 @@ def plan_quantization(
     return QuantizationPlan(mix, facts, tuple(plans), tuple(missing))
 
 
+def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:
+    """Every tensor in the format that it has."""
+    layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
+    facts = ModelFacts.from_metadata(
+        file.metadata, layers, has_importance=False, tied_output=OUTPUT not in file.tensors
+    )
+    stated = file.metadata.get(FILE_TYPE_KEY)
+    mix = Mix("as it is", stated if type(stated) is int else 0, "F32", 32.0)
+    plans = tuple(TensorPlan(info, info.format, info.format) for info in file.tensors.values())
+    return QuantizationPlan(mix, facts, plans)
+
+
 def _importance_of(info: TensorInfo, importance: Importance) -> NDArray[np.float32] | None:
     found = importance.tensors.get(info.name)
     matrices = int(np.prod(info.shape[:-2]))

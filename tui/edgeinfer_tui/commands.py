@@ -10,6 +10,7 @@ from edgeinfer_tui import (
     eval_command,
     list_command,
     plan_command,
+    profile_command,
     quantize_command,
     run_command,
     show_command,
@@ -57,4 +58,5 @@ app.command()(plan_command.plan)
 app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)
 app.command("eval")(eval_command.eval_)
+app.command()(profile_command.profile)
 app.command()(doctor_command.doctor)

@@ -47,6 +47,7 @@ def eval_(
     chunks: Chunks = None,
     threads: Threads = None,
     repack: options.Repack = None,
+    sparse: options.SparseFeedForward = None,
     kv: options.Kv = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
@@ -65,7 +66,12 @@ def eval_(
     """
     from edgeinfer.evaluation.evaluating import evaluate
 
-    loading: dict[str, Any] = {"threads": threads, "kv": kv.value if kv else None, "repack": repack}
+    loading: dict[str, Any] = {
+        "threads": threads,
+        "kv": kv.value if kv else None,
+        "repack": repack,
+        "sparse": sparse.value if sparse else None,
+    }
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = evaluate(

@@ -26,6 +26,15 @@ class CacheType(StrEnum):
     q8_0 = "q8_0"
 
 
+class Sparse(StrEnum):
+    """Whether the CPU reads active neurons only."""
+
+    auto = "auto"
+    exact = "exact"
+    predicted = "predicted"
+    off = "off"
+
+
 ANSWER = "The answer"
 PROMPT = "The prompt"
 MACHINE = "The model and the machine"
@@ -126,6 +135,15 @@ Repack = Annotated[
         "memory of our own, answers at about a third of the speed. [dim](repack)[/]",
         rich_help_panel=MACHINE,
         show_default=False,
+    ),
+]
+SparseFeedForward = Annotated[
+    Sparse | None,
+    Option(
+        "--sparse",
+        help="For models with a ReLU on the CPU: read the weights of active neurons only; predicted: guess "
+        "which they are. [dim](auto: exact where the profile says that it pays)[/]",
+        rich_help_panel=MACHINE,
     ),
 ]
 Draft = Annotated[

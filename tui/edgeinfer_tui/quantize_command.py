@@ -30,9 +30,21 @@ def quantize(
         Argument(metavar="OUT", help="The .gguf file to write. [dim]Not needed for --dry-run[/]"),
     ] = None,
     type: Annotated[
-        str,
-        Option("--type", help="The mix of formats; listed above.", rich_help_panel=FORMATS),
-    ] = "Q4_K_M",
+        str | None,
+        Option(
+            "--type",
+            help="The mix of formats; listed above. [dim](Q4_K_M; with --hot-first the file's own)[/]",
+            rich_help_panel=FORMATS,
+        ),
+    ] = None,
+    hot_first: Annotated[
+        bool,
+        Option(
+            "--hot-first",
+            help="Neurons in the order of the model's profile (edgeinfer profile), the hottest first.",
+            rich_help_panel=FORMATS,
+        ),
+    ] = False,
     imatrix: Annotated[
         Path | None,
         Option(
@@ -129,6 +141,7 @@ def quantize(
             model,
             target,
             type,
+            hot_first=hot_first,
             importance=imatrix,
             overrides=overrides,
             pure=pure,
@@ -163,12 +176,12 @@ def _overrides(given: list[str]) -> dict[str, str]:
     return overrides
 
 
-def _check_usage(type: str, target: Path | None, threads: int | None, dry_run: bool) -> None:
+def _check_usage(type: str | None, target: Path | None, threads: int | None, dry_run: bool) -> None:
     from edgeinfer_quant_formats.errors import FormatError
     from edgeinfer_quant_formats.mixes import find_mix
 
     try:
-        find_mix(type)
+        find_mix(type or "Q4_K_M")
     except FormatError as error:
         raise BadParameter(f"--type: {error}") from None
     if threads is not None and threads < 1:

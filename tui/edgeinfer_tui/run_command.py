@@ -42,6 +42,7 @@ def run(
     ram: options.Ram = None,
     threads: options.Threads = None,
     repack: options.Repack = None,
+    sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,

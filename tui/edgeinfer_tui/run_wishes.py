@@ -18,6 +18,7 @@ LOADING = (
     "ram",
     "threads",
     "repack",
+    "sparse",
     "draft",
     "kv",
     "chat_template",
@@ -86,7 +87,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         loading["chat_template"] = _template_text(loading["chat_template"])
     if loading.get("draft") == "none":
         loading["draft"] = None
-    for name in ("engine", "kv"):
+    for name in ("engine", "kv", "sparse"):
         if name in loading:
             loading[name] = str(loading[name].value)
     return RunWishes(

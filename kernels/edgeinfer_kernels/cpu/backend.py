@@ -26,6 +26,12 @@ from edgeinfer_kernels.cpu.memory import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.sparse import (
+    SparseBuilder,
+    SparseLayers,
+    matrices_by_neuron,
+    predictor_matrices,
+)
 from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
@@ -85,9 +91,17 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
+def kernel_formats(
+    weights: DecoderWeights, *, head: bool = True, sparse: SparseLayers | None = None
+) -> set[str]:
     """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    return {kernel_format(matrix) for matrix in weights.matrices(head=head)}
+    matrices = [*weights.matrices(head=head), *predictor_matrices(sparse or {})]
+    return {kernel_format(matrix) for matrix in matrices}
+
+
+def sparse_kernel_formats(weights: DecoderWeights, layers: SparseLayers) -> set[str]:
+    """The formats in which sparse layers are read neuron by neuron."""
+    return {matrix.format for matrix in matrices_by_neuron(weights, layers)}
 
 
 class CpuBackend:
@@ -98,6 +112,9 @@ class CpuBackend:
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
     `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
     and there are no logits. `routing`: where mixtures of experts write their choices.
+
+    Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
+    lies by neuron from the file. `kernels` are those of `sparse_kernel_formats` then too.
     """
 
     name = "cpu"
@@ -112,21 +129,29 @@ class CpuBackend:
         batch: int = 256,
         threads: int | None = None,
         repack: bool = True,
+        sparse: SparseLayers | None = None,
         head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
     ) -> None:
         self.specification = specification
+        self.weights = weights
         self.batch = batch
         self._arena = Arena()
         self._sizes = ModelSizes.of(specification, weights)
-        matrices = weights.matrices(head=head)
         self._kernels = kernels
         self.routing = routing
+        sparse = sparse or {}
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
-        placed = self._repack(matrices, on_placed) if repack else self._leave_in_file(matrices)
+        matrices, placed = [*weights.matrices(head=head), *predictor_matrices(sparse)], {}
+        in_file = matrices_by_neuron(weights, sparse) if repack else matrices
+        if in_file:
+            placed = self._leave_in_file(in_file)
+            repack = False
+        placed |= self._repack([matrix for matrix in matrices if id(matrix) not in placed], on_placed)
         self._build(weights, caches, placed, repack, head, routing)
+        self._make_sparse(sparse)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
         """Every matrix where its file is mapped, by id."""
@@ -166,7 +191,8 @@ class CpuBackend:
         routing: Routing | None,
     ) -> None:
         facts = self.specification
-        workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
+        self._workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
+        workspace = self._workspace
         self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
@@ -185,6 +211,20 @@ class CpuBackend:
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
         self._functions = {name: self._kernels.address(name) for name in BLOCKS}
+        self._builder = builder
+
+    def _make_sparse(self, layers: SparseLayers) -> None:
+        """Sparse blocks in place of these layers' feed-forwards; then the program."""
+        if layers:
+            name, threads = "sparse_feed_forward_block", self.team.threads
+            self._functions[name] = self._kernels.address(name)
+            made = SparseBuilder(
+                self._arena, self._kernels, self.specification, self.weights, layers, threads
+            )
+            with ThreadPoolExecutor(max_workers=threads) as pool:
+                blocks = pool.map(lambda i: made.block(i, self._feed_forward[i][1], self._builder), layers)
+                for layer, block in zip(layers, blocks, strict=True):
+                    self._feed_forward[layer] = name, block
         self._build_program()
 
     def _feed_forward_step(
@@ -261,6 +301,18 @@ class CpuBackend:
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         function, block = self._feed_forward[layer]
         self._run(function, block, x)
+
+    def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
+        """What the dense feed-forward block of a layer has just multiplied with: (tokens, width), the normed
+        x; (tokens, neurons), activation(gate)·up or activation(up). Views, valid until the next block.
+        """
+        weights = self.weights.layers[layer].feed_forward
+        assert isinstance(weights, FeedForwardWeights)
+        found = []
+        for name, columns in (("normed", self.specification.width), ("hidden", weights.ffn_up.rows)):
+            at, stride = self._workspace.rows(name)
+            found.append(float_rows(at, tokens, stride // 4)[:, :columns])
+        return found[0], found[1]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         facts = self.specification

@@ -169,12 +169,18 @@ class Kernels:
 
 
 def load_kernels(
-    cache_folder: Path, isa: InstructionSet, formats: Iterable[str], progress: BuildProgress | None = None
+    cache_folder: Path,
+    isa: InstructionSet,
+    formats: Iterable[str],
+    progress: BuildProgress | None = None,
+    sparse_formats: Iterable[str] = (),
 ) -> Kernels:
-    """The block kernels and the row kernels of `formats`, from the cache or built now."""
+    """The block kernels and the row kernels of `formats`, from the cache or built now; with those of a
+    sparse feed-forward in `sparse_formats`.
+    """
     store = KernelCache(cache_folder, isa)
     mark_used(store.folder)
-    objects = store.objects(unit_names(formats), progress)
+    objects = store.objects([*unit_names(formats), *sparse_unit_names(sparse_formats)], progress)
     remove_unused(cache_folder, store.folder)
     return Kernels(objects)
 
@@ -182,3 +188,9 @@ def load_kernels(
 def unit_names(formats: Iterable[str]) -> list[str]:
     """The units that a model with matrices of these formats needs."""
     return ["blocks", *(f"rows_{name}" for name in sorted(set(formats)))]
+
+
+def sparse_unit_names(formats: Iterable[str]) -> list[str]:
+    """The units that a sparse feed-forward in these formats needs besides; none without formats."""
+    names = [f"neurons_{name}" for name in sorted(set(formats))]
+    return ["sparse", *names] if names else []

@@ -73,6 +73,24 @@ FEED_FORWARD = structure(
     "normed hidden gate projected projected_stride scratch scratch_stride",
 )
 """gate_matrix 0: ungated. `hidden` is an INPUT; `gate` has the rows and stride of its floats."""
+NEURON_ROWS = structure("NeuronRows", "kernel weights groups")
+"""Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks a row."""
+NEURON_COLUMNS = structure(
+    "NeuronColumns",
+    "kernel weights blocks block_bytes blocks_a_super super_bytes super_factor_bytes factor_bytes "
+    "neuron_bytes outputs",
+)
+"""A down projection by neurons; lengths in bytes, see `neuron_layout.ColumnLayout`."""
+SPARSE_FEED_FORWARD = structure(
+    "SparseFeedForward",
+    "dense gate_rows up_rows down predictor_first predictor_second predictor_bias predicted rank "
+    "neurons_a_piece outputs_a_piece sums sums_stride scratch scratch_stride lanes_stride",
+)
+"""dense: the FEED_FORWARD. gate_rows, up_rows: NEURON_ROWS, the first (the second where there is no gate)
+with a predictor only. predictor_first, predictor_second: MATRIX, or 0; `predicted`: an INPUT of `rank`
+columns; predictor_bias: float32 a neuron. sums: rows that down is summed in. scratch: of each thread,
+SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes.
+"""
 EXPERTS = structure(
     "Experts",
     "norm router router_norm router_input early count used gating normalised weight_scale activation "
@@ -100,6 +118,25 @@ FILE_ROWS = structure(
 1 if its rows are TQ1_0, which become TQ2_0 first; layout_row_bytes, blocks, block_bytes, fields: of a row in
 the kernel's format. group_offset: where in a thread's scratch sixteen rows are interleaved.
 """
+
+SPARSE_TOKENS = 4
+"""Steps of so many tokens are sparse; longer ones touch nearly every neuron."""
+NEURONS_A_BLOCK = 32
+OUTPUTS_A_TILE = 128
+MOST_NEURONS_A_PIECE = 512
+ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
+"""How far ahead weights by neuron are asked for: some kilobytes, as no prefetcher guesses where; measured."""
+LIST_BYTES = 4 * (MOST_NEURONS_A_PIECE + 16)
+ACTIVE_BYTES = 512
+ACTIVE_LISTS = 4
+SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
+"""A thread's list of neurons, and blocks' active neurons: their places and activations."""
+
+
+def lane_activations_bytes(columns: int) -> int:
+    """Bytes of a token's activations with sixteen blocks interleaved."""
+    return -(-columns // 512) * 16 * ACTIVATION_BYTES
+
 
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4}
 CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, LEAST_WEIGHT_SUM = 1.702, 7.0, 2.0**-14

@@ -45,6 +45,11 @@ def load_unsigned_bytes(builder, at):
 
 
 @operation(int16x, (address,))
+def load_signed_bytes(builder, at):
+    return builder.sext(load(builder, at, ir.VectorType(I8, LANES)), ir.VectorType(I32, LANES))
+
+
+@operation(int16x, (address,))
 def load_unsigned_shorts(builder, at):
     return builder.zext(load(builder, at, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES))
 
@@ -176,6 +181,39 @@ def spread_four_bits(builder, x):
     low = builder.and_(x, constant_lanes(I32, LANES, 15))
     spread = builder.mul(low, constant_lanes(I32, LANES, 0x00204081))
     return as_bytes(builder, builder.and_(spread, constant_lanes(I32, LANES, 0x01010101)))
+
+
+@operation(types.int64, (address,))
+def nonzero_bytes(builder, at):
+    """Bit i is set where byte i of 32 isn't 0."""
+    some = builder.icmp_signed("!=", load(builder, at, ir.VectorType(I8, 32)), constant_lanes(I8, 32, 0))
+    return builder.zext(builder.bitcast(some, I32), ir.IntType(64))
+
+
+def _woven(element: ir.Type, count: int, high: bool) -> Any:
+    """An emitter: the low or high halves of each 16 bytes of x and y, element by element in turn.
+
+    One instruction wherever registers are made of 16 bytes (`punpckl…`, `zip1`).
+    """
+    half = count // 2
+    picks = [
+        lane * count + half * high + place + which * 4 * count
+        for lane in range(4)
+        for place in range(half)
+        for which in (0, 1)
+    ]
+
+    def weave(builder, x, y):
+        shape = ir.VectorType(element, 4 * count)
+        mask = ir.Constant(ir.VectorType(I32, 4 * count), picks)
+        woven = builder.shuffle_vector(builder.bitcast(x, shape), builder.bitcast(y, shape), mask)
+        return as_bytes(builder, woven)
+
+    return operation(bytes64, (bytes64, bytes64))(weave)
+
+
+weave_low_bytes, weave_high_bytes = (_woven(I8, 16, high) for high in (False, True))
+weave_low_shorts, weave_high_shorts = (_woven(I16, 8, high) for high in (False, True))
 
 
 def by_halves(builder: Any, emit: Emitter, *vectors: Any) -> Any:

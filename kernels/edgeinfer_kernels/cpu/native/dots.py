@@ -56,13 +56,13 @@ def _by_instruction(features: str, builder: Any, weights: list[Any], activations
     if "+avx512vnni" in features:
         total = constant_lanes(I32, 16, 0)
         for w, a in zip(weights, activations, strict=True):
-            operands = [total, as_words(builder, w), splat(builder, a, 16)]
+            operands = [total, as_words(builder, w), a]
             total = call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
         return total
     halves = [constant_lanes(I32, 8, 0)] * 2
     for w, a in zip(weights, activations, strict=True):
-        signed = splat(builder, a, 8)
         for half in (0, 1):
+            signed = part(builder, a, half, 2)
             operands = [halves[half], part(builder, as_words(builder, w), half, 2), signed]
             halves[half] = call(builder, "llvm.x86.avx512.vpdpbusd.256", halves[half].type, operands)
     return join(builder, halves)
@@ -78,10 +78,10 @@ def _by_pairs(builder: Any, weights: list[Any], activations: list[Any], signed: 
     totals: list[Any] = [None, None]
     narrow: list[Any] = [None, None]
     for index, (w, a) in enumerate(zip(weights, activations, strict=True)):
-        activation = builder.bitcast(splat(builder, a, 8), ir.VectorType(I8, 32))
+        signs = as_bytes(builder, a)
         last = index % fitting == fitting - 1 or index == len(weights) - 1
         for half in (0, 1):
-            pairs = _pairs(builder, part(builder, w, half, 2), activation, signed)
+            pairs = _pairs(builder, part(builder, w, half, 2), part(builder, signs, half, 2), signed)
             narrow[half] = pairs if narrow[half] is None else builder.add(narrow[half], pairs)
             if last:
                 wide = call(builder, "llvm.x86.avx2.pmadd.wd", words, [narrow[half], ones])
@@ -103,9 +103,9 @@ def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
     """Four sdot of 128 bits; right for unsigned weights too while they stay below 128."""
     quarters = [constant_lanes(I32, 4, 0)] * 4
     for w, a in zip(weights, activations, strict=True):
-        signed = builder.bitcast(splat(builder, a, 4), ir.VectorType(I8, 16))
+        signs = as_bytes(builder, a)
         for index in range(4):
-            operands = [quarters[index], part(builder, w, index, 4), signed]
+            operands = [quarters[index], part(builder, w, index, 4), part(builder, signs, index, 4)]
             name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
             quarters[index] = call(builder, name, quarters[index].type, operands)
     return join(builder, quarters)
@@ -117,7 +117,7 @@ def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signe
     total = constant_lanes(I32, LANES, 0)
     for w, a in zip(weights, activations, strict=True):
         wide = (builder.sext if signed else builder.zext)(w, shorts)
-        products = builder.mul(wide, builder.sext(as_bytes(builder, splat(builder, a, LANES)), shorts))
+        products = builder.mul(wide, builder.sext(as_bytes(builder, a), shorts))
         for offset in range(4):
             mask = ir.Constant(words, [4 * lane + offset for lane in range(LANES)])
             picked = builder.shuffle_vector(products, ir.Constant(shorts, ir.Undefined), mask)
@@ -125,24 +125,49 @@ def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signe
     return total
 
 
-def dot_product(registers: int, *, signed: bool, largest: int) -> Any:
-    """An intrinsic: Σ weights·activations of 4·`registers` columns, for sixteen rows as int32.
+def _dot(
+    features: str, builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int
+) -> Any:
+    """The sum by whatever the target has; weights and activations are vectors of four columns a lane."""
+    if has_unsigned_instruction(features):
+        return _by_instruction(features, builder, weights, activations)
+    if "+avx2" in features:
+        return _by_pairs(builder, weights, activations, signed, largest)
+    if "+dotprod" in features:
+        return _by_neon(builder, weights, activations)
+    return _by_widening(builder, weights, activations, signed)
+
+
+def dot_product(registers: int, *, signed: bool, largest: int, by_lanes: bool = False) -> Any:
+    """An intrinsic: Σ weights·activations of 4·`registers` columns, for sixteen lanes as int32.
 
     Its arguments are the weights, four columns a register, as `raise_signed` leaves them, and the address of
-    the activations. `largest`: no weight's magnitude is above it.
+    the activations: four bytes a register that all lanes share, or with `by_lanes` four bytes for each lane.
+    `largest`: no weight's magnitude is above it.
     """
 
     def dot(features, builder, *operands):
         *weights, at = operands
+        pitch, shape = (64, ir.VectorType(I32, LANES)) if by_lanes else (4, I32)
         words = [
-            load(builder, builder.add(at, ir.Constant(at.type, 4 * index)), I32) for index in range(registers)
+            load(builder, builder.add(at, ir.Constant(at.type, pitch * index)), shape)
+            for index in range(registers)
         ]
-        if has_unsigned_instruction(features):
-            return _by_instruction(features, builder, weights, words)
-        if "+avx2" in features:
-            return _by_pairs(builder, weights, words, signed, largest)
-        if "+dotprod" in features:
-            return _by_neon(builder, weights, words)
-        return _by_widening(builder, weights, words, signed)
+        if not by_lanes:
+            words = [splat(builder, word, LANES) for word in words]
+        return _dot(features, builder, weights, words, signed, largest)
 
     return operation(int16x, (*(bytes64,) * registers, address))(dot)
+
+
+def dot_sum(*, signed: bool, largest: int) -> Any:
+    """An intrinsic (total, weights, at): total + Σ weights·activations of four columns, as `dot_product`."""
+
+    def dot(features, builder, total, weights, at):
+        word = splat(builder, load(builder, at, I32), LANES)
+        if "+avx512vnni" in features:
+            operands = [total, as_words(builder, weights), word]
+            return call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
+        return builder.add(total, _dot(features, builder, [weights], [word], signed, largest))
+
+    return operation(int16x, (int16x, bytes64, address))(dot)

@@ -91,6 +91,13 @@ def minimum(builder, x, y):
     return call(builder, "llvm.minnum.v16f32", ir.VectorType(F32, LANES), [x, y])
 
 
+@operation(types.int64, (float16x,))
+def positive_lanes(builder, x):
+    """Bit i is set where lane i is above 0."""
+    above = builder.fcmp_ordered(">", x, constant_lanes(F32, LANES, 0.0))
+    return builder.zext(builder.bitcast(above, I16), ir.IntType(64))
+
+
 @operation(float16x, (float16x,))
 def absolute(builder, x):
     return call(builder, "llvm.fabs.v16f32", ir.VectorType(F32, LANES), [x])

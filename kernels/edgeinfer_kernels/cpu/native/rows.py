@@ -23,6 +23,7 @@ from edgeinfer_kernels.cpu.native.dots import dot_product, raise_signed, raised_
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
     add,
+    load_floats,
     multiply,
     multiply_add,
     splat_f32,
@@ -107,30 +108,38 @@ def broadcast(activations, offset):
     return splat_f32(load_f32(activations + offset))
 
 
-def make_accumulate(form: RowFormat) -> Any:
+@inner
+def of_each_lane(activations, offset):
+    return load_floats(activations + 16 * offset)
+
+
+def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
     """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as `with_corrections`
     unpacks them, with one token's block of activations to `total`.
+
+    `by_lanes`: every lane has a block of activations of its own, sixteen of them interleaved by words.
     """
     always = form.minima or form.offset > 0
-    of_16 = dot_product(4, signed=form.signed, largest=form.largest)
-    of_32 = dot_product(8, signed=form.signed, largest=form.largest)
+    of_16 = dot_product(4, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
+    of_32 = dot_product(8, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
+    factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
 
     @inner
     def accumulate_32(u, a, total):
         sums = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
-        total = multiply_add(to_float(sums), multiply(u[8], broadcast(a, ACTIVATIONS.scale)), total)
+        total = multiply_add(to_float(sums), multiply(u[8], factor(a, ACTIVATIONS.scale)), total)
         if always or raised_by() != 0:
-            total = subtract_product(u[9], broadcast(a, ACTIVATIONS.sum), total)
+            total = subtract_product(u[9], factor(a, ACTIVATIONS.sum), total)
         return total
 
     @inner
     def accumulate_16(u, a, total):
         first = of_16(u[0], u[1], u[2], u[3], a)
-        last = of_16(u[4], u[5], u[6], u[7], a + 16)
+        last = of_16(u[4], u[5], u[6], u[7], a + half)
         weighted = multiply_add(to_float(last), u[9], multiply(to_float(first), u[8]))
-        total = multiply_add(weighted, broadcast(a, ACTIVATIONS.scale), total)
-        total = subtract_product(u[10], broadcast(a, ACTIVATIONS.first_sum), total)
-        return subtract_product(u[11], broadcast(a, ACTIVATIONS.last_sum), total)
+        total = multiply_add(weighted, factor(a, ACTIVATIONS.scale), total)
+        total = subtract_product(u[10], factor(a, ACTIVATIONS.first_sum), total)
+        return subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
 
     return accumulate_32 if form.scales == 1 else accumulate_16
 

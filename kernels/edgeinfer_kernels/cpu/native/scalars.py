@@ -69,6 +69,12 @@ def store_f32(builder, at, value):
     store(builder, value, at)
 
 
+@operation(types.int64, (types.int64,))
+def trailing_zeros(builder, bits):
+    """The place of the lowest bit that is set; `bits` isn't 0."""
+    return call(builder, "llvm.cttz.i64", I64, [bits, ir.Constant(ir.IntType(1), 1)])
+
+
 @operation(types.void, (address,))
 def prefetch(builder, at):
     pointer = builder.inttoptr(at, I8.as_pointer())

@@ -1,0 +1,97 @@
+"""A feed-forward that reads active neurons only, against the dense one, on the CPU.
+
+python benchmarks/sparse_feed_forward.py --shapes relu-1b,relu-7b,relu2-4b --types Q4_0,Q8_0 --threads 1,2
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from edgeinfer.benchmarking import suites
+from edgeinfer.benchmarking.machine import command_line, this_machine
+from edgeinfer.benchmarking.planted_neurons import find_planted
+from edgeinfer.benchmarking.sparse_runs import EXACT, PREDICTED, SparseRun, model_run, planted_run
+from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN
+from edgeinfer.errors import SettingError
+from edgeinfer_kernels.cpu.features import usable_cpus
+
+HEAD = ("feed-forward", "threads", "way", "best decile", "of dense", "median", "of dense", "GB/s", "error")
+PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "recall", "named")
+
+
+def rows(run: SparseRun) -> list[list[str]]:
+    """A row for each way; GB/s counts the dense layer's bytes, whoever needs them."""
+    found = []
+    for way, timings in run.timings.items():
+        cells = [run.name, str(run.threads), way]
+        for share in (BEST_DECILE, MEDIAN):
+            seconds = timings.seconds_at(share)
+            ratio = seconds / run.timings["dense"].seconds_at(share)
+            cells += [f"{seconds * 1e6:.1f} us", f"{ratio:.3f}x"]
+        speed = f"{run.dense_bytes / timings.seconds_at(BEST_DECILE) / 1e9:.1f}" if way == "dense" else "-"
+        found.append([*cells, speed, f"{run.errors[way]:.1e}"])
+    return found
+
+
+def predictor_row(run: SparseRun) -> list[str]:
+    """What the predictor costs and how well it does, on inputs that it hasn't seen."""
+    if run.trained is None:
+        return [run.name, f"{run.active:.1%}", *["-"] * 5]
+    predictor = run.trained.predictor
+    return [
+        run.name,
+        f"{run.trained.active:.1%}",
+        str(predictor.rank),
+        str(predictor.nbytes),
+        f"{predictor.nbytes / run.dense_bytes:.1%}",
+        f"{run.trained.recall:.1%}",
+        f"{run.trained.named:.1%}",
+    ]
+
+
+def options() -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", default="relu-1b,relu-7b,relu2-4b", help="planted shapes (%(default)s)")
+    parser.add_argument("--types", default="Q4_0,Q8_0", help="formats with commas (%(default)s)")
+    parser.add_argument("--models", default="tiny", help="models with a ReLU (%(default)s)")
+    parser.add_argument("--predicted", action="store_true", help="the models' own predictors too")
+    parser.add_argument("--active", type=float, default=0.2, help="share that is planted (%(default)s)")
+    parser.add_argument("--threads", help="numbers of threads with commas (1 and all)")
+    parser.add_argument("--rounds", type=int, default=suites.ROUNDS, help="turns of each (%(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="in seconds: does it run at all?")
+    parser.add_argument("--out", type=Path, help="write the tables to this file too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    given = options()
+    if not 0 < given.active < 1:
+        raise SettingError(f"--active: saw {given.active}, wanted a share between 0 and 1")
+    threads = suites.whole_numbers("--threads", given.threads, 1) or tuple(sorted({1, usable_cpus()}))
+    rounds, shapes, kinds = given.rounds, suites.words(given.shapes), suites.words(given.types)
+    if given.smoke:
+        threads, rounds, shapes, kinds = threads[-1:], suites.SMOKE_ROUNDS, ("smoke",), ("Q4_0",)
+    machine = this_machine(command_line())
+    runs = []
+    for shape in map(find_planted, shapes):
+        for kind in kinds:
+            runs += planted_run(shape, kind, given.active, threads, rounds, _say)
+    ways = (EXACT, PREDICTED) if given.predicted else (EXACT,)
+    for model in suites.words(given.models):
+        runs += [model_run(model, ways, count, rounds) for count in threads]
+    tables = [
+        ("One layer, one token", markdown(HEAD, [row for run in runs for row in rows(run)], left=(0, 2))),
+        ("Predictors", markdown(PREDICTOR_HEAD, [predictor_row(run) for run in runs[:: len(threads)]])),
+    ]
+    suites.write_report("Sparse feed-forward on the CPU", machine.lines(), tables, given.out)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    suites.main(main)

@@ -1,0 +1,125 @@
+"""Large random feed-forwards of ReLU families in which a known share of the neurons is active.
+
+The rows that the ReLU judges are planted: S·Q of rank PLANTED_RANK plus a tenth of noise, and a bias for
+each neuron by which it is active on the wished share of normed Gaussian inputs. Which ones are, differs
+from token to token and neuron to neuron: blocks of neurons at rest are as rare as chance makes them. The
+other matrices are random blocks: speed doesn't depend on them.
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
+from edgeinfer.errors import SettingError
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    DecoderSpecification,
+    FeedForwardSpecification,
+    LayerSpecification,
+    NormSpecification,
+)
+from edgeinfer_kernels.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Matrix,
+)
+from edgeinfer_quant_formats import block_format, encode
+
+PLANTED_RANK = 64
+NOISE = 0.1
+HEAD = 16
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PlantedShape:
+    """Sizes of a feed-forward."""
+
+    name: str
+    width: int
+    neurons: int
+    gated: bool
+
+
+PLANTED_SHAPES = (
+    PlantedShape("relu-1b", 2048, 5632, True),
+    PlantedShape("relu-7b", 4096, 11008, True),
+    PlantedShape("relu2-4b", 2560, 18432, False),
+    PlantedShape("smoke", 256, 512, True),
+)
+
+
+def find_planted(name: str) -> PlantedShape:
+    """A shape by name. Raises `SettingError`."""
+    for shape in PLANTED_SHAPES:
+        if shape.name == name:
+            return shape
+    known = ", ".join(shape.name for shape in PLANTED_SHAPES)
+    raise SettingError(f"shape: saw {name!r}, wanted one of {known}")
+
+
+def planted_decoder(
+    shape: PlantedShape, kind: str, layers: int, active: float
+) -> tuple[DecoderSpecification, DecoderWeights]:
+    """A decoder of `layers` equal feed-forwards in the format `kind`, `active` of whose neurons fire; its
+    attention is one small head, its vocabulary of 32.
+    """
+    random = np.random.default_rng(len(shape.name) + shape.neurons)
+    norm = NormSpecification("rms", 1e-5)
+    attention = AttentionSpecification(1, 1, HEAD, HEAD**-0.5, norm, None)
+    activation = FeedForwardSpecification("relu" if shape.gated else "relu_squared", norm)
+    facts = DecoderSpecification(shape.width, 32, (LayerSpecification(attention, activation),) * layers, norm)
+    rows, bias = _planted(shape, active, random)
+    raw = encode(rows.reshape(-1), kind).reshape(shape.neurons, -1)
+    weights = tuple(_layer(shape, kind, raw, bias, random) for _ in range(layers))
+    embedding = _random("token_embd", "Q8_0", 32, shape.width, random)
+    return facts, DecoderWeights(embedding, embedding, np.ones(shape.width, np.float32), None, weights)
+
+
+def planted_inputs(shape: PlantedShape, tokens: int, seed: int) -> Floats:
+    """Rows of the residual stream, (tokens, width)."""
+    return np.random.default_rng(seed).standard_normal((tokens, shape.width)).astype(np.float32)
+
+
+def normed_inputs(x: Floats) -> Floats:
+    """What the planted norm, an RMSNorm without weights of its own, makes of x."""
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(1e-5)))
+
+
+def _planted(shape: PlantedShape, active: float, random: np.random.Generator) -> tuple[Floats, Floats]:
+    """The judged rows (neurons, width) and the neurons' biases."""
+    scale = np.float32(shape.width**-0.5)
+    directions = random.standard_normal((PLANTED_RANK, shape.width)).astype(np.float32) * scale
+    mixed = random.standard_normal((shape.neurons, PLANTED_RANK)).astype(np.float32) * PLANTED_RANK**-0.5
+    noise = random.standard_normal((shape.neurons, shape.width)).astype(np.float32) * (NOISE * scale)
+    rows = (mixed @ directions + noise).astype(np.float32)
+    return rows, (NormalDist().inv_cdf(active) * np.linalg.norm(rows, axis=1)).astype(np.float32)
+
+
+def _layer(
+    shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
+) -> LayerWeights:
+    width, neurons = shape.width, shape.neurons
+    found = Matrix("judged", kind, neurons, width, raw)
+    ones = np.ones(width, np.float32)
+    down = _random("ffn_down", kind, width, neurons, random)
+    feed_forward = FeedForwardWeights(found, down, None, ones, ffn_up_bias=bias)
+    if shape.gated:
+        up = _random("ffn_up", kind, neurons, width, random)
+        feed_forward = FeedForwardWeights(up, down, found, ones, ffn_gate_bias=bias)
+    q, k, v = (_random(name, "Q8_0", HEAD, width, random) for name in ("attn_q", "attn_k", "attn_v"))
+    return LayerWeights(
+        AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random), ones), feed_forward
+    )
+
+
+def _random(name: str, kind: str, rows: int, columns: int, random: np.random.Generator) -> Matrix:
+    blocks = RandomBlocks(kind, columns**-0.5, random)
+    raw = blocks.take(rows * columns // block_format(kind).block_elements).reshape(rows, -1)
+    return Matrix(name, kind, rows, columns, raw)

@@ -1,0 +1,188 @@
+"""Feed-forward blocks timed against each other on the same inputs: dense, sparse, sparse with a predictor."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.benchmarking.contestants import rest
+from edgeinfer.benchmarking.planted_neurons import (
+    PlantedShape,
+    normed_inputs,
+    planted_decoder,
+    planted_inputs,
+)
+from edgeinfer.benchmarking.timings import Timings
+from edgeinfer.loading.loading import load
+from edgeinfer.loading.wishes import Sparse
+from edgeinfer.model import Model
+from edgeinfer.profiling.predictor_training import Samples, Trained, train
+from edgeinfer.profiling.recording import cpu_engine
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_quant_formats import block_format
+
+DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
+PIECE = 5
+"""Tokens in a turn; the first isn't counted."""
+BYTES_OF_WEIGHTS = 200 << 20
+"""Layers are made until no cache holds their weights."""
+TRAINING_TOKENS, PREDICTOR_RANK = 2048, 64
+
+Inputs = npt.NDArray[np.float32]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SparseRun:
+    """One model's feed-forward with so many threads."""
+
+    name: str
+    threads: int
+    timings: Mapping[str, Timings]
+    """By way, of one layer for one token, the call among it."""
+    active: float
+    errors: Mapping[str, float]
+    """By way, |y - dense| / |dense - x| of what the blocks add, over all layers and tokens."""
+    dense_bytes: int
+    """Of a layer's matrices."""
+    trained: Trained | None
+
+
+def measure(
+    backends: Mapping[str, CpuBackend], inputs: Inputs, rounds: int
+) -> tuple[dict[str, Timings], dict[str, float]]:
+    """Times and errors of all backends on `inputs` (tokens, layers, width): in each round each of them does
+    a piece of PIECE tokens. The first round isn't counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in backends}
+    for turn in range(rounds + 1):
+        tokens = [inputs[(turn * PIECE + index) % len(inputs)] for index in range(PIECE)]
+        for name, backend in backends.items():
+            rest()
+            timed = [_token_seconds(backend, rows) / len(rows) for rows in tokens]
+            if turn:
+                seconds[name] += timed[1:]
+    outputs = {name: _outputs(backend, inputs[:PIECE]) for name, backend in backends.items()}
+    added = np.linalg.norm(outputs[DENSE] - inputs[:PIECE])
+    errors = {name: float(np.linalg.norm(found - outputs[DENSE]) / added) for name, found in outputs.items()}
+    return {name: Timings(tuple(found)) for name, found in seconds.items()}, errors
+
+
+def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
+    x, total = backend.embed([0]), 0.0
+    for layer, row in enumerate(rows):
+        x[:] = row
+        begin = time.perf_counter()
+        backend.feed_forward_block(layer, x)
+        total += time.perf_counter() - begin
+    return total
+
+
+def _outputs(backend: CpuBackend, inputs: Inputs) -> Inputs:
+    found, x = np.empty_like(inputs), backend.embed([0])
+    for token, rows in enumerate(inputs):
+        for layer, row in enumerate(rows):
+            x[:] = row
+            backend.feed_forward_block(layer, x)
+            found[token, layer] = x[0]
+    return found
+
+
+def planted_run(
+    shape: PlantedShape, kind: str, active: float, threads: Sequence[int], rounds: int, report: Report
+) -> list[SparseRun]:
+    """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does."""
+    elements = shape.neurons * shape.width * (3 if shape.gated else 2)
+    layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
+    facts, weights = planted_decoder(shape, kind, layers, active)
+    layer_bytes = _layer_bytes(weights)
+    report(f"training a predictor for {shape.name} {kind}")
+    w = dense_layer(weights, 0)
+    x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
+    judged, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
+    fires = x @ judged.decoded().T + np.asarray(bias) > 0
+    samples = Samples(x.astype(np.float16), np.packbits(fires, axis=1))
+    (trained,) = train(w, samples, [PREDICTOR_RANK])
+    ways: dict[str, SparseLayers] = {
+        DENSE: {},
+        EXACT: dict.fromkeys(range(layers)),
+        PREDICTED: dict.fromkeys(range(layers), trained.predictor),
+    }
+    inputs = np.stack([planted_inputs(shape, 8 * PIECE, 2 + layer) for layer in range(layers)], axis=1)
+    found = []
+    for count in threads:
+        backends = {}
+        for name, sparse in ways.items():
+            report(f"  {count} threads: laying out {name}")
+            backends[name] = _backend(facts, weights, sparse, count)
+        timings, errors = measure(backends, inputs, rounds)
+        for backend in backends.values():
+            backend.close()
+        name = f"{shape.name} {kind}"
+        found.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
+    return found
+
+
+def _layer_bytes(weights: DecoderWeights) -> int:
+    w = dense_layer(weights, 0)
+    return w.ffn_up.nbytes + w.ffn_down.nbytes + (w.ffn_gate.nbytes if w.ffn_gate else 0)
+
+
+def _backend(
+    facts: DecoderSpecification, weights: DecoderWeights, sparse: SparseLayers, threads: int
+) -> CpuBackend:
+    kernels = load_kernels(
+        user_folder("cache"),
+        choose(),
+        kernel_formats(weights, sparse=sparse),
+        None,
+        sparse_kernel_formats(weights, sparse),
+    )
+    caches = [LayerCache.allocate(layer.attention, 16, "f16") for layer in facts.layers]
+    return CpuBackend(facts, weights, caches, kernels, batch=16, threads=threads, sparse=sparse)
+
+
+def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:
+    """A model's own feed-forward on what reaches it while it tells a text; `ways` besides dense."""
+    wishes: dict[str, Sparse] = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
+    loaded: dict[str, Model] = {}
+    try:
+        for way in (DENSE, *ways):
+            loaded[way] = load(
+                path, sparse=wishes[way], threads=threads, device="cpu", draft=None, context=256
+            )
+        inputs, active = _recorded(loaded[DENSE], tokens)
+        backends = {way: cpu_engine(model)[1] for way, model in loaded.items()}
+        timings, errors = measure(backends, inputs, rounds)
+        weights, name = backends[DENSE].weights, loaded[DENSE].name
+    finally:
+        for model in loaded.values():
+            model.close()
+    return SparseRun(name, threads, timings, active, errors, _layer_bytes(weights), None)
+
+
+def _recorded(model: Model, tokens: int) -> tuple[Inputs, float]:
+    """What every layer's feed-forward is given, (tokens, layers, width), and the share that is active."""
+    ids = model.generate("Once upon a time", max_tokens=tokens, temperature=1.0, seed=1).ids
+    engine, backend = cpu_engine(model)
+    engine.rewind(0)
+    rows, active = [], []
+    for position, token in enumerate(ids):
+        x, of_token = backend.embed([token]), []
+        for layer in range(len(engine.specification.layers)):
+            backend.attention_block(layer, x, position)
+            of_token.append(x[0].copy())
+            backend.feed_forward_block(layer, x)
+            active.append(float(np.mean(backend.feed_forward_rows(layer, 1)[1] != 0)))
+        engine.cache.append([token])
+        rows.append(np.stack(of_token))
+    return np.stack(rows), float(np.mean(active))

@@ -1,0 +1,162 @@
+"""Learning which neurons will be active: a low-rank guess at each layer's projections, and thresholds.
+
+The projection that a ReLU judges is z = W·x + b. Of all products of matrices of rank r, B·A is nearest to W
+on the text: it is least in Σ |W·x - B·A·x|², by the singular vectors of W·C½ with C = Σ x·xᵀ (reduced-rank
+regression, Izenman 1975). Neuron n is then named where (B·A·x)ₙ + bₙ + t·σₙ > 0, σₙ being the spread of its
+error on that text, and t the least for which so many of the active ones are named on another part of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.weights import FeedForwardWeights, Matrix
+from edgeinfer_quant_formats import decode, encode
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+RECALL = 0.985
+"""Recall that thresholds are chosen for; a little above what is wanted, as the next text differs."""
+FORMAT = "Q8_0"
+RIDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Recorded tokens of one layer."""
+
+    x: npt.NDArray[np.float16]
+    """(tokens, width), normed."""
+    active: npt.NDArray[np.uint8]
+    """(tokens, neurons) as packed bits."""
+
+    def of(self, part: slice, neurons: int) -> tuple[Floats, Bools]:
+        """x and which neurons were active, of some of the tokens."""
+        bits = np.unpackbits(self.active[part], axis=1, count=neurons)
+        return self.x[part].astype(np.float32), bits.astype(np.bool_)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A predictor, and what it does on text that neither its matrices nor its threshold have seen."""
+
+    predictor: NeuronPredictor
+    recall: float
+    """Share of the active neurons that it names."""
+    named: float
+    """Share of all neurons that it names."""
+    active: float
+    """Share of all neurons that are active."""
+
+
+def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -> list[Trained]:
+    """Predictors of these ranks, multiples of 32 and no more than the width.
+
+    Fitted on the first half of the tokens, thresholds chosen on the third quarter, judged on the last.
+    """
+    matrix, bias = weights.ffn_gate or weights.ffn_up, weights.ffn_up_bias
+    if weights.ffn_gate is not None:
+        bias = weights.ffn_gate_bias
+    tokens, neurons = len(samples.x), matrix.rows
+    x, _ = samples.of(slice(0, tokens // 2), neurons)
+    chosen_on = samples.of(slice(tokens // 2, tokens * 3 // 4), neurons)
+    judged_on = samples.of(slice(tokens * 3 // 4, tokens), neurons)
+    w = matrix.decoded()
+    wanted, (a, b) = x @ w.T, _factors(w, x)
+    offset = np.zeros(neurons, np.float32) if bias is None else bias
+    found = []
+    for rank in ranks:
+        first, second = _stored(a[:rank], "first"), _stored(b[:, :rank], "second")
+        predictor = NeuronPredictor(first, second, offset)
+        spread = np.std(wanted - _guess(predictor, x), axis=0) + np.float32(1e-6)
+        threshold = _threshold(predictor, spread, *chosen_on)
+        found.append(judged(replace(predictor, bias=offset + threshold * spread), *judged_on))
+    return found
+
+
+def _guess(predictor: NeuronPredictor, x: Floats) -> Floats:
+    """B·A·x, (tokens, neurons)."""
+    return np.asarray((x @ predictor.first.decoded().T) @ predictor.second.decoded().T, np.float32)
+
+
+def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bools) -> np.float32:
+    """How many spreads too low a guess may be so that RECALL of the active neurons are named."""
+    needed = (-(_guess(predictor, x) + predictor.bias) / spread)[active]
+    return np.float32(np.quantile(needed, RECALL) if len(needed) else 0)
+
+
+def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> Trained:
+    """What a predictor does on these tokens."""
+    named = _guess(predictor, x) + predictor.bias > 0
+    hits, all_active = int((named & active).sum()), int(active.sum())
+    return Trained(predictor, hits / max(all_active, 1), float(named.mean()), float(active.mean()))
+
+
+def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
+    """A (width, width) and B (neurons, width): of any rank r, the first r rows of A and columns of B have
+    their product nearest to W over the rows of x.
+    """
+    metric = (x.T @ x).astype(np.float64) / max(len(x), 1)
+    metric[np.diag_indices_from(metric)] += RIDGE * np.trace(metric) / len(metric) + 1e-12
+    values, vectors = np.linalg.eigh(metric)
+    root = vectors * np.sqrt(values)
+    inverse = vectors / np.sqrt(values)
+    seen = w.astype(np.float64) @ root
+    _, directions = np.linalg.eigh(seen.T @ seen)
+    best = directions[:, ::-1]
+    return (best.T @ inverse.T).astype(np.float32), (seen @ best).astype(np.float32)
+
+
+def _stored(values: Floats, name: str) -> Matrix:
+    raw = encode(np.ascontiguousarray(values).reshape(-1), FORMAT).reshape(len(values), -1)
+    return Matrix(f"predictor.{name}", FORMAT, len(values), values.shape[1], raw)
+
+
+def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]]:
+    """A predictor as arrays of a profile."""
+    found, name = trained.predictor, f"predictor.{layer}"
+    quality = np.array([trained.recall, trained.named, trained.active])
+    return {
+        f"{name}.first": found.first.raw,
+        f"{name}.second": found.second.raw,
+        f"{name}.bias": found.bias,
+        f"{name}.quality": quality,
+    }
+
+
+def read_predictor(arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix) -> Trained | None:
+    """The predictor of a layer whose gate (or up) is `matrix`; None where the profile holds none.
+
+    Raises:
+        ValueError: arrays that don't fit this layer.
+    """
+    name = f"predictor.{layer}"
+    if f"{name}.first" not in arrays:
+        return None
+    first, second, bias, quality = (
+        arrays[f"{name}.{part}"] for part in ("first", "second", "bias", "quality")
+    )
+    rank = len(first)
+    shapes = {
+        "first": (first, (rank, matrix.columns // 32 * 34), np.uint8),
+        "second": (second, (matrix.rows, rank // 32 * 34), np.uint8),
+        "bias": (bias, (matrix.rows,), np.float32),
+        "quality": (quality, (3,), np.float64),
+    }
+    for part, (array, shape, dtype) in shapes.items():
+        if array.shape != shape or array.dtype != dtype or not rank or rank % 32:
+            raise ValueError(f"{name}.{part}: {array.dtype} {array.shape}, wanted {np.dtype(dtype)} {shape}")
+    matrices = (
+        Matrix(f"{name}.first", FORMAT, rank, matrix.columns, np.asarray(first, np.uint8)),
+        Matrix(f"{name}.second", FORMAT, matrix.rows, rank, np.asarray(second, np.uint8)),
+    )
+    values = [decode(each.raw.reshape(-1), FORMAT) for each in matrices]
+    if not all(np.isfinite(value).all() for value in (*values, bias, quality)):
+        raise ValueError(f"{name}: numbers that aren't finite")
+    recall, named, active = (float(value) for value in np.asarray(quality, np.float64))
+    return Trained(NeuronPredictor(*matrices, np.asarray(bias, np.float32)), recall, named, active)

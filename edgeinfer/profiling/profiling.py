@@ -1,0 +1,204 @@
+"""Profile a model over text: its active neurons, counted, judged and saved beside the model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.catalogue import find_model
+from edgeinfer.errors import SettingError
+from edgeinfer.loading.loading import load
+from edgeinfer.model import Model
+from edgeinfer.profiling.predictor_training import Samples, Trained, predictor_arrays, train
+from edgeinfer.profiling.recording import (
+    EXACT_RULE,
+    WINDOW,
+    Half,
+    cpu_engine,
+    record,
+    rule_of,
+    told_by,
+    windows_of,
+)
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.cpu.sparse import dense_layer
+from edgeinfer_kernels.specification import ExpertsSpecification
+from edgeinfer_kernels.weights import FeedForwardWeights
+from edgeinfer_offload.activity_profile import ActivityProfile, model_hash, save_profile
+from edgeinfer_offload.concentration import Coverage, coverage
+
+TEXT_TOKENS = 8192
+PREDICTOR_TOKENS = 4096
+"""Tokens whose x is kept for training; as float16, in memory."""
+DEFAULT_RANKS = (32, 64, 128, 256)
+LEAST_TOKENS = 64
+
+Report = Callable[[str, int, int], None]
+"""Called with what is done, and how much of how much."""
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """What was counted, and what follows from it."""
+
+    path: Path
+    profile: ActivityProfile
+    layers: tuple[Coverage, ...]
+    overall: Coverage
+    predictors: tuple[Trained, ...] = ()
+
+
+def profile(
+    model: str | Path | None = None,
+    texts: Sequence[str] = (),
+    *,
+    tokens: int = TEXT_TOKENS,
+    predictor: bool = False,
+    rank: int | None = None,
+    report: Report | None = None,
+    **loading: Any,
+) -> Profiling:
+    """Run `model` over `texts` (without any, over what it tells by itself), count which neurons are active,
+    and save the counts beside the model, or in the user's data folder.
+
+    `tokens`: of text at most. `predictor`: train predictors too, of `rank`, or of the rank that costs least.
+    `loading`: further keywords of `edgeinfer.load`.
+
+    Raises:
+        SettingError: a setting out of its range, a text too short, predictors for a model without ReLU.
+        OSError: the profile can't be written.
+        EdgeInferError: what `edgeinfer.load` raises.
+    """
+    _check(tokens, rank)
+    found = find_model(model)
+    with load(model, device="cpu", sparse="off", draft=None, **loading) as loaded:
+        windows = _windows(loaded, texts, tokens)
+        made, samples = _counted(loaded, windows, predictor, report)
+        made = replace(made, model_hash=model_hash(found.path))
+        trained: list[Trained] = []
+        if predictor:
+            found_weights = cpu_engine(loaded)[1].weights
+            weights = [dense_layer(found_weights, layer) for layer in range(len(found_weights.layers))]
+            trained = _trained(weights, samples, rank, report)
+            arrays = {name: value for layer, each in enumerate(trained)
+                      for name, value in predictor_arrays(layer, each).items()}  # fmt: skip
+            made = replace(made, arrays=arrays)
+    in_data_folder = found.source == "built in"  # a package's folder stays as it was installed
+    path = save_profile(made, found.path, user_folder("data"), in_data_folder)
+    return profiling_of(made, path, trained)
+
+
+def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] = ()) -> Profiling:
+    """What a profile says, layer by layer and overall."""
+    by_layer = made.layers("neurons") | made.layers("experts")
+    counts = [by_layer[layer] for layer in sorted(by_layer)]
+    each = tuple(coverage([layer], made.tokens) for layer in counts)
+    return Profiling(path, made, each, coverage(counts, made.tokens), tuple(trained))
+
+
+def _check(tokens: int, rank: int | None) -> None:
+    if tokens < LEAST_TOKENS:
+        raise SettingError(f"tokens: saw {tokens}, wanted a whole number of at least {LEAST_TOKENS}")
+    if rank is not None and (rank < 32 or rank % 32):
+        raise SettingError(f"rank: saw {rank}, wanted a multiple of 32")
+
+
+def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]:
+    """The text in windows that fit the context; at least two, so that there are two halves."""
+    if not texts:
+        return told_by(model, tokens)
+    ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
+    if len(ids) < LEAST_TOKENS:
+        raise SettingError(
+            f"the text has {len(ids)} tokens, wanted at least {LEAST_TOKENS}; give a longer one"
+        )
+    return windows_of(ids, min(WINDOW, model.context, -(-len(ids) // 2)))
+
+
+def _counted(
+    model: Model, windows: Sequence[Sequence[int]], keep: bool, report: Report | None
+) -> tuple[ActivityProfile, list[Samples]]:
+    """The counts of both halves, and of all layers x and activity, if they are to be kept."""
+    specification = cpu_engine(model)[0].specification
+    facts = [layer.feed_forward for layer in specification.layers]
+    rules = sorted(set(map(rule_of, facts)))
+    if keep and rules != [EXACT_RULE]:
+        kinds = {"a mixture" if isinstance(fact, ExpertsSpecification) else fact.activation for fact in facts}
+        raise SettingError(
+            f"{model.name}: predictors name neurons that a ReLU lets through; its activation is "
+            f"{', '.join(sorted(kinds))}"
+        )
+    halves, kept = (Half(), Half()), [_Kept() for _ in specification.layers]
+    for half, part in enumerate(_halved(windows)):
+
+        def seen(
+            layer: int,
+            normed: Activations | None,
+            active: npt.NDArray[np.bool_],
+            counted: Half = halves[half],
+        ) -> None:
+            counted.add(layer, active)
+            if normed is not None and keep:
+                kept[layer].add(normed, active)
+
+        record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
+    names = {}
+    for layer, fact in enumerate(facts):
+        kind = "experts" if isinstance(fact, ExpertsSpecification) else "neurons"
+        names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
+    made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
+    return made, [each.samples() for each in kept] if keep else []
+
+
+class _Kept:
+    """One layer's x and activity, token by token."""
+
+    def __init__(self) -> None:
+        self._x: list[npt.NDArray[np.float16]] = []
+        self._active: list[npt.NDArray[np.uint8]] = []
+
+    def add(self, normed: Activations, active: npt.NDArray[np.bool_]) -> None:
+        self._x.append(normed.astype(np.float16))
+        self._active.append(np.packbits(active, axis=1))
+
+    def samples(self) -> Samples:
+        x, active = np.concatenate(self._x), np.concatenate(self._active)
+        step = -(-len(x) // PREDICTOR_TOKENS)
+        return Samples(x[::step], active[::step])
+
+
+def _halved(windows: Sequence[Sequence[int]]) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+    """The windows of the first and of the second half of the text."""
+    if len(windows) == 1:
+        middle = len(windows[0]) // 2
+        return [windows[0][:middle]], [windows[0][middle:]]
+    return windows[: len(windows) // 2], windows[len(windows) // 2 :]
+
+
+def _trained(
+    weights: Sequence[FeedForwardWeights], samples: Sequence[Samples], rank: int | None, report: Report | None
+) -> list[Trained]:
+    """A predictor for each layer: of the rank wished for, or of that which reads fewest weights."""
+    found = []
+    for layer, (each, sample) in enumerate(zip(weights, samples, strict=True)):
+        width = each.ffn_up.columns
+        ranks = [rank] if rank else [r for r in DEFAULT_RANKS if r <= width // 2] or [32]
+        found.append(min(train(each, sample, ranks), key=partial(_cost, each)))
+        if report:
+            report("training predictors", layer + 1, len(weights))
+    return found
+
+
+def _cost(weights: FeedForwardWeights, trained: Trained) -> float:
+    """Bytes that finding the active neurons takes a token: the predictor, and the rows that it names."""
+    matrix = weights.ffn_gate or weights.ffn_up
+    return trained.predictor.nbytes + trained.named * matrix.nbytes
+
+
+def _named(report: Report | None, label: str) -> Callable[[int, int], None] | None:
+    return None if report is None else lambda done, total: report(label, done, total)

@@ -1,0 +1,128 @@
+"""Running a model over text layer by layer, with a look at every feed-forward."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import SettingError
+from edgeinfer.model import Model
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.specification import Activation, ExpertsSpecification, FeedForwardSpecification
+
+WINDOW = 512
+TOLD_TOKENS = 256
+RELU_FAMILIES = ("relu", "relu_squared")
+EXACT_RULE = "not exactly zero"
+ROUTED_RULE = "an expert that the router chose"
+MAGNITUDE_RULE = "at least the root mean square of its row"
+
+Report = Callable[[int, int], None]
+Seen = Callable[[int, Activations | None, npt.NDArray[np.bool_]], None]
+"""Called with a layer, its normed x (tokens, width) and which neurons were active (tokens, neurons);
+of a mixture, None and which experts (tokens, experts).
+"""
+
+
+@dataclass
+class Half:
+    """One half of the text, counted."""
+
+    tokens: int = 0
+    counts: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict)
+
+    def add(self, layer: int, active: npt.NDArray[np.bool_]) -> None:
+        """Count the rows of a layer; the first layer's are the tokens."""
+        found = active.sum(axis=0, dtype=np.uint32)
+        self.counts[layer] = self.counts[layer] + found if layer in self.counts else found
+        self.tokens += len(active) if layer == 0 else 0
+
+
+def windows_of(ids: Sequence[int], window: int) -> list[list[int]]:
+    """The text in windows, each read from an empty cache."""
+    return [list(ids[first : first + window]) for first in range(0, len(ids), window)]
+
+
+def told_by(model: Model, tokens: int) -> list[list[int]]:
+    """Texts that the model tells by itself, of `tokens` tokens in all; seeded.
+
+    Raises:
+        SettingError: the model ends at once, whatever the draw.
+    """
+    tokenizer, seed = model.tokenizer, 0
+    found: list[list[int]] = []
+    start = [tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id or 0]
+    most = min(TOLD_TOKENS, model.context - 1)
+    while sum(len(told) for told in found) < tokens:
+        answer = model.generate(
+            start, max_tokens=most, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed
+        )
+        seed += 1
+        if len(answer.ids) > 1:
+            found.append([*start, *answer.ids])
+        elif seed > 16 and not found:
+            raise SettingError(f"{model.name} tells nothing by itself; give a text (--text FILE)")
+    return found
+
+
+def cpu_engine(model: Model) -> tuple[Transformer, CpuBackend]:
+    """The engine of a model on our CPU kernels. Raises `SettingError` for any other."""
+    engine = model.engine
+    if not isinstance(engine, Transformer) or not isinstance(engine.backend, CpuBackend):
+        raise SettingError(f"{model.name}: only a model on the CPU can be profiled; add --device cpu")
+    return engine, engine.backend
+
+
+def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: Report | None = None) -> None:
+    """Read every window from an empty cache; `seen` hears of each layer of each step."""
+    engine, backend = cpu_engine(model)
+    facts = [layer.feed_forward for layer in engine.specification.layers]
+    for done, window in enumerate(windows):
+        engine.rewind(0)
+        for ids in _steps(window, engine.batch):
+            start, x = len(engine.ids), backend.embed(ids)
+            for layer, fact in enumerate(facts):
+                backend.attention_block(layer, x, start)
+                backend.feed_forward_block(layer, x)
+                if isinstance(fact, ExpertsSpecification):
+                    seen(layer, None, used_experts(backend, layer, len(ids), fact.count))
+                    continue
+                normed, hidden = backend.feed_forward_rows(layer, len(ids))
+                seen(layer, normed, active_neurons(hidden, fact.activation))
+            engine.cache.append(ids)
+        if report:
+            report(done + 1, len(windows))
+
+
+def _steps(ids: Sequence[int], batch: int) -> Iterator[list[int]]:
+    for first in range(0, len(ids), batch):
+        yield list(ids[first : first + batch])
+
+
+def used_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> npt.NDArray[np.bool_]:
+    """Which experts the tokens of the last step went to."""
+    assert backend.routing is not None
+    ids = backend.routing.ids[layer, :tokens]
+    used = np.zeros((tokens, experts + 1), np.bool_)
+    used[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last, which is nobody
+    return used[:, :experts]
+
+
+def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDArray[np.bool_]:
+    """Which neurons count: those that aren't exactly zero for ReLU families, otherwise those whose magnitude
+    is at least the root mean square of the token's row.
+    """
+    if activation in RELU_FAMILIES:
+        return np.asarray(hidden != 0)
+    return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))
+
+
+def rule_of(facts: FeedForwardSpecification | ExpertsSpecification) -> str:
+    """What activity goes by, for a person."""
+    if isinstance(facts, ExpertsSpecification):
+        return ROUTED_RULE
+    return EXACT_RULE if facts.activation in RELU_FAMILIES else MAGNITUDE_RULE

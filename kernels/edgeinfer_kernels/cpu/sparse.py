@@ -1,0 +1,236 @@
+"""A feed-forward that reads active neurons only: which layers can have it, its structures and its memory."""
+
+from collections.abc import Mapping
+
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.memory import Arena, allocate, padded_vector
+from edgeinfer_kernels.cpu.neuron_layout import (
+    NEURON_FORMATS,
+    ColumnLayout,
+    lay_out_columns,
+    lay_out_rows,
+    neuron_row_bytes,
+    row_groups,
+)
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import (
+    CACHE_LINE,
+    INPUT,
+    MOST_NEURONS_A_PIECE,
+    NEURON_COLUMNS,
+    NEURON_ROWS,
+    NEURONS_A_BLOCK,
+    OUTPUTS_A_TILE,
+    SPARSE_FEED_FORWARD,
+    SPARSE_SCRATCH,
+    SPARSE_TOKENS,
+    lane_activations_bytes,
+    quantised_bytes,
+)
+from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.specification import (
+    DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+)
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
+
+SPARSE_ACTIVATIONS = ("relu", "relu_squared")
+PIECES_A_THREAD = 8
+SparseLayers = Mapping[int, NeuronPredictor | None]
+"""The layers that are sparse, each with its predictor or None."""
+
+
+def why_dense(
+    facts: FeedForwardSpecification | ExpertsSpecification, weights: FeedForwardWeights | ExpertWeights
+) -> str | None:
+    """Why a layer can't be sparse; None: it can."""
+    if not isinstance(weights, FeedForwardWeights):
+        return "it is a mixture of experts"
+    if facts.activation not in SPARSE_ACTIVATIONS:
+        return f"its activation is {facts.activation}, which is never exactly zero"
+    for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
+        if matrix is not None and matrix.format not in NEURON_FORMATS:
+            return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"
+    if weights.ffn_up.columns % NEURONS_A_BLOCK or weights.ffn_up.rows % NEURONS_A_BLOCK:
+        return f"{weights.ffn_up.name} isn't a multiple of {NEURONS_A_BLOCK} in both its sizes"
+    return None
+
+
+def rows_by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
+    """The matrices whose rows are read neuron by neuron; the others are read whole."""
+    if weights.ffn_gate is None:
+        return [weights.ffn_up] if predictor else []
+    return [weights.ffn_gate, weights.ffn_up] if predictor else [weights.ffn_up]
+
+
+def by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
+    """The matrices of a sparse layer that steps of many tokens read from the file."""
+    return [*rows_by_neuron(weights, predictor), weights.ffn_down]
+
+
+def dense_layer(weights: DecoderWeights, index: int) -> FeedForwardWeights:
+    """The feed-forward of a layer that is no mixture of experts. Raises TypeError for one that is."""
+    found = weights.layers[index].feed_forward
+    if not isinstance(found, FeedForwardWeights):
+        raise TypeError(f"layer {index} is a mixture of experts, wanted a dense feed-forward")
+    return found
+
+
+def matrices_by_neuron(weights: DecoderWeights, layers: SparseLayers) -> list[Matrix]:
+    """`by_neuron` of all sparse layers."""
+    return [
+        matrix
+        for index, predictor in layers.items()
+        for matrix in by_neuron(dense_layer(weights, index), predictor)
+    ]
+
+
+def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
+    """The matrices of all predictors."""
+    return [matrix for found in layers.values() if found for matrix in (found.first, found.second)]
+
+
+def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
+    """Bytes of a layer's layouts by neuron, the predictor's not among them."""
+    rows = rows_by_neuron(weights, predictor)
+    return (
+        sum(matrix.rows * neuron_row_bytes(matrix) for matrix in rows)
+        + ColumnLayout.of(weights.ffn_down).nbytes
+    )
+
+
+def bytes_of_a_token(
+    weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
+) -> float:
+    """Bytes that a token reads of a sparse layer's layouts by neuron, the predictor's not among them.
+
+    `active`: share of the neurons; `named`: share that the predictor names. A block's factors are counted for
+    every block, as they are read for one active neuron.
+    """
+    layout = ColumnLayout.of(weights.ffn_down)
+    weights_of_down = layout.blocks * NEURONS_A_BLOCK * layout.neuron_bytes
+    found = layout.nbytes - weights_of_down + active * weights_of_down
+    for matrix in rows_by_neuron(weights, predictor):
+        is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
+        found += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
+    return found
+
+
+class SparseBuilder:
+    """Makes the structures of the sparse layers of a decoder, and the memory that they share."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        kernels: Kernels,
+        specification: DecoderSpecification,
+        weights: DecoderWeights,
+        layers: SparseLayers,
+        threads: int,
+    ) -> None:
+        self._arena = arena
+        self._kernels = kernels
+        self._weights = weights
+        self._layers = layers
+        self._threads = threads
+        self._sizes = _Sizes(specification, weights, layers)
+        self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
+
+    def block(self, index: int, dense: int, builder: BlockBuilder) -> int:
+        """A SPARSE_FEED_FORWARD of layer `index`; `dense`: its FEED_FORWARD."""
+        weights, predictor = dense_layer(self._weights, index), self._layers[index]
+        sizes, neurons = self._sizes, weights.ffn_up.rows
+        share = neurons // (self._threads * PIECES_A_THREAD) // NEURONS_A_BLOCK * NEURONS_A_BLOCK
+        rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
+        outputs = ColumnLayout.of(weights.ffn_down).outputs
+        tiles = -(-outputs // OUTPUTS_A_TILE // self._threads)
+        return self._arena.fill(
+            SPARSE_FEED_FORWARD,
+            dense=dense,
+            gate_rows=rows.get(id(weights.ffn_gate), 0),
+            up_rows=rows.get(id(weights.ffn_up), 0),
+            down=self._columns(weights.ffn_down),
+            **(self._predictor(predictor, builder) if predictor else {}),
+            neurons_a_piece=min(max(NEURONS_A_BLOCK, share), MOST_NEURONS_A_PIECE),
+            outputs_a_piece=tiles * OUTPUTS_A_TILE,
+            sums=self._memory,
+            sums_stride=sizes.sums,
+            scratch=self._memory + sizes.shared,
+            scratch_stride=sizes.scratch,
+            lanes_stride=sizes.lanes,
+        )
+
+    def _rows(self, matrix: Matrix) -> int:
+        return self._arena.fill(
+            NEURON_ROWS,
+            kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
+            weights=self._arena.keep(lay_out_rows(matrix, self._kernels)),
+            groups=row_groups(matrix.columns),
+        )
+
+    def _columns(self, matrix: Matrix) -> int:
+        layout = ColumnLayout.of(matrix)
+        return self._arena.fill(
+            NEURON_COLUMNS,
+            kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
+            weights=self._arena.keep(lay_out_columns(matrix)),
+            blocks=layout.blocks,
+            block_bytes=layout.block_bytes,
+            blocks_a_super=layout.blocks_a_super,
+            super_bytes=layout.super_bytes,
+            super_factor_bytes=layout.super_factor_bytes,
+            factor_bytes=layout.factor_bytes,
+            neuron_bytes=layout.neuron_bytes,
+            outputs=layout.outputs,
+        )
+
+    def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
+        sizes, floats = self._sizes, self._memory + SPARSE_TOKENS * self._sizes.sums
+        predicted = self._arena.fill(
+            INPUT,
+            floats=floats,
+            float_stride=sizes.predicted,
+            quantised=floats + SPARSE_TOKENS * sizes.predicted,
+            quantised_stride=sizes.predicted_quantised,
+            columns=predictor.rank,
+        )
+        return {
+            "predictor_first": builder.matrix(predictor.first),
+            "predictor_second": builder.matrix(predictor.second),
+            "predictor_bias": self._arena.keep(padded_vector(predictor.bias)),
+            "predicted": predicted,
+            "rank": predictor.rank,
+        }
+
+
+class _Sizes:
+    """Bytes of the memory that all sparse layers share, the largest deciding; a token's, a thread's."""
+
+    def __init__(
+        self, specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
+    ) -> None:
+        downs = [dense_layer(weights, index).ffn_down for index in layers]
+        self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
+        rank = max((found.rank for found in layers.values() if found), default=0)
+        self.predicted = _lines(4 * padded(rank))
+        self.predicted_quantised = _lines(quantised_bytes(rank))
+        self.lanes = lane_activations_bytes(specification.width)
+        self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes)
+        self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantised)
+
+    def nbytes(self, threads: int) -> int:
+        return self.shared + threads * self.scratch
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+
+
+def sparse_workspace_bytes(
+    specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
+) -> tuple[int, int]:
+    """Bytes of the memory that sparse layers share: once, and for every thread."""
+    sizes = _Sizes(specification, weights, layers)
+    return sizes.shared, sizes.scratch

@@ -1,0 +1,192 @@
+"""What of a model is used, counted over a text: neurons and experts of every layer, saved with the model's
+hash.
+
+Counts are kept by halves of the text, so that what one half teaches can be checked on the other. A file is a
+NumPy archive: `facts` (JSON in UTF-8), and by name arrays of counts (2, units) uint32: `neurons.3` for the
+neurons of layer 3, `experts.3` for its experts; other arrays, such as predictors, stand beside them.
+"""
+
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.uint32]
+VERSION = 1
+SUFFIX = ".profile.npz"
+FIRST_BYTES = 1 << 20
+PIECES, PIECE_BYTES = 256, 4096
+COUNTED = ("neurons", "experts")
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, SyntaxError, EOFError, MemoryError, OverflowError),
+    *(RuntimeError, OSError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What reading an archive with wrong bytes in it was seen to raise, and what its readers say they may."""
+
+
+class ProfileError(ValueError):
+    """A profile that can't be used; one line says why."""
+
+
+@dataclass(frozen=True)
+class ActivityProfile:
+    """How often each unit of each layer was active.
+
+    `counts`: "neurons.3" or "experts.3" -> (2, units), a row for each half of the text. `tokens`: of each
+    half. `arrays`: whatever else is kept with them, by name.
+    """
+
+    model_hash: str
+    tokens: tuple[int, int]
+    rule: str
+    """What counted as active, for a person."""
+    counts: Mapping[str, Counts]
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def layers(self, kind: str) -> dict[int, Counts]:
+        """Layer -> counts of its "neurons" or "experts"."""
+        found = {int(name.partition(".")[2]): value for name, value in self.counts.items()
+                 if name.startswith(f"{kind}.")}  # fmt: skip
+        return dict(sorted(found.items()))
+
+    def active_share(self, name: str) -> float:
+        """The mean share of a layer's units that a token uses."""
+        counts = self.counts[name]
+        units: int = counts.shape[1]
+        return int(counts.sum()) / max(sum(self.tokens) * units, 1)
+
+    def save(self, path: Path) -> None:
+        """Write the file in one stroke. Raises OSError where the folder can't be written."""
+        facts = {"version": VERSION, "model": self.model_hash, "tokens": self.tokens, "rule": self.rule}
+        arrays: dict[str, Any] = {**self.arrays, **self.counts}
+        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: Path) -> "ActivityProfile":
+        """Read a file.
+
+        Raises:
+            ProfileError: a damaged file, or one that holds something else.
+            OSError: it can't be opened.
+        """
+        file = path.open("rb")
+        try:
+            with file, np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            facts = json.loads(bytes(arrays.pop("facts")))
+            return cls._checked(path, facts, arrays)
+        except ProfileError:
+            raise
+        except DAMAGE as error:
+            reason = " ".join(str(error).split())[:80] or type(error).__name__
+            raise ProfileError(
+                f"{path}: no sound activity profile ({reason}); write it anew with edgeinfer profile"
+            ) from error
+
+    @classmethod
+    def _checked(
+        cls, path: Path, facts: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
+    ) -> "ActivityProfile":
+        if facts["version"] != VERSION:
+            raise ProfileError(
+                f"{path}: an activity profile of version {facts['version']}, wanted {VERSION}; "
+                "write it anew with edgeinfer profile"
+            )
+        counts = {name: value for name, value in arrays.items() if name.partition(".")[0] in COUNTED}
+        first, last = (int(count) for count in facts["tokens"])
+        for name, value in counts.items():
+            int(name.partition(".")[2])
+            if value.ndim != 2 or len(value) != 2 or value.dtype != np.uint32 or not value.shape[1]:
+                raise ValueError(f"{name} is {value.dtype} {value.shape}")
+            if (value.max(axis=1) > (first, last)).any():
+                raise ValueError(f"{name} counts more than its {first} and {last} tokens")
+        others = {name: value for name, value in arrays.items() if name not in counts}
+        return cls(str(facts["model"]), (first, last), str(facts["rule"]), counts, others)
+
+
+def model_hash(path: Path) -> str:
+    """A fingerprint of a model file: SHA-256 of its size, its first MiB, and 256 pieces of 4 KiB spread
+    evenly.
+
+    Takes milliseconds whatever the size. Raises OSError.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        digest.update(str(size).encode() + file.read(FIRST_BYTES))
+        for piece in range(PIECES):
+            file.seek(max(0, size - PIECE_BYTES) * piece // (PIECES - 1))
+            digest.update(file.read(PIECE_BYTES))
+    return digest.hexdigest()
+
+
+def profile_paths(model: Path, hashed: str, data_folder: Path) -> tuple[Path, Path]:
+    """Where a model's profile may lie: beside the model, and in the user's data folder."""
+    own = data_folder / "profiles" / f"{model.stem}-{hashed[:12]}{SUFFIX}"
+    return beside_model(model), own
+
+
+def beside_model(model: Path) -> Path:
+    """Where a profile lies if the model's folder can be written."""
+    return model.with_name(model.name + SUFFIX)
+
+
+def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
+    """The profile of a model file; None where there is none.
+
+    Raises:
+        ProfileError: it is damaged, or of another model.
+        OSError: the model or its profile can't be read.
+    """
+    own_folder = data_folder / "profiles"
+    if not any([beside_model(model).exists(), *own_folder.glob(f"{model.stem}-*{SUFFIX}")]):
+        return None  # most models have none: their files needn't be read for it
+    hashed = model_hash(model)
+    for path in profile_paths(model, hashed, data_folder):
+        if path.exists():
+            found = ActivityProfile.load(path)
+            if found.model_hash != hashed:
+                raise ProfileError(
+                    f"{path}: profile of another model (hash {found.model_hash[:12]}, wanted {hashed[:12]}); "
+                    "write it anew with edgeinfer profile"
+                )
+            return found
+    return None
+
+
+def save_profile(
+    profile: ActivityProfile, model: Path, data_folder: Path, in_data_folder: bool = False
+) -> Path:
+    """Save beside the model, or in the user's data folder where that is wished or the model's folder can't be
+    written; the path taken.
+
+    Raises:
+        OSError: neither can be written.
+    """
+    beside, own = profile_paths(model, profile.model_hash, data_folder)
+    if not in_data_folder:
+        try:
+            profile.save(beside)
+        except OSError:  # a folder that isn't ours
+            in_data_folder = True
+    if in_data_folder:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        profile.save(own)
+    return own if in_data_folder else beside

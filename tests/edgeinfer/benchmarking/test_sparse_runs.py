@@ -1,0 +1,42 @@
+"""The sparse benchmark: what is planted is active, and every way computes the same feed-forward."""
+
+import numpy as np
+import pytest
+
+from edgeinfer.benchmarking.planted_neurons import (
+    find_planted,
+    normed_inputs,
+    planted_decoder,
+    planted_inputs,
+)
+from edgeinfer.benchmarking.sparse_runs import planted_run
+from edgeinfer.errors import SettingError
+from edgeinfer_kernels.cpu.sparse import dense_layer
+
+
+@pytest.mark.parametrize("active", [0.1, 0.2, 0.5])
+def test_the_planted_share_is_active(active: float) -> None:
+    shape = find_planted("smoke")
+    _, weights = planted_decoder(shape, "Q8_0", 1, active)
+    w = dense_layer(weights, 0)
+    assert w.ffn_gate is not None
+    x = normed_inputs(planted_inputs(shape, 2000, 3))
+    fires = x @ w.ffn_gate.decoded().T + np.asarray(w.ffn_gate_bias) > 0
+    assert fires.mean() == pytest.approx(active, abs=0.02)
+
+
+def test_every_way_is_timed_and_exact_is_exact() -> None:
+    (run,) = planted_run(find_planted("smoke"), "Q4_0", 0.2, [1], 1, lambda line: None)
+    assert list(run.timings) == ["dense", "exact", "predicted"]
+    assert run.errors["dense"] == 0
+    assert run.errors["exact"] < 1e-5
+    assert run.errors["exact"] < run.errors["predicted"] < 0.1
+    assert run.trained is not None
+    assert run.trained.recall > 0.97
+    assert run.dense_bytes == 3 * 256 * 512 // 32 * 18
+    assert all(np.isfinite(timings.seconds_at(0.5)) for timings in run.timings.values())
+
+
+def test_an_unknown_shape_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(SettingError, match="shape: saw 'x', wanted one of relu-1b, relu-7b, relu2-4b, smoke"):
+        find_planted("x")

@@ -1,0 +1,121 @@
+"""Which layers are loaded sparse: by wish, by what can be, by what the profile says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
+from tests.random_models import ZOO
+
+ARCEE = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("Q8_0",), layers=3)
+SPARE = 4096
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return ARCEE.write(tmp_path / "m.gguf")
+
+
+def profiled(path: Path, active: list[float]) -> None:
+    """Save a profile that says what share of each layer's neurons is active."""
+    counts = {
+        f"neurons.{layer}": np.full((2, 512), round(1000 * share), np.uint32)
+        for layer, share in enumerate(active)
+    }
+    save_profile(
+        ActivityProfile(model_hash(path), (1000, 1000), "not exactly zero", counts), path, path.parent
+    )
+
+
+def sparse_layers(model: edgeinfer.Model) -> list[int]:
+    assert isinstance(model.engine, Transformer)
+    assert isinstance(model.engine.backend, CpuBackend)
+    steps = enumerate(model.engine.backend._feed_forward)
+    return [layer for layer, (function, _) in steps if function == "sparse_feed_forward_block"]
+
+
+def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
+    ids = list(range(20, 60))
+    found = {}
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, device="cpu", threads=2, sparse=sparse) as model:
+            assert sparse_layers(model) == ([0, 1, 2] if sparse == "exact" else [])
+            model.engine.append(ids)
+            found[sparse] = np.stack([model.engine.append([token]) for token in ids])
+    scale = np.abs(found["off"]).max()
+    np.testing.assert_allclose(found["exact"], found["off"], rtol=0, atol=1e-5 * scale)
+
+
+def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
+    with edgeinfer.load(path, device="cpu") as model:
+        assert sparse_layers(model) == []
+        assert model.notes == ()
+    profiled(path, [0.1, 0.9, 0.2])
+    with edgeinfer.load(path, device="cpu") as model:
+        assert sparse_layers(model) == [0, 2]
+        (note,) = model.notes
+        assert note.startswith("sparse feed-forward in 2 of 3 layers: short steps read active neurons only ")
+        assert note.endswith("(15%, by its profile)")
+    profiled(path, [0.9, 0.9, 0.8])
+    with edgeinfer.load(path, device="cpu") as model:
+        assert sparse_layers(model) == []
+        assert model.notes[0].startswith(
+            "the feed-forward is dense: reading active neurons only would take 1."
+        )
+    with edgeinfer.load(path, device="cpu", repack=False) as model:
+        assert sparse_layers(model) == []
+
+
+def test_a_broken_profile_is_a_remark_or_an_error_as_wished(path: Path) -> None:
+    beside_model(path).write_bytes(b"no profile")
+    with edgeinfer.load(path, device="cpu") as model:
+        assert sparse_layers(model) == []
+        assert "the feed-forward is dense: " in model.notes[0]
+        assert "write it anew with edgeinfer profile" in model.notes[0]
+    with edgeinfer.load(path, device="cpu", sparse="exact") as model:
+        assert sparse_layers(model) == [0, 1, 2]
+        assert "not profiled" in model.notes[0]
+    with pytest.raises(SettingError, match=r"sparse: .*no sound activity profile"):
+        edgeinfer.load(path, device="cpu", sparse="predicted")
+
+
+def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingError, match="has no predictors; train them with edgeinfer profile --predictor"
+    ):
+        edgeinfer.load(path, device="cpu", sparse="predicted")
+    with pytest.raises(SettingError, match="sparse: 'exact' keeps layouts of its own"):
+        edgeinfer.load(path, device="cpu", sparse="exact", repack=False)
+    with pytest.raises(SettingError, match="sparse: 'exact' is for our kernels on the CPU; add --device cpu"):
+        edgeinfer.load(path, device="cuda", sparse="exact")
+    with pytest.raises(
+        SettingError, match="sparse: saw 'yes', wanted one of 'auto', 'exact', 'predicted', 'off'"
+    ):
+        edgeinfer.load(path, sparse="yes")  # type: ignore[arg-type]
+    llama = ZOO["llama"].write(tmp_path / "llama.gguf")
+    line = "no layer of llama can be: its activation is silu, which is never exactly zero"
+    with pytest.raises(SettingError, match=line):
+        edgeinfer.load(llama, device="cpu", sparse="exact")
+
+
+def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
+    with edgeinfer.load(path, device="cpu", threads=2, context=100, sparse="exact") as model:
+        assert model.plan is not None
+        assert isinstance(model.engine, Transformer)
+        assert isinstance(model.engine.backend, CpuBackend)
+        kept = model.engine.backend._arena._kept
+        ours = sum(
+            array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
+        )
+        planned = model.plan.nbytes - model.engine.cache.nbytes
+        assert planned == ours
+        in_file = [item for item in model.plan.items if "long steps" in item.item]
+        assert [item.item for item in in_file] == [f"layer {i} feed-forward, long steps" for i in range(3)]
+        assert sum(item.bytes for item in in_file) == 3 * 256 * 512 // 32 * 34

@@ -1,0 +1,154 @@
+"""Profiling a model: counts equal those of the reference, predictors name what is active, reports add up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError
+from edgeinfer.profiling.predictor_training import Samples, predictor_arrays, read_predictor, train
+from edgeinfer.profiling.profiling import profile
+from edgeinfer.profiling.recording import active_neurons, cpu_engine, record
+from edgeinfer_kernels.cpu.sparse import dense_layer
+from edgeinfer_kernels.specification import ExpertsSpecification
+from edgeinfer_kernels.weights import FeedForwardWeights
+from edgeinfer_offload.activity_profile import find_profile
+from tests.kernels.row_matrices import random_matrix
+from tests.random_models import ZOO
+
+ARCEE = replace(ZOO["arcee"], width=64, feed_forward=96, formats=("Q8_0",), layers=2)
+TEXT = "the heron ate in the rain on a stone " * 40
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return ARCEE.write(tmp_path / "m.gguf")
+
+
+def test_counts_are_those_of_the_reference(path: Path) -> None:
+    """Counted here in float64 from the recorded x; int8 activations may flip a neuron at its threshold."""
+    found = profile(path, [TEXT], tokens=300)
+    assert sum(found.profile.tokens) == 300
+    with edgeinfer.load(path, device="cpu", sparse="off") as model:
+        ids = model.tokenizer.encode(TEXT)[:300]
+        counts = np.zeros((2, 96))
+
+        def seen(layer: int, normed: npt.NDArray[np.float32] | None, active: npt.NDArray[np.bool_]) -> None:
+            assert normed is not None
+            weights = dense_layer(cpu_engine(model)[1].weights, layer)
+            exact = normed.astype(np.float64) @ weights.ffn_up.decoded().astype(np.float64).T > 0
+            assert (exact != active).mean() < 0.01
+            counts[layer] += active.sum(axis=0)
+
+        record(model, [ids[:150], ids[150:]], seen)
+    for layer in range(2):
+        assert np.array_equal(found.profile.counts[f"neurons.{layer}"].sum(axis=0), counts[layer])
+    assert found.overall.active == pytest.approx(counts.sum() / (2 * 96 * 300))
+
+
+def test_the_profile_is_kept_and_found(path: Path, tmp_path: Path) -> None:
+    found = profile(path, [TEXT], tokens=128)
+    kept = find_profile(path, tmp_path / "nowhere")
+    assert kept is not None
+    assert kept.rule == "not exactly zero"
+    assert np.array_equal(kept.counts["neurons.1"], found.profile.counts["neurons.1"])
+    assert len(found.layers) == 2
+    assert found.predictors == ()
+
+
+def test_without_a_text_the_model_tells_one(path: Path) -> None:
+    found = profile(path, tokens=100)
+    assert sum(found.profile.tokens) >= 100
+    assert found.profile.tokens[1] > 0
+
+
+def test_smooth_activations_count_by_magnitude(tmp_path: Path) -> None:
+    hidden = np.array([[3.0, -3.0, 0.1, 0.0], [1.0, 1.0, 1.0, 1.0]], np.float32)
+    assert active_neurons(hidden, "silu").tolist() == [[True, True, False, False], [True] * 4]
+    assert active_neurons(hidden, "relu").tolist() == [[True, True, True, False], [True] * 4]
+    llama = ZOO["llama"].write(tmp_path / "llama.gguf")
+    found = profile(llama, [TEXT], tokens=64)
+    assert found.profile.rule == "at least the root mean square of its row"
+    assert 0.05 < found.overall.active < 0.6
+    with pytest.raises(
+        SettingError, match="predictors name neurons that a ReLU lets through; its activation is silu"
+    ):
+        profile(llama, [TEXT], tokens=64, predictor=True)
+
+
+def test_settings_out_of_their_range_are_refused(path: Path) -> None:
+    with pytest.raises(SettingError, match="the text has 2 tokens, wanted at least 64"):
+        profile(path, ["he"])
+    with pytest.raises(SettingError, match="tokens: saw 10, wanted a whole number of at least 64"):
+        profile(path, [TEXT], tokens=10)
+    with pytest.raises(SettingError, match="rank: saw 33, wanted a multiple of 32"):
+        profile(path, [TEXT], rank=33, predictor=True)
+
+
+def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
+    """A layer of rank 20 whose neurons fire for a fifth of the tokens, and what was recorded of it."""
+    random = np.random.default_rng(4)
+    rows = random.standard_normal((neurons, 20)) @ random.standard_normal((20, width)) / 20
+    up = random_matrix("Q8_0", neurons, width)
+    from edgeinfer_quant_formats import encode
+
+    up = replace(up, raw=encode(rows.astype(np.float32).reshape(-1), "Q8_0").reshape(neurons, -1))
+    bias = (-0.84 * np.linalg.norm(rows, axis=1)).astype(np.float32)
+    x = random.standard_normal((4000, width)).astype(np.float32)
+    active = x @ up.decoded().T + bias > 0
+    weights = FeedForwardWeights(up, random_matrix("Q8_0", width, neurons), ffn_up_bias=bias)
+    return weights, Samples(x.astype(np.float16), np.packbits(active, axis=1))
+
+
+def test_a_layer_of_low_rank_is_predicted_nearly_exactly() -> None:
+    weights, samples = planted()
+    (found,) = train(weights, samples, [32])
+    assert found.recall > 0.98
+    assert found.named == pytest.approx(found.active, abs=0.02)
+    assert found.predictor.rank == 32
+    assert found.predictor.nbytes == 32 * 68 + 128 * 34 + 4 * 128
+
+
+def test_predictors_survive_the_profile_and_others_are_refused() -> None:
+    weights, samples = planted()
+    (found,) = train(weights, samples, [32])
+    arrays = predictor_arrays(3, found)
+    again = read_predictor(arrays, 3, weights.ffn_up)
+    assert again is not None
+    assert np.array_equal(again.predictor.second.raw, found.predictor.second.raw)
+    assert (again.recall, again.named, again.active) == (found.recall, found.named, found.active)
+    assert read_predictor(arrays, 2, weights.ffn_up) is None
+    with pytest.raises(ValueError, match=r"predictor\.3\.second: uint8 \(128, 34\), wanted uint8 \(96, 34\)"):
+        read_predictor(arrays, 3, random_matrix("Q8_0", 96, 64))
+    arrays["predictor.3.bias"] = np.full(128, np.nan, np.float32)
+    with pytest.raises(ValueError, match=r"predictor\.3: numbers that aren't finite"):
+        read_predictor(arrays, 3, weights.ffn_up)
+
+
+def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
+    found = profile(path, [TEXT], tokens=400, predictor=True, rank=32)
+    assert len(found.predictors) == 2
+    assert all(trained.recall > 0.9 for trained in found.predictors)
+    with edgeinfer.load(path, device="cpu", sparse="predicted") as model:
+        assert any("predicted, with a recall of" in note for note in model.notes)
+        assert model.plan is not None
+        assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
+
+
+def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
+    path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
+    found = profile(path, [TEXT], tokens=100)
+    assert "an expert that the router chose" in found.profile.rule
+    for layer, counts in found.profile.layers("experts").items():
+        with edgeinfer.load(path, device="cpu") as model:
+            facts = cpu_engine(model)[0].specification.layers[layer].feed_forward
+        assert isinstance(facts, ExpertsSpecification)
+        assert counts.shape == (2, facts.count)
+        assert counts.sum() == 100 * facts.used
+        assert counts.max() <= max(found.profile.tokens)
+    with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
+        profile(path, [TEXT], tokens=100, predictor=True)

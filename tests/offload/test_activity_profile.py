@@ -1,0 +1,130 @@
+"""Activity profiles: what is kept, where it lies, and what is said of a file that can't be used."""
+
+import contextlib
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer_offload.activity_profile import (
+    ActivityProfile,
+    ProfileError,
+    beside_model,
+    find_profile,
+    model_hash,
+    save_profile,
+)
+
+
+def a_profile(path: Path) -> ActivityProfile:
+    counts = np.array([[3, 1, 0], [2, 2, 0]], np.uint32)
+    return ActivityProfile(
+        model_hash(path),
+        (4, 2),
+        "not exactly zero",
+        {"neurons.10": counts, "neurons.2": counts[:, ::-1].copy(), "experts.2": counts[:, :2].copy()},
+        {"predictor.2.bias": np.arange(3, dtype=np.float32)},
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "m.gguf"
+    path.parent.mkdir()
+    path.write_bytes(np.random.default_rng(0).bytes(3 << 20))
+    return path
+
+
+def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert find_profile(model, data) is None
+    kept = a_profile(model)
+    assert save_profile(kept, model, data) == beside_model(model)
+    found = find_profile(model, data)
+    assert found is not None
+    assert (found.model_hash, found.tokens, found.rule) == (kept.model_hash, (4, 2), "not exactly zero")
+    assert list(found.layers("neurons")) == [2, 10]
+    assert list(found.layers("experts")) == [2]
+    for name, counts in kept.counts.items():
+        assert np.array_equal(found.counts[name], counts)
+    assert np.array_equal(found.arrays["predictor.2.bias"], [0, 1, 2])
+    assert found.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
+
+
+def test_a_folder_that_is_not_ours_leaves_the_data_folder(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    beside_model(model).mkdir()  # nothing can be written there, whoever we are
+    path = save_profile(a_profile(model), model, data)
+    assert path.parent == data / "profiles"
+    beside_model(model).rmdir()
+    assert find_profile(model, data) is not None
+    assert save_profile(a_profile(model), model, data, in_data_folder=True) == path
+    assert not beside_model(model).exists()
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_foreign_profile_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+    save_profile(replace(a_profile(model), model_hash="0" * 64), model, tmp_path)
+    wanted = model_hash(model)[:12]
+    line = (
+        f"profile of another model (hash 000000000000, wanted {wanted}); write it anew with edgeinfer profile"
+    )
+    with pytest.raises(ProfileError, match=re.escape(line)):
+        find_profile(model, tmp_path)
+
+
+def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> None:
+    path = save_profile(a_profile(model), model, tmp_path)
+    whole = path.read_bytes()
+    random = np.random.default_rng(1)
+    for length in (0, 1, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ProfileError, match=r"no sound activity profile \(.*\); write it anew"):
+            ActivityProfile.load(path)
+    for _ in range(200):
+        mutated = bytearray(whole)
+        for place in random.integers(0, len(whole), 4):
+            mutated[place] = random.integers(0, 256)
+        path.write_bytes(mutated)
+        with contextlib.suppress(ProfileError):
+            ActivityProfile.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("neurons.x", np.zeros((2, 3), np.uint32)),
+        ("neurons.0", np.zeros((3, 3), np.uint32)),
+        ("neurons.0", np.zeros((2, 3), np.float32)),
+        ("neurons.0", np.full((2, 3), 5, np.uint32)),
+        ("experts.0", np.zeros((2, 0), np.uint32)),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(
+    model: Path, tmp_path: Path, name: str, counts: "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]"
+) -> None:
+    path = tmp_path / "p.npz"
+    replace(a_profile(model), counts={name: counts}).save(path)
+    with pytest.raises(ProfileError, match="no sound activity profile"):
+        ActivityProfile.load(path)
+
+
+def test_an_older_version_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.npz"
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeinfer_offload.activity_profile.VERSION", 0)
+        a_profile(model).save(path)
+    with pytest.raises(ProfileError, match="an activity profile of version 0, wanted 1"):
+        ActivityProfile.load(path)
+
+
+def test_the_hash_sees_the_size_the_head_and_pieces_of_the_rest(model: Path) -> None:
+    first = model_hash(model)
+    assert first == model_hash(model)
+    whole = model.read_bytes()
+    for changed in (whole + b"\0", b"x" + whole[1:], whole[:-1] + bytes([whole[-1] ^ 1])):
+        model.write_bytes(changed)
+        assert model_hash(model) != first
