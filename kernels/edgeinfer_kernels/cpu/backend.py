@@ -144,13 +144,13 @@ class CpuBackend:
         sparse = sparse or {}
         self.team = Team(self._kernels, threads or usable_cpus())
         self.repacked_bytes, self.repack_seconds = 0, 0.0
-        matrices, placed = [*weights.matrices(head=head), *predictor_matrices(sparse)], {}
+        matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
         in_file = matrices_by_neuron(weights, sparse) if repack else matrices
-        if in_file:
-            placed = self._leave_in_file(in_file)
-            repack = False
-        placed |= self._repack([matrix for matrix in matrices if id(matrix) not in placed], on_placed)
-        self._build(weights, caches, placed, repack, head, routing)
+        placed = self._leave_in_file(in_file) if in_file else {}
+        moved = [matrix for matrix in matrices if id(matrix) not in placed]
+        if moved:
+            placed |= self._repack(moved, on_placed)
+        self._build(weights, caches, placed, not in_file, head, routing)
         self._make_sparse(sparse)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
