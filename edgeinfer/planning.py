@@ -134,7 +134,7 @@ def _machine(
             raise SettingError(f"device: {error}") from error
     cache = user_folder("cache")
     if threads is None:
-        threads = remembered_threads(cache, load_kernels(cache, choose(), ()))
+        threads = remembered_threads(cache, load_kernels(cache, choose()))
     machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, build_progress)
     if device == "cpu":
         return machine, []

@@ -11,11 +11,10 @@ from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import KernelError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.backend import kernel_formats
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
-from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.kernel_units import every_unit, kernel_units
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
-from edgeinfer_kernels.cpu.objects import KernelBuildError, KernelCache, unit_names
+from edgeinfer_kernels.cpu.objects import BLOCKS, KernelBuildError, KernelCache
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -42,8 +41,8 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
         KernelError: this machine can't build the kernels.
         OSError: a file can't be opened, or the cache can't be written.
     """
-    formats = set().union(*map(_formats, models)) if models else set(FIELDS)
-    units = unit_names(formats)
+    needed = sorted(set().union(*map(_units, models))) if models else every_unit()
+    units = [BLOCKS, *needed]
     begin = time.perf_counter()
     try:
         store = KernelCache(user_folder("cache"), choose())
@@ -56,11 +55,11 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
     return Warmed(store.isa.name, tuple(units), built, seconds, store.folder, nbytes)
 
 
-def _formats(model: str | Path) -> set[str]:
-    """The formats whose row kernels a model needs."""
+def _units(model: str | Path) -> list[str]:
+    """The units of kernels that a model needs."""
     with GGUFFile.open(find_model(model).path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         try:
-            return kernel_formats(read_weights(file, config))
+            return kernel_units(read_weights(file, config))
         except UnsupportedFormatError as error:
             raise UnsupportedModelError(str(error)) from error

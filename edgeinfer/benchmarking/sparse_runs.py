@@ -22,8 +22,9 @@ from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -140,13 +141,7 @@ def _layer_bytes(weights: DecoderWeights) -> int:
 def _backend(
     facts: DecoderSpecification, weights: DecoderWeights, sparse: SparseLayers, threads: int
 ) -> CpuBackend:
-    kernels = load_kernels(
-        user_folder("cache"),
-        choose(),
-        kernel_formats(weights, sparse=sparse),
-        None,
-        sparse_kernel_formats(weights, sparse),
-    )
+    kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights, sparse=sparse))
     caches = [LayerCache.allocate(layer.attention, 16, "f16") for layer in facts.layers]
     return CpuBackend(facts, weights, caches, kernels, batch=16, threads=threads, sparse=sparse)
 

@@ -8,8 +8,9 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.loading.sparse_choice import choose_sparse
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_offload.machine import Machine
@@ -36,9 +37,8 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
     kernels = load_kernels(
         user_folder("cache"),
         isa,
-        kernel_formats(weights, sparse=sparse.layers),
+        kernel_units(weights, sparse=sparse.layers),
         wishes.build_progress,
-        sparse_kernel_formats(weights, sparse.layers),
     )
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
     planning = _Planning(source, unmeasured_machine(threads), sparse.wish)

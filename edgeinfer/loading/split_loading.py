@@ -10,8 +10,9 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -39,7 +40,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     kernels = load_kernels(
         cache_folder,
         choose(wishes.instruction_set),
-        kernel_formats(source.weights, head=False),
+        kernel_units(source.weights, head=False),
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)

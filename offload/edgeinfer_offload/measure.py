@@ -22,7 +22,7 @@ WORTH_A_THREAD = 1.05
 
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
     """Bytes per second that `threads` (None: all usable) read together, measured now in half a second."""
-    kernels = load_kernels(cache_folder, choose(), ())
+    kernels = load_kernels(cache_folder, choose())
     return measure_reading(kernels, threads or usable_cpus())
 
 
@@ -56,7 +56,7 @@ def thread_choice(cache_folder: Path) -> ThreadChoice:
     tried = thread_counts(usable)
     if len(tried) == 1:
         return ThreadChoice(usable, f"all usable processors{limit}")
-    count = remembered_threads(cache_folder, load_kernels(cache_folder, choose(), ()))
+    count = remembered_threads(cache_folder, load_kernels(cache_folder, choose()))
     others = ", ".join(map(str, tried))
     return ThreadChoice(count, f"of {others} the fewest that read memory at full speed, measured once{limit}")
 

@@ -7,6 +7,7 @@ from statistics import harmonic_mean
 
 from edgeinfer_kernels.cpu.features import choose, detect
 from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, kernel_speed
+from edgeinfer_kernels.cpu.kernel_units import row_units
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -43,7 +44,7 @@ def with_cpu_speeds(
     known = figures.known()
     missing = [name for name in wanted if _cpu_name(threads, name) not in known]
     if missing:
-        kernels = load_kernels(cache_folder, choose(), missing, progress)
+        kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         for name in missing:
             found = kernel_speed(kernels, name, threads)
             figures.keep(

@@ -18,8 +18,9 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BlockBackend
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
@@ -49,7 +50,7 @@ def logits_of(path: Path, backend_name: str) -> Logits:
         if backend_name == "exact":
             backend = ReferenceBackend(specification, weights, cache.layers, np.float64)
         else:
-            kernels = load_kernels(user_folder("cache"), choose(), kernel_formats(weights))
+            kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights))
             backend = CpuBackend(specification, weights, cache.layers, kernels, batch=16, threads=2)
         batch = len(IDS) if backend_name == "exact" else 16
         engine = Transformer(specification, backend, cache, batch)

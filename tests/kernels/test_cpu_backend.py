@@ -14,8 +14,9 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BlockBackend, CacheType, LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -44,7 +45,7 @@ def engine_for(
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
-        kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_formats(w))
+        kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_units(w))
         return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
 
     return build

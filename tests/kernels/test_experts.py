@@ -15,7 +15,8 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels import specification
 from edgeinfer_kernels.cpu import structures
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.routing import route
@@ -44,7 +45,7 @@ def both_backends(
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts, weights = config.specification(), read_weights(file, config)
-        kernels = load_kernels(user_folder("cache"), instruction_set(isa), kernel_formats(weights))
+        kernels = load_kernels(user_folder("cache"), instruction_set(isa), kernel_units(weights))
         caches = [KVCache.allocate(facts, 2 * BATCH, "f32").layers for _ in range(2)]
         backend = CpuBackend(
             facts,

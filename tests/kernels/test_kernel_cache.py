@@ -5,10 +5,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, choose
 from edgeinfer_kernels.cpu.kernel_folders import (
     DAY,
@@ -18,13 +23,16 @@ from edgeinfer_kernels.cpu.kernel_folders import (
 from edgeinfer_kernels.cpu.kernel_folders import (
     kernel_folders as folders_below,
 )
+from edgeinfer_kernels.cpu.kernel_units import kernel_units, sparse_units
 from edgeinfer_kernels.cpu.objects import (
+    KernelBuildError,
     KernelCache,
     build_groups,
     kernel_sources,
     source_digest,
-    unit_names,
 )
+from edgeinfer_quant_formats import GGUFFile
+from tests.random_models import ZOO
 
 LOADED = """
 import sys
@@ -67,13 +75,16 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
 ) -> None:
     store = KernelCache(tmp_path, choose())
 
-    def compiled(units: list[str], folder: str) -> None:
+    def compiled(units: list[str], folder: str) -> Iterator[str]:
         for unit in units:
             Path(folder, f"{unit}.o").write_bytes(unit.encode())
+            yield unit
 
     monkeypatch.setattr(store, "_compile", compiled)
-    assert store.objects(["a", "b"]) == [b"a", b"b"]
-    assert [path.name for path in tmp_path.iterdir()] == [store.folder.name]
+    told: list[tuple[int, int]] = []
+    assert store.objects(["a", "b"], lambda built, total: told.append((built, total))) == [b"a", b"b"]
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [store.folder]
     (store.folder / "a.o").write_bytes(b"x" * 40)
     assert store.find("a") is None
     assert store.objects(["a", "b"]) == [b"a", b"b"]
@@ -147,15 +158,71 @@ def test_folders_are_listed_with_units_and_sizes(tmp_path: Path) -> None:
     assert folders_below(tmp_path / "nowhere") == []
 
 
-def test_a_model_needs_the_blocks_and_the_rows_of_its_formats() -> None:
-    assert unit_names({"Q6_K", "Q4_K"}) == ["blocks", "rows_Q4_K", "rows_Q6_K"]
+def test_a_model_needs_the_rows_of_its_formats_and_experts_if_it_has_any(tmp_path: Path) -> None:
+    def units(name: str) -> list[str]:
+        path = replace(ZOO[name], formats=("Q8_0", "Q4_0")).write(tmp_path / f"{name}.gguf")
+        with GGUFFile.open(path) as file:
+            weights = read_weights(file, ModelConfig.from_metadata(file.metadata, embedding_rows(file)))
+            return kernel_units(weights)
+
+    assert units("llama") == ["rows_Q4_0", "rows_Q8_0"]
+    assert [name for name in units("olmoe") if not name.startswith("rows_")] == ["experts"]
+    assert sparse_units(["Q8_0"]) == ["sparse", "neurons_Q8_0"]
+    assert sparse_units([]) == []
 
 
-def test_units_are_spread_over_processes_a_few_to_each() -> None:
-    rows = [f"rows_{index}" for index in range(8)]
+def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
+    rows = [f"rows_{index}" for index in range(10)]
     assert build_groups(["blocks"], 4) == [["blocks"]]
     assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
-    assert build_groups(["blocks", *rows[:2]], 8) == [["blocks"], rows[:1], rows[1:2]]
+    assert build_groups([*rows[:2], "blocks"], 8) == [["blocks"], rows[:1], rows[1:2]]
     many = build_groups(["blocks", *rows], 2)
-    assert [len(group) for group in many] == [1, 3, 3, 2]
+    assert [len(group) for group in many] == [2, 9]
     assert sorted(unit for group in many for unit in group) == ["blocks", *rows]
+
+
+def test_a_compiler_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    store = KernelCache(tmp_path, choose())
+    with pytest.raises(KernelBuildError, match=r"building the \S+ kernels failed: KeyError: 'none'"):
+        store.objects(["rows_none"])
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, asked = threading.Event(), []
+
+    def compiled(units: list[str], folder: str) -> Iterator[str]:
+        asked.extend(units)
+        begun.set()
+        time.sleep(0.2)  # the other asks meanwhile
+        for unit in units:
+            Path(folder, f"{unit}.o").write_bytes(unit.encode())
+            yield unit
+
+    def build() -> None:
+        found.append(KernelCache(tmp_path, choose()).objects(["a"]))
+
+    monkeypatch.setattr(KernelCache, "_compile", lambda store, units, folder: compiled(units, folder))
+    found: list[list[bytes]] = []
+    other = threading.Thread(target=build)
+    other.start()
+    begun.wait()
+    build()
+    other.join()
+    assert found == [[b"a"]] * 2
+    assert asked == ["a"]
+
+
+def test_a_folder_without_locks_is_built_in_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(lock: FileLock) -> None:
+        raise NotImplementedError("no locks here")
+
+    def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
+        Path(folder, "a.o").write_bytes(b"code")
+        yield "a"
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]

@@ -7,13 +7,14 @@ import pytest
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.kernel_speed import kernel_speed
+from edgeinfer_kernels.cpu.kernel_units import row_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.one_layer import WIDTH, one_layer
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_reading_and_prompts_have_plausible_speeds(name: str, tmp_path: Path) -> None:
-    kernels = load_kernels(user_folder("cache"), choose(), [name])
+    kernels = load_kernels(user_folder("cache"), choose(), row_units([name]))
     found = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
     assert 1e8 < found.bytes_per_second < 1e13
     assert 1e9 < found.operations_per_second < 1e15

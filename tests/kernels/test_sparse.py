@@ -9,7 +9,8 @@ import pytest
 
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend, kernel_formats, sparse_kernel_formats
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.kernel_units import kernel_units, row_units, sparse_units
 from edgeinfer_kernels.cpu.memory import address, allocate
 from edgeinfer_kernels.cpu.neuron_layout import (
     NEURON_FORMATS,
@@ -56,9 +57,8 @@ Rows = npt.NDArray[np.float32]
 
 @cache
 def sparse_kernels(isa: str, formats: tuple[str, ...] = tuple(NEURON_FORMATS)) -> Kernels:
-    return load_kernels(
-        user_folder("cache"), instruction_set(isa), {*formats, "Q8_0"}, None, sparse_formats=formats
-    )
+    units = [*row_units({*formats, "Q8_0"}), *sparse_units(formats)]
+    return load_kernels(user_folder("cache"), instruction_set(isa), units)
 
 
 def by_lanes(quantised: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
@@ -264,10 +264,8 @@ def feed_forward(
     isa: str = ISA_NAMES[0],
 ) -> Rows:
     caches = [LayerCache.allocate(layer.attention, 16, "f32") for layer in facts.layers]
-    formats = sparse_kernel_formats(weights, sparse or {})
-    kernels = load_kernels(
-        user_folder("cache"), instruction_set(isa), {*kernel_formats(weights), "Q8_0"}, None, formats
-    )
+    units = kernel_units(weights, sparse=sparse)
+    kernels = load_kernels(user_folder("cache"), instruction_set(isa), units)
     backend = CpuBackend(facts, weights, caches, kernels, batch=32, threads=threads, sparse=sparse)
     rows = backend.embed([0] * len(x))
     rows[:] = x

@@ -1,7 +1,7 @@
 """`edgeinfer doctor`: every probe answers or says why it can't."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from edgeinfer import warming
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.layout import FIELDS
+from edgeinfer_kernels.cpu.neuron_layout import NEURON_FORMATS
 from edgeinfer_kernels.cpu.objects import KernelCache
 from edgeinfer_tui import machine_probes
 from edgeinfer_tui.doctor_report import gather, print_report
@@ -73,10 +74,11 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
 ) -> None:
     asked: list[list[str]] = []
 
-    def compiled(store: KernelCache, units: list[str], folder: str) -> None:
+    def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         asked.append(sorted(units))
         for unit in units:
             Path(folder, f"{unit}.o").write_bytes(b"code")
+            yield unit
 
     monkeypatch.setattr(KernelCache, "_compile", compiled)
     monkeypatch.setattr(warming, "user_folder", lambda kind: tmp_path)
@@ -89,7 +91,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     outcome = edgeinfer("doctor", "--warm", "--model", "tiny")
     assert outcome.out.splitlines()[1].startswith("kernels          3 units, 0 compiled now in 0.")
     every = json.loads(edgeinfer("doctor", "--warm", "--json").out)
-    assert len(every["units"]) == 1 + len(FIELDS)
+    assert len(every["units"]) == 3 + len(FIELDS) + len(NEURON_FORMATS)
     assert every["built"] == len(every["units"]) - 3
 
 

@@ -50,15 +50,8 @@ where it costs next to nothing and Ctrl-C is heard.
 """
 
 
-BLOCKS = (
-    "attention_block",
-    "feed_forward_block",
-    "route_block",
-    "experts_block",
-    "head_block",
-    "run_program",
-)
-"""The kernels that a model's steps are made of."""
+ALWAYS_USED = ("attention_block", "head_block", "run_program")
+"""The kernels that the steps of every model are made of; layers name the others."""
 
 
 ROPE_POSITIONS = 256
@@ -91,30 +84,17 @@ def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) ->
     pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
 
 
-def kernel_formats(
-    weights: DecoderWeights, *, head: bool = True, sparse: SparseLayers | None = None
-) -> set[str]:
-    """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
-    matrices = [*weights.matrices(head=head), *predictor_matrices(sparse or {})]
-    return {kernel_format(matrix) for matrix in matrices}
-
-
-def sparse_kernel_formats(weights: DecoderWeights, layers: SparseLayers) -> set[str]:
-    """The formats in which sparse layers are read neuron by neuron."""
-    return {matrix.format for matrix in matrices_by_neuron(weights, layers)}
-
-
 class CpuBackend:
     """A decoder on the processor.
 
     Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
-    `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_formats(weights)`.
+    `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_units(weights)`.
     `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
     and there are no logits. `routing`: where mixtures of experts write their choices.
 
     Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
-    lies by neuron from the file. `kernels` are those of `sparse_kernel_formats` then too.
+    lies by neuron from the file.
     """
 
     name = "cpu"
@@ -210,14 +190,12 @@ class CpuBackend:
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
-        self._functions = {name: self._kernels.address(name) for name in BLOCKS}
         self._builder = builder
 
     def _make_sparse(self, layers: SparseLayers) -> None:
         """Sparse blocks in place of these layers' feed-forwards; then the program."""
         if layers:
             name, threads = "sparse_feed_forward_block", self.team.threads
-            self._functions[name] = self._kernels.address(name)
             made = SparseBuilder(
                 self._arena, self._kernels, self.specification, self.weights, layers, threads
             )
@@ -252,6 +230,9 @@ class CpuBackend:
 
     def _build_program(self) -> None:
         """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
+        early = ["route_block"] if any(map(self._routes_early, range(len(self._feed_forward)))) else []
+        used = [*ALWAYS_USED, *early, *(name for name, _ in self._feed_forward)]
+        self._functions = {name: self._kernels.address(name) for name in used}
         ropes = [layer.attention.rope for layer in self.specification.layers]
         tables = {rope: _RopeTable(rope) for rope in ropes}
         calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}

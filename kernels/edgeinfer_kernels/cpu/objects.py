@@ -3,7 +3,8 @@
 A unit (see `native/units.py`) becomes a native object file in the cache. Its folder's name is a hash of what
 the code is made from: the kernels' sources, the compilers' versions and the instruction set, so that nothing
 stale is ever found and no edit elsewhere builds anew; its last 32 bytes are a digest, so that a damaged file
-is noticed and built again. Files appear by rename: several programs may start at once. Folders that nobody
+is noticed and built again. Files appear by rename and are built under a lock: several programs may start at
+once. Folders that nobody
 uses any more are removed (`kernel_folders.py`).
 """
 
@@ -14,23 +15,29 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+from filelock import FileLock
 
 from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
 
 DIGEST_BYTES = 32
-UNITS_A_PROCESS = 3
+BLOCKS = "blocks"
+"""The unit that every model needs."""
+BUILD_TIMES = {BLOCKS: 8.0, "experts": 2.5, "sparse": 2.5}
+"""How long a unit takes to build, the rows of a format taking 1."""
 IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]
-"""Called with (units built, units to build); not at all when everything is cached."""
+"""Called with (units built, units to build), from any thread; not at all when everything is cached."""
 
 
 class KernelBuildError(RuntimeError):
@@ -72,19 +79,21 @@ class KernelCache:
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         return body if hashlib.sha256(body).digest() == digest else None
 
-    def build(self, units: Sequence[str]) -> None:
-        """Compile units in one process and keep the results; each appears whole or not at all."""
-        self.root.mkdir(parents=True, exist_ok=True)
+    def build(self, units: Sequence[str], built: Callable[[], None]) -> None:
+        """Compile units in one process and keep the results; each appears whole or not at all, then `built`
+        is called.
+        """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
-            self._compile(units, scratch)
-            for unit in units:
+            for unit in self._compile(units, scratch):
                 made = Path(scratch, f"{unit}.o")
                 body = made.read_bytes()
                 made.write_bytes(body + hashlib.sha256(body).digest())
                 self.folder.mkdir(exist_ok=True)
                 os.replace(made, self.folder / made.name)
+                built()
 
-    def _compile(self, units: Sequence[str], folder: str) -> None:
+    def _compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
+        """The units one by one, each when its object file is in the folder."""
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -94,32 +103,55 @@ class KernelCache:
         }
         module, tiles = "edgeinfer_kernels.cpu.native.build_object", "tiles" if self.isa.tiles else "no-tiles"
         command = [sys.executable, "-m", module, tiles, folder, *units]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
+        with (
+            open(Path(folder, "messages"), "w+", encoding="utf-8", errors="replace") as messages,
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=messages, text=True
+            ) as process,
+        ):
+            assert process.stdout is not None
+            try:
+                yield from (line.strip() for line in process.stdout)
+            except BaseException:
+                process.kill()
+                raise
+            if process.wait() != 0:
+                messages.seek(0)
+                last = messages.read().strip().splitlines()[-1:] or ["no message"]
+                raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; what is missing is built, in as many processes as there are processors."""
         wanted = list(units)
         cached = {unit: self.find(unit) for unit in wanted}
-        missing = [unit for unit, body in cached.items() if body is None]
-        if missing:
-            processes = usable_cpus()
-            groups = build_groups(missing, processes)
-            done = 0
-            if progress:
-                progress(0, len(missing))
-            with ThreadPoolExecutor(max_workers=min(processes, len(groups))) as pool:
-                for finished in as_completed({pool.submit(self._build_group, group) for group in groups}):
-                    done += finished.result()
-                    if progress:
-                        progress(done, len(missing))
+        if None in cached.values():
+            with self._alone():
+                cached = {unit: body or self.find(unit) for unit, body in cached.items()}
+                self._build_all([unit for unit, body in cached.items() if body is None], progress)
         return [cached[unit] or self._found(unit) for unit in wanted]
 
-    def _build_group(self, units: Sequence[str]) -> int:
-        self.build(units)
-        return len(units)
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts no other program builds for the instruction set: what it has begun is waited for,
+        not built twice. The system frees the lock of a program that ends, however it ends.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / f"{platform.machine()}-{self.isa.name}.lock")
+        # Without locks (some network drives) building twice does no harm.
+        with suppress(NotImplementedError, OSError):
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _build_all(self, units: Sequence[str], progress: BuildProgress | None) -> None:
+        if not units:
+            return
+        count, groups = _Count(len(units), progress), build_groups(units, usable_cpus())
+        with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+            for done in [pool.submit(self.build, group, count.more) for group in groups]:
+                done.result()
 
     def _found(self, unit: str) -> bytes:
         body = self.find(unit)
@@ -128,14 +160,31 @@ class KernelCache:
         return body
 
 
+class _Count:
+    """How many of `total` units are built; tells `progress`, one thread at a time."""
+
+    def __init__(self, total: int, progress: BuildProgress | None) -> None:
+        self._total, self._progress = total, progress
+        self._built, self._lock = -1, threading.Lock()
+        self.more()
+
+    def more(self) -> None:
+        """One more is built."""
+        with self._lock:
+            self._built += 1
+            if self._progress:
+                self._progress(self._built, self._total)
+
+
 def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
-    """Units to build in one process each: `blocks`, which takes as long as a few others, by itself; no more
-    than a few together, so that progress can be told.
-    """
-    alone = [[unit] for unit in units if unit == "blocks"]
-    rest = [unit for unit in units if unit != "blocks"]
-    share = max(1, processes - len(alone), -(-len(rest) // UNITS_A_PROCESS))
-    return alone + [rest[first::share] for first in range(min(share, len(rest)))]
+    """Units to build in one process each, so that all take about as long; the longest first."""
+    groups: list[list[str]] = [[] for _ in range(min(processes, len(units)))]
+    waits = [0.0] * len(groups)
+    for unit in sorted(units, key=lambda unit: -BUILD_TIMES.get(unit, 1.0)):
+        group = waits.index(min(waits))
+        groups[group].append(unit)
+        waits[group] += BUILD_TIMES.get(unit, 1.0)
+    return groups
 
 
 class Kernels:
@@ -171,26 +220,12 @@ class Kernels:
 def load_kernels(
     cache_folder: Path,
     isa: InstructionSet,
-    formats: Iterable[str],
+    units: Iterable[str] = (),
     progress: BuildProgress | None = None,
-    sparse_formats: Iterable[str] = (),
 ) -> Kernels:
-    """The block kernels and the row kernels of `formats`, from the cache or built now; with those of a
-    sparse feed-forward in `sparse_formats`.
-    """
+    """The block kernels and those of `units` (`kernel_units.py`), from the cache or built now."""
     store = KernelCache(cache_folder, isa)
     mark_used(store.folder)
-    objects = store.objects([*unit_names(formats), *sparse_unit_names(sparse_formats)], progress)
+    objects = store.objects([BLOCKS, *units], progress)
     remove_unused(cache_folder, store.folder)
     return Kernels(objects)
-
-
-def unit_names(formats: Iterable[str]) -> list[str]:
-    """The units that a model with matrices of these formats needs."""
-    return ["blocks", *(f"rows_{name}" for name in sorted(set(formats)))]
-
-
-def sparse_unit_names(formats: Iterable[str]) -> list[str]:
-    """The units that a sparse feed-forward in these formats needs besides; none without formats."""
-    names = [f"neurons_{name}" for name in sorted(set(formats))]
-    return ["sparse", *names] if names else []

@@ -80,10 +80,13 @@ def build(unit: str, *, tiles: bool) -> bytes:
 
 
 def main() -> None:
-    """Write FOLDER/UNIT.o for every unit named on the command line; TILES: `tiles` or `no-tiles`."""
+    """Write FOLDER/UNIT.o for every unit named on the command line, and its name when it is there; TILES:
+    `tiles` or `no-tiles`.
+    """
     kernels, folder, *units = sys.argv[1:]
     for unit in units:
         Path(folder, f"{unit}.o").write_bytes(build(unit, tiles=kernels == "tiles"))
+        print(unit, flush=True)
 
 
 if __name__ == "__main__":

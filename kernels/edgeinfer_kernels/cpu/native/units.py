@@ -1,4 +1,4 @@
-"""The units of compilation: one for every row format, one for all that doesn't depend on formats.
+"""The units of compilation: one for every row format, others for what doesn't depend on formats.
 
 Only the build process imports this module; it brings numba.
 """
@@ -30,22 +30,21 @@ from edgeinfer_kernels.cpu.native.row_loops import make_rows
 from edgeinfer_kernels.cpu.native.rows import ROW_ARGUMENTS
 from edgeinfer_kernels.cpu.native.tile_rows import make_tile_rows
 
-BLOCKS = "blocks"
-SPARSE = "sparse"
+PARTS = {
+    "blocks": (team, interleave, read_memory, attention, feed_forward, file_rows),
+    "experts": (experts,),
+    "sparse": (sparse_feed_forward,),
+}
 DECODE_ARGUMENTS = 6
 
 
 def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
-    """Symbol -> (numba function, signature) of the unit `blocks`, `sparse`, `rows_<format>` or
-    `neurons_<format>`.
+    """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>` or `neurons_<format>`.
 
     `tiles`: with the row kernels by tiles.
     """
-    if unit == BLOCKS:
-        parts = (team, interleave, read_memory, attention, feed_forward, experts, file_rows)
-        return {name: export for part in parts for name, export in part.exports.items()}
-    if unit == SPARSE:
-        return dict(sparse_feed_forward.exports)
+    if unit in PARTS:
+        return {name: export for part in PARTS[unit] for name, export in part.exports.items()}
     if unit.startswith("neurons_"):
         return neuron_exports(unit.removeprefix("neurons_"))
     signature = types.void(*(types.int64,) * ROW_ARGUMENTS)
