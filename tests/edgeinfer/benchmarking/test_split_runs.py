@@ -1,0 +1,90 @@
+"""What llama.cpp may put on a GPU of a given size, and rows of models that are divided."""
+
+from pathlib import Path
+
+from edgeinfer.benchmarking.speed_runs import BenchedModel
+from edgeinfer.benchmarking.split_runs import (
+    HEAD,
+    SplitRow,
+    SplitSuite,
+    llama_cpp_settings,
+    model_sizes,
+    placed,
+    planned_rate,
+)
+from edgeinfer.benchmarking.timings import Timings
+from edgeinfer.benchmarking.workloads import Workload
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_offload.memory_plan import PlanWishes
+from edgeinfer_offload.plan import plan_memory
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model
+from tests.random_models import ZOO
+
+
+def test_llama_cpp_gets_as_many_layers_as_the_budget_holds() -> None:
+    sizes = dense_model()
+    layer = sum(matrix.nbytes for matrix in sizes.layers[0].matrices())
+    layer += LayerCache.nbytes_for(sizes.layers[0], 1024, "f16")
+    head = sizes.head.nbytes
+    for budget, layers in [
+        (head - 1, "0"),
+        (head, "1"),
+        (head + 3 * layer - 1, "3"),
+        (head + 3 * layer, "4"),
+        (head + 99 * layer, "33"),
+    ]:
+        assert llama_cpp_settings(sizes, 1024, budget) == [("-ngl", layers)]
+
+
+def test_a_mixture_may_leave_experts_only_on_the_cpu() -> None:
+    sizes = mixture_model()
+    count = len(sizes.layers)
+    assert [setting[0] for setting in llama_cpp_settings(sizes, 1024, 3 * GIB)] == ["-ngl", "-ngl"]
+    assert llama_cpp_settings(sizes, 1024, 3 * GIB)[1][2] == "-ncmoe"
+    assert 0 < int(llama_cpp_settings(sizes, 1024, 3 * GIB)[1][3]) < count
+    assert len(llama_cpp_settings(sizes, 1024, GIB // 8)) == 1
+    assert llama_cpp_settings(sizes, 1024, 99 * GIB) == [
+        ("-ngl", str(count + 1)),
+        ("-ngl", "99", "-ncmoe", "0"),
+    ]
+
+
+def test_what_is_placed_and_planned_is_told() -> None:
+    plan = plan_memory(dense_model(), laptop(), PlanWishes(1024, device="layers", vram=3 * GIB))
+    assert plan.cut is not None
+    assert placed(plan) == f"{32 - plan.cut} of 32 layers"
+    assert planned_rate(plan, Workload("generate", 8)) == plan.prediction.decode_tokens_per_second
+    assert planned_rate(plan, Workload("prompt", 512)) == plan.prediction.prefill_tokens_per_second
+    assert planned_rate(plan, Workload("prompt", 32)) == 0
+    divided = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
+    assert "attentions" in placed(divided)
+
+
+def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:
+    ours, theirs = Timings((0.5, 0.5), 4), Timings((1.0, 1.0), 4)
+    row = SplitRow("m", 3 * GIB, Workload("generate", 4), "1 of 2 layers", 10.0, ours, theirs, "-ngl 2")
+    cells = dict(zip(HEAD[:4], row.cells()[:4], strict=True))
+    assert cells == {"model": "m", "budget": "3.00 GiB", "test": "tg4", "edgeinfer": "1 of 2 layers"}
+    assert row.cells()[6] == row.cells()[9] == "2.00x"
+    assert row.cells()[-3:] == ["10.0", "0.80", "-ngl 2"]
+
+
+def test_a_model_goes_through_its_budgets(tmp_path: Path) -> None:
+    path = ZOO["llama"].write(tmp_path / "m.gguf")
+    program = tmp_path / "llama-bench"
+    program.write_text(
+        "#!/bin/sh\n"
+        'echo \'[{"n_prompt": 0, "n_gen": 4, "n_depth": 0, "samples_ns": [2000000, 1000000], "cpu_info": "x",'
+        ' "backends": "none", "build_commit": "0"}]\'\n'
+    )
+    program.chmod(0o755)
+    suite = SplitSuite([BenchedModel.find(path)], [0.5, 1.5], program, 1, 1, 2, "cpu")
+    rows = list(suite.compare([Workload("generate", 4)]))
+    assert [row.budget for row in rows] == [int(share * model_sizes(path).nbytes) for share in (0.5, 1.5)]
+    for row in rows:
+        assert len(row.ours.seconds) == 2
+        assert row.theirs is not None
+        assert row.theirs.seconds == (0.002, 0.001)
+        assert row.setting.startswith("-ngl ")
+        assert row.planned_rate > 0
+        assert row.placed == "0 of 3 layers"
