@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights
@@ -216,13 +215,13 @@ def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: 
 def test_a_folder_without_locks_is_built_in_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(lock: FileLock) -> None:
-        raise NotImplementedError("no locks here")
+    def refuse(file: object, operation: int) -> None:
+        raise OSError("no locks here")
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         Path(folder, "a.o").write_bytes(b"code")
         yield "a"
 
-    monkeypatch.setattr(FileLock, "acquire", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     monkeypatch.setattr(KernelCache, "_compile", compiled)
     assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]

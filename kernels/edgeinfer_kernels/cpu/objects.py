@@ -22,10 +22,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import llvmlite.binding as llvm
-from filelock import FileLock
 
 from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
@@ -136,14 +135,9 @@ class KernelCache:
         not built twice. The system frees the lock of a program that ends, however it ends.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.root / f"{platform.machine()}-{self.isa.name}.lock")
-        # Without locks (some network drives) building twice does no harm.
-        with suppress(NotImplementedError, OSError):
-            lock.acquire()
-        try:
+        with open(self.root / f"{platform.machine()}-{self.isa.name}.lock", "w") as file:
+            wait_for_lock(file)
             yield
-        finally:
-            lock.release()
 
     def _build_all(self, units: Sequence[str], progress: BuildProgress | None) -> None:
         if not units:
@@ -158,6 +152,17 @@ class KernelCache:
         if body is None:
             raise KernelBuildError(f"the kernels {unit} were built but can't be read back from {self.folder}")
         return body
+
+
+def wait_for_lock(file: IO[str]) -> None:
+    """Have an open file locked for this program until it is closed. Where there are no locks (Windows, some
+    network drives) two programs may build the same twice, which does no harm.
+    """
+    if sys.platform != "win32":
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class _Count:
