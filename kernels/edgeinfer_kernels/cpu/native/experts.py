@@ -20,10 +20,12 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.phases import (
-    COLUMNS_A_PIECE,
     ROW_CHUNKS_A_THREAD,
     ROWS_A_PAIR,
+    kernel_for,
+    next_piece,
     normalise_and_quantise,
+    operands,
     project,
 )
 from edgeinfer_kernels.cpu.native.quantise import write_activations_from
@@ -81,17 +83,9 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
     expert = load_i64(entry)
     start = load_i64(entry + 8)
     pairs = load_i64(entry + 16)
-    kernel = load_i64(matrix + MATRIX.kernel)
-    if load_i64(matrix + MATRIX.quantised) != 0:
-        if pairs >= load_i64(source + INPUT.tile_tokens):
-            kernel = load_i64(matrix + MATRIX.tile_kernel)
-        activations = load_i64(source + INPUT.quantised)
-        stride = load_i64(source + INPUT.quantised_stride)
-    else:
-        activations = load_i64(source + INPUT.floats)
-        stride = load_i64(source + INPUT.float_stride)
+    activations, stride = operands(matrix, source)
     call_pointer_10(
-        kernel,
+        kernel_for(matrix, source, pairs),
         load_i64(matrix + MATRIX.weights) + expert * load_i64(matrix + MATRIX.expert_stride),
         load_i64(matrix + MATRIX.columns),
         first,
@@ -144,15 +138,11 @@ def activate_experts(team, counter, block, tokens):
     code = load_i64(block + EXPERTS.activation)
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
-    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
     pairs = tokens * load_i64(block + EXPERTS.used)
     while True:
-        item = next_item(team, counter)
-        pair = item // pieces
+        pair, first, last = next_piece(team, counter, columns)
         if pair >= pairs:
             break
-        first = (item - pair * pieces) * COLUMNS_A_PIECE
-        last = min(columns, first + COLUMNS_A_PIECE)
         place = load_i64(load_i64(block + EXPERTS.places) + 8 * pair)
         entry = entry_at(block, load_i64(load_i64(block + EXPERTS.entries) + 8 * pair))
         expert = load_i64(entry)
@@ -209,15 +199,12 @@ def combine_columns(block, token, x, first, last):
 def combine(team, counter, block, call):
     """Phase: the experts' results in the residual, in pieces of columns."""
     padded = load_i64(load_i64(block + EXPERTS.norm) + NORM.padded)
-    pieces = (padded + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
     while True:
-        item = next_item(team, counter)
-        token = item // pieces
+        token, first, last = next_piece(team, counter, padded)
         if token >= load_i64(call + CALL.tokens):
             break
-        first = (item - token * pieces) * COLUMNS_A_PIECE
         x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
-        combine_columns(block, token, x, first, min(padded, first + COLUMNS_A_PIECE))
+        combine_columns(block, token, x, first, last)
 
 
 @inner

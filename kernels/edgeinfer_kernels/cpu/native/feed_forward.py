@@ -3,14 +3,14 @@
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, store_floats
 from edgeinfer_kernels.cpu.native.phases import (
-    COLUMNS_A_PIECE,
     add_residual,
+    next_piece,
     normalise_and_quantise,
     project,
 )
 from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.native.team import barrier
 from edgeinfer_kernels.cpu.native.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
 
@@ -28,28 +28,32 @@ def biased(row, matrix, i):
 
 
 @inner
+def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last):
+    """Columns first..last of a token's up row in place: activation(gate)·up, or activation(up) if ungated;
+    as W_down reads it.
+    """
+    for i in range(first, last, 16):
+        value = biased(up, up_matrix, i)
+        if gate_matrix != 0:
+            value = activate_gated(code, biased(gate, gate_matrix, i), value)
+        else:
+            value = activate(code, value)
+        store_floats(up + 4 * i, value)
+    write_activations(up, hidden, token, tokens, first, last)
+
+
+@inner
 def activate_and_quantise(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
     """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
-    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
     while True:
-        item = next_item(team, counter)
-        token = item // pieces
+        token, first, last = next_piece(team, counter, columns)
         if token >= tokens:
             break
-        first = (item - token * pieces) * COLUMNS_A_PIECE
-        last = min(columns, first + COLUMNS_A_PIECE)
         up = load_i64(hidden + INPUT.floats) + token * stride
         gate = gate_rows + token * stride
-        for i in range(first, last, 16):
-            value = biased(up, up_matrix, i)
-            if gate_matrix != 0:
-                value = activate_gated(code, biased(gate, gate_matrix, i), value)
-            else:
-                value = activate(code, value)
-            store_floats(up + 4 * i, value)
-        write_activations(up, hidden, token, tokens, first, last)
+        activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
 @exports.add("feed_forward_block", 4)

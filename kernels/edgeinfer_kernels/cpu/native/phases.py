@@ -54,20 +54,42 @@ def normalise_and_quantise(team, counter, call, norm, target):
 
 
 @inner
+def next_piece(team, counter, columns):
+    """(row, first, last): the next piece to work on of rows of `columns`, COLUMNS_A_PIECE of them at most."""
+    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    item = next_item(team, counter)
+    row = item // pieces
+    first = (item - row * pieces) * COLUMNS_A_PIECE
+    return row, first, min(columns, first + COLUMNS_A_PIECE)
+
+
+@inner
+def operands(matrix, source):
+    """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
+    if load_i64(matrix + MATRIX.quantised) != 0:
+        return load_i64(source + INPUT.quantised), load_i64(source + INPUT.quantised_stride)
+    return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
+
+
+@inner
+def kernel_for(matrix, source, tokens):
+    """The kernel that multiplies a matrix with so many rows of `source`."""
+    if load_i64(matrix + MATRIX.quantised) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
+        return load_i64(matrix + MATRIX.tile_kernel)
+    return load_i64(matrix + MATRIX.kernel)
+
+
+@inner
 def quantise_input(team, counter, call, target):
-    """Phase: the float rows of `target` as matrices want them, in pieces of COLUMNS_A_PIECE columns."""
+    """Phase: the float rows of `target` as matrices want them, in pieces."""
     if load_i64(target + INPUT.quantised) == 0:
         return
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
-    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
     while True:
-        item = next_item(team, counter)
-        token = item // pieces
+        token, first, last = next_piece(team, counter, columns)
         if token >= tokens:
             break
-        first = (item - token * pieces) * COLUMNS_A_PIECE
-        last = min(columns, first + COLUMNS_A_PIECE)
         row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
         write_activations(row, target, token, tokens, first, last)
 
@@ -76,17 +98,10 @@ def quantise_input(team, counter, call, target):
 def project(team, counter, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias."""
     rows = load_i64(matrix + MATRIX.rows)
-    kernel = load_i64(matrix + MATRIX.kernel)
+    kernel = kernel_for(matrix, source, tokens)
+    activations, stride = operands(matrix, source)
     step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
     chunk = max(step, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // step * step)
-    if load_i64(matrix + MATRIX.quantised) != 0:
-        if tokens >= load_i64(source + INPUT.tile_tokens):
-            kernel = load_i64(matrix + MATRIX.tile_kernel)
-        activations = load_i64(source + INPUT.quantised)
-        stride = load_i64(source + INPUT.quantised_stride)
-    else:
-        activations = load_i64(source + INPUT.floats)
-        stride = load_i64(source + INPUT.float_stride)
     while True:
         first = next_item(team, counter) * chunk
         if first >= rows:

@@ -8,18 +8,17 @@ handed to a thread, which does all of it, so that no thread waits for a list.
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
-from edgeinfer_kernels.cpu.native.feed_forward import biased, feed_forward_block
+from edgeinfer_kernels.cpu.native.feed_forward import activate_piece, feed_forward_block
 from edgeinfer_kernels.cpu.native.float_lanes import (
     add,
     load_floats,
-    multiply,
     positive_lanes,
     splat_f32,
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.native.phases import add_residual, normalise_and_quantise, project
-from edgeinfer_kernels.cpu.native.quantise import quantise_blocks, write_activations
+from edgeinfer_kernels.cpu.native.phases import add_residual, normalise_and_quantise, operands, project
+from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
 from edgeinfer_kernels.cpu.native.scalars import (
     call_pointer_6,
     call_pointer_10,
@@ -29,7 +28,6 @@ from edgeinfer_kernels.cpu.native.scalars import (
     trailing_zeros,
 )
 from edgeinfer_kernels.cpu.native.team import barrier, next_item
-from edgeinfer_kernels.cpu.native.vector_math import activate
 from edgeinfer_kernels.cpu.structures import (
     CALL,
     FEED_FORWARD,
@@ -110,25 +108,15 @@ def times_all(matrix, first, last, activations, stride, tokens, out, out_stride,
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Gate (or up) of a piece of the neurons: all of them, or the predictor's opinion of them."""
     hidden = load_i64(dense + FEED_FORWARD.hidden)
-    stride = load_i64(hidden + INPUT.float_stride)
-    gate = load_i64(dense + FEED_FORWARD.gate)
-    gate_matrix = load_i64(dense + FEED_FORWARD.gate_matrix)
+    source, matrix = load_i64(dense + FEED_FORWARD.normed), load_i64(dense + FEED_FORWARD.gate_matrix)
+    out = load_i64(dense + FEED_FORWARD.gate)
     second = load_i64(block + SPARSE_FEED_FORWARD.predictor_second)
     if second != 0:
-        predicted = load_i64(block + SPARSE_FEED_FORWARD.predicted)
-        activations = load_i64(predicted + INPUT.quantised)
-        times = load_i64(predicted + INPUT.quantised_stride)
-        times_all(second, first, last, activations, times, tokens, gate, stride, dense_scratch)
-        return
-    normed = load_i64(dense + FEED_FORWARD.normed)
-    matrix, out = gate_matrix, gate
-    if gate_matrix == 0:
+        source, matrix = load_i64(block + SPARSE_FEED_FORWARD.predicted), second
+    elif matrix == 0:
         matrix, out = load_i64(dense + FEED_FORWARD.up_matrix), load_i64(hidden + INPUT.floats)
-    activations = load_i64(normed + INPUT.quantised)
-    times = load_i64(normed + INPUT.quantised_stride)
-    if load_i64(matrix + MATRIX.quantised) == 0:
-        activations = load_i64(normed + INPUT.floats)
-        times = load_i64(normed + INPUT.float_stride)
+    activations, times = operands(matrix, source)
+    stride = load_i64(hidden + INPUT.float_stride)
     times_all(matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
 
 
@@ -157,7 +145,7 @@ def compute_active(block, dense, token, first, last, own):
 
 
 @inner
-def activate_piece(dense, token, tokens, first, last):
+def activate_neurons(dense, token, tokens, first, last):
     """hidden = activation(gate)·up, or activation(up), of the neurons first…last, as down reads it."""
     hidden = load_i64(dense + FEED_FORWARD.hidden)
     stride = load_i64(hidden + INPUT.float_stride)
@@ -166,14 +154,7 @@ def activate_piece(dense, token, tokens, first, last):
     gate_matrix = load_i64(dense + FEED_FORWARD.gate_matrix)
     up_matrix = load_i64(dense + FEED_FORWARD.up_matrix)
     code = load_i64(dense + FEED_FORWARD.activation)
-    for i in range(first, last, 16):
-        value = biased(up, up_matrix, i)
-        if gate_matrix != 0:
-            value = multiply(activate(code, biased(gate, gate_matrix, i)), value)
-        else:
-            value = activate(code, value)
-        store_floats(up + 4 * i, value)
-    write_activations(up, hidden, token, tokens, first, last)
+    activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
 @inner
@@ -189,7 +170,7 @@ def neurons_phase(team, counter, block, dense, tokens, dense_scratch, own):
         find_neurons(block, dense, tokens, first, last, dense_scratch, own)
         for token in range(tokens):
             compute_active(block, dense, token, first, last, own)
-            activate_piece(dense, token, tokens, first, last)
+            activate_neurons(dense, token, tokens, first, last)
 
 
 @inner
