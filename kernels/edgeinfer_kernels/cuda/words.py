@@ -26,6 +26,14 @@ SHORT = tl.constexpr(6)
 
 
 @triton.jit
+def _instruction(ASSEMBLY: tl.constexpr, first, second, third):
+    """One instruction of three words; never interpreted."""
+    return tl.inline_asm_elementwise(
+        ASSEMBLY, "=r,r,r,r", [first, second, third], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def dot_unsigned(weights, activations, sums):
     """sums + Σ of four uint8 · int8."""
     if INTERPRETED:
@@ -34,14 +42,7 @@ def dot_unsigned(weights, activations, sums):
             sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
         return sums
     else:
-        return tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [weights, activations, sums],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+        return _instruction("dp4a.u32.s32 $0, $1, $2, $3;", weights, activations, sums)
 
 
 @triton.jit
@@ -53,14 +54,7 @@ def dot_signed(weights, activations, sums):
             sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
         return sums
     else:
-        return tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [weights, activations, sums],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+        return _instruction("dp4a.s32.s32 $0, $1, $2, $3;", weights, activations, sums)
 
 
 @triton.jit
@@ -74,14 +68,7 @@ def _select_bytes(low, high, selector):
             chosen = chosen | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
         return chosen
     else:
-        return tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [low, high, selector],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+        return _instruction("prmt.b32 $0, $1, $2, $3;", low, high, selector)
 
 
 @triton.jit

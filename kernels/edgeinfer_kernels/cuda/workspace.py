@@ -65,22 +65,16 @@ class Workspace:
         qkv_rows = max(layer.attention.qkv.rows for layer in model.layers)
         self.qkv = arena.take((tokens, qkv_rows), torch.float32)
         self.flat = arena.take((tokens, heads), torch.float32)
-        parts = max(
-            layer.attention.kv_heads
-            * MOST_SPLITS
-            * attention_rows(layer.attention.heads, layer.attention.kv_heads, tokens)
-            * head_dimensions(layer.attention.head_dim)
-            for layer in facts.layers
-        )
-        peaks = max(
-            layer.attention.kv_heads
-            * MOST_SPLITS
-            * attention_rows(layer.attention.heads, layer.attention.kv_heads, tokens)
-            for layer in facts.layers
-        )
+        tiles = [
+            (
+                a.kv_heads * MOST_SPLITS * attention_rows(a.heads, a.kv_heads, tokens),
+                head_dimensions(a.head_dim),
+            )
+            for a in (layer.attention for layer in facts.layers)
+        ]
         kv_heads = max(layer.attention.kv_heads for layer in facts.layers)
-        self.parts = arena.take((parts,), torch.float32)
-        self.peaks = arena.take((peaks, 2), torch.float32)
+        self.parts = arena.take((max(rows * columns for rows, columns in tiles),), torch.float32)
+        self.peaks = arena.take((max(rows for rows, _ in tiles), 2), torch.float32)
         self.arrived = arena.take((kv_heads,), torch.int32)
         self.logits = arena.take((tokens, facts.vocabulary_size), torch.float32)
         programs = model.head.shapes.padded_rows // ROWS
