@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.specification import DecoderSpecification
 
+STRETCH = 256
+"""Tokens that are compared at once."""
+
 
 class KVCache:
     """Room for `context` tokens; `ids` are the tokens that it holds.
@@ -53,9 +56,10 @@ class KVCache:
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     """How many first tokens two sequences have in common."""
-    count = 0
-    for a, b in zip(held, wanted, strict=False):
-        if a != b:
-            break
+    count, most = 0, min(len(held), len(wanted))
+    # Stretches are compared by one call each: this is asked for every pass with a draft.
+    while count + STRETCH <= most and held[count : count + STRETCH] == wanted[count : count + STRETCH]:
+        count += STRETCH
+    while count < most and held[count] == wanted[count]:
         count += 1
     return count

@@ -1,6 +1,10 @@
 """Loading what drafts for a model: a smaller one of the same vocabulary, or a look back at the text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.description.model_config import ModelConfig
@@ -8,11 +12,11 @@ from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
 from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.model_source import ModelSource
-from edgeinfer.loading.wishes import Wishes
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
+from edgeinfer.tokenizer.vocabulary import string_list
 from edgeinfer_quant_formats import GGUFFile
 
 MOST_EXTRA_TOKENS = 1024
@@ -27,41 +31,40 @@ class LoadedDrafter:
     notes: tuple[str, ...] = ()
 
 
-def load_drafter(
-    found: ModelFile, wishes: Wishes, target: Tokenizer, context: int, taken: int
-) -> LoadedDrafter:
-    """As wished: "auto" takes the catalogue's draft for the model, else looks back.
+def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> LoadedDrafter:
+    """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back.
 
-    `context`: tokens that the model's cache holds; `taken`: bytes of main memory that the model took of a
-    budget.
+    `source`, `target`: the model and its tokenizer; `taken`: bytes of main memory that it took of a budget.
 
     Raises:
         SettingError: the draft that was named can't follow this model.
         UnknownModelError: there is no such draft.
         OutOfMemoryError: the draft that was named doesn't fit beside the model.
     """
+    wishes = source.wishes
     if wishes.draft is None:
         return LoadedDrafter(None)
     if wishes.draft == "lookup":
         return LoadedDrafter(PromptLookup())
     if wishes.draft != "auto":
-        return LoadedDrafter(_draft_model(find_model(wishes.draft), wishes, target, context, taken))
+        return LoadedDrafter(_draft_model(find_model(wishes.draft), source, target, taken))
     if found.draft_path is None:
         return LoadedDrafter(PromptLookup())
     try:
-        drafter = _draft_model(find_model(found.draft_path), wishes, target, context, taken)
+        drafter = _draft_model(find_model(found.draft_path), source, target, taken)
     except (OutOfMemoryError, SettingError) as error:
         return LoadedDrafter(PromptLookup(), (f"drafting by looking back: {error}",))
     return LoadedDrafter(drafter)
 
 
-def _draft_model(found: ModelFile, wishes: Wishes, target: Tokenizer, context: int, taken: int) -> DraftModel:
-    file = GGUFFile.open(found.path)
+def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> DraftModel:
+    wishes, file = source.wishes, GGUFFile.open(found.path)
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
+        if not same_tokens(file.metadata, source.file.metadata):
+            check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
         room = None if wishes.ram is None else max(0, wishes.ram - taken)
-        own = replace(wishes, context=context, ram=room, device="cpu", progress=None)
+        own = replace(wishes, context=source.context, ram=room, device="cpu", progress=None)
         loaded = load_on_cpu(ModelSource(found.name, file, config, own))
         return DraftModel(loaded.engine, target.vocabulary_size, loaded.ram_bytes, file.close)
     except BaseException as error:
@@ -69,6 +72,22 @@ def _draft_model(found: ModelFile, wishes: Wishes, target: Tokenizer, context: i
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):
             raise SettingError(f"draft: {found.name}: {error}") from error
         raise
+
+
+def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two files' metadata list the same tokens, but for some more at the end of one. Then no
+    tokenizer has to be built, and no token's bytes looked at, to know that their ids mean the same.
+    """
+    kinds = [metadata.get("tokenizer.ggml.model") for metadata in (one, other)]
+    texts = [string_list(metadata, "tokens") for metadata in (one, other)]
+    types = [np.asarray(metadata.get("tokenizer.ggml.token_type", ())) for metadata in (one, other)]
+    shared = min(map(len, texts))
+    return (
+        kinds[0] == kinds[1]
+        and max(map(len, texts)) - shared <= MOST_EXTRA_TOKENS
+        and texts[0][:shared] == texts[1][:shared]
+        and np.array_equal(types[0][:shared], types[1][:shared])
+    )
 
 
 def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:

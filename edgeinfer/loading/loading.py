@@ -145,10 +145,9 @@ def _drafting(
     """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
     isn't the same to the last bit there.
     """
-    wishes = source.wishes
-    if wishes.draft == "auto" and loaded.on_gpu:
+    if source.wishes.draft == "auto" and loaded.on_gpu:
         return LoadedDrafter(None)
-    return load_drafter(found, wishes, tokenizer, source.context, loaded.ram_bytes)
+    return load_drafter(found, source, tokenizer, loaded.ram_bytes)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:

@@ -271,7 +271,12 @@ def test_any_of_several_end_tokens_ends_an_answer() -> None:
 
 @pytest.mark.parametrize(
     ("held", "wanted", "count"),
-    [([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([2], [1], 0)],
+    [
+        *[([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([2], [1], 0)],
+        (list(range(1000)), list(range(1000)), 1000),
+        (list(range(1000)), [*range(600), 0, *range(601, 1000)], 600),
+        (list(range(512)), list(range(700)), 512),
+    ],
 )
 def test_the_shared_prefix_ends_at_the_first_difference(
     held: list[int], wanted: list[int], count: int

@@ -9,6 +9,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
+from edgeinfer.loading.draft_loading import same_tokens
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
@@ -128,6 +129,30 @@ def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file
 def test_a_draft_of_another_vocabulary_is_refused_in_one_line(zoo_file: ZooFile) -> None:
     with pytest.raises(SettingError, match="wanted the same vocabulary, or --draft lookup"):
         edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama")))
+
+
+def listed(kind: str, tokens: list[str], types: list[int]) -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+    }
+
+
+def test_lists_that_begin_alike_are_of_the_same_tokens() -> None:
+    model = listed("gpt2", ["a", "b", "c"], [1, 1, 3])
+    assert same_tokens(model, model)
+    padded = listed("gpt2", [*model["tokenizer.ggml.tokens"], "pad"], [1, 1, 3, 5])
+    assert same_tokens(padded, model)
+    assert same_tokens(model, padded)
+    for other in (
+        listed("llama", ["a", "b", "c"], [1, 1, 3]),
+        listed("gpt2", ["a", "x", "c"], [1, 1, 3]),
+        listed("gpt2", ["a", "b", "c"], [1, 1, 1]),
+        listed("gpt2", ["a", "b", "c", *map(str, range(2000))], [1] * 2003),
+    ):
+        assert not same_tokens(model, other)
+        assert not same_tokens(other, model)
 
 
 def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> None:
