@@ -3,8 +3,6 @@
 python benchmarks/cuda_decode.py --llama-bench PATH --shapes llama-3-8b,llama-3.2-1b --types Q4_0,Q4_K_M,Q8_0
 """
 
-import torch
-
 from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
 
@@ -30,8 +28,7 @@ def main() -> None:
             cuda_runs.widths_table([each for each in found if each.workload.kind == "verify"]),
         ),
     ]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    cuda_runs.publish("Decoding on a GPU", device, suite, sections, options.out)
+    cuda_runs.publish("Decoding on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 python benchmarks/cuda_prefill.py --llama-bench PATH --prompts 512 --depths 0,4096
 """
 
-import torch
-
 from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
 
@@ -19,9 +17,8 @@ def main() -> None:
     prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
     depths = suites.whole_numbers("--depths", options.depths, 0)
     found = list(suite.compare([Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]))
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     sections = [("pp, tokens/s", cuda_runs.table(found))]
-    cuda_runs.publish("Reading prompts on a GPU", device, suite, sections, options.out)
+    cuda_runs.publish("Reading prompts on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,8 @@
 python benchmarks/cuda_split.py --llama-bench PATH --shapes llama-3-8b --types Q4_0 --shares 0.25,0.5,0.75
 """
 
-import argparse
-
-import torch
-
 from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.machine import command_line, this_machine
-from edgeinfer.benchmarking.random_files import random_file
-from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.split_runs import HEAD, SplitSuite
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
@@ -25,33 +19,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of both sides (each chooses)")
     parser.set_defaults(shapes="llama-3-8b", types="Q4_0", rounds=2, repetitions=3)
     options = parser.parse_args()
+    shared = cuda_runs.suite(options)
     suite = SplitSuite(
-        models(options),
+        shared.benched_models(),
         shares("0.5" if options.smoke else options.shares),
         options.llama_bench,
         options.threads,
-        1 if options.smoke else options.rounds,
-        1 if options.smoke else options.repetitions,
+        shared.rounds,
+        shared.repetitions,
         options.device or "auto",
     )
     prompt, generated = (32, 8) if options.smoke else (PROMPT, 128)
     rows = list(suite.compare([Workload("generate", generated), Workload("prompt", prompt)]))
     table = markdown(HEAD, [row.cells() for row in rows], left=(0, 2, 3, len(HEAD) - 1))
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     facts = [
-        f"GPU: {device}; budgets count weights, keys and values, libraries and buffers come on top",
+        f"GPU: {cuda_runs.gpu_name()}",
+        "budgets count weights, keys and values; libraries and buffers come on top",
         *this_machine(command_line()).lines(),
     ]
     suites.write_report("Models larger than the GPU", facts, [("tokens/s", table)], options.out)
-
-
-def models(options: argparse.Namespace) -> list[BenchedModel]:
-    """Those that are named, else every shape in every type."""
-    named = ("tiny",) if options.smoke else suites.words(options.models)
-    if named:
-        return [BenchedModel.find(name) for name in named]
-    kinds = [(shape, kind) for shape in suites.words(options.shapes) for kind in suites.words(options.types)]
-    return [BenchedModel.find(random_file(shape, kind)) for shape, kind in kinds]
 
 
 def shares(text: str) -> list[float]:

@@ -103,6 +103,16 @@ def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
         path = find_model(draft).path
     if path is None:
         return None
+    return model_sizes(path)
+
+
+def model_sizes(path: Path) -> ModelSizes:
+    """The sizes of a file's model; only its metadata is read.
+
+    Raises:
+        FormatError, OSError: it can't be read.
+        UnsupportedModelError: it isn't built of attention and feed-forwards.
+    """
     with GGUFFile.open(path) as file:
         return file_sizes(file, _config(file)[0])
 

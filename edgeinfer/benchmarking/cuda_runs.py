@@ -21,6 +21,7 @@ from edgeinfer.benchmarking.workloads import Workload, needed_context, random_id
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from edgeinfer_kernels.cuda.driver import list_gpus
 
 HEAD = (
     "model", "test", "best decile t/s", "llama.cpp", "ratio", "median t/s", "llama.cpp", "ratio", "GB/s"
@@ -40,14 +41,7 @@ class Comparison:
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
-        found = [self.model, self.workload.name]
-        for share in (BEST_DECILE, MEDIAN):
-            found.append(shown_rate(self.ours.rate_at(share)))
-            if self.theirs is None:
-                found += [NOTHING, NOTHING]
-            else:
-                ratio = speed_ratio(self.ours, self.theirs, share)
-                found += [shown_rate(self.theirs.rate_at(share)), f"{ratio:.2f}x"]
+        found = [self.model, self.workload.name, *versus_cells(self.ours, self.theirs)]
         decoding = self.workload.kind == "generate"
         rate = self.ours.rate_at(MEDIAN) * self.bytes_per_token / 1e9
         return [*found, f"{rate:.0f}" if decoding else NOTHING]
@@ -68,11 +62,12 @@ class CudaSuite:
 
     def compare(self, workloads: Sequence[Workload]) -> Iterator[Comparison]:
         """Every model through the workloads; a model's rows come when its rounds are over."""
-        for model in self._benched_models():
+        for model in self.benched_models():
             print(model.name, file=sys.stderr, flush=True)
             yield from self._compare(model, workloads)
 
-    def _benched_models(self) -> Iterator[BenchedModel]:
+    def benched_models(self) -> Iterator[BenchedModel]:
+        """Those that are named, else every shape in every type, written when its turn comes."""
         if self.models:
             yield from map(BenchedModel.find, self.models)
             return
@@ -107,6 +102,18 @@ class CudaSuite:
             )
             for workload, own, other, nbytes in zip(workloads, ours, theirs, read, strict=True)
         ]
+
+
+def versus_cells(ours: Timings, theirs: Timings | None) -> list[str]:
+    """Our rate, theirs and the ratio, of the best decile and of the median."""
+    found = []
+    for share in (BEST_DECILE, MEDIAN):
+        found.append(shown_rate(ours.rate_at(share)))
+        if theirs is None:
+            found += [NOTHING, NOTHING]
+        else:
+            found += [shown_rate(theirs.rate_at(share)), f"{speed_ratio(ours, theirs, share):.2f}x"]
+    return found
 
 
 def own_seconds(model: Model, workload: Workload) -> float:
@@ -189,6 +196,12 @@ def suite(options: argparse.Namespace) -> CudaSuite:
     rounds, repetitions = (1, 2) if options.smoke else (options.rounds, options.repetitions)
     shapes, types = suites.words(options.shapes), suites.words(options.types)
     return CudaSuite(models, shapes, types, bench, rounds, repetitions, device, options.kv)
+
+
+def gpu_name() -> str:
+    """The first GPU, "none" without one."""
+    gpus = list_gpus()
+    return gpus[0].name if gpus else "none"
 
 
 def publish(

@@ -1,25 +1,21 @@
 """A model that is larger than the GPU: ours with a budget, llama-bench with the most that fits the same."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeinfer.benchmarking.cuda_runs import own_seconds
+from edgeinfer.benchmarking.cuda_runs import own_seconds, versus_cells
 from edgeinfer.benchmarking.llama_bench import LlamaBench
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import NOTHING, shown_rate
-from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
+from edgeinfer.benchmarking.timings import MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context
-from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.loading.loading import load
-from edgeinfer.planning import plan_model
+from edgeinfer.planning import model_sizes, plan_model
 from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_quant_formats import GGUFFile
 
 HEAD = (
     "model", "budget", "test", "edgeinfer", "best decile t/s", "llama.cpp", "ratio",
@@ -46,13 +42,7 @@ class SplitRow:
     def cells(self) -> list[str]:
         """One row under HEAD."""
         found = [self.model, f"{self.budget / 2**30:.2f} GiB", self.workload.name, self.placed]
-        for share in (BEST_DECILE, MEDIAN):
-            found.append(shown_rate(self.ours.rate_at(share)))
-            if self.theirs is None:
-                found += [NOTHING, NOTHING]
-            else:
-                ratio = speed_ratio(self.ours, self.theirs, share)
-                found += [shown_rate(self.theirs.rate_at(share)), f"{ratio:.2f}x"]
+        found += versus_cells(self.ours, self.theirs)
         if not self.planned_rate:
             return [*found, NOTHING, NOTHING, self.setting]
         kept_promise = self.ours.rate_at(MEDIAN) / self.planned_rate
@@ -63,7 +53,8 @@ class SplitRow:
 class SplitSuite:
     """Models through budgets, each a share of the bytes of their weights."""
 
-    models: Sequence[BenchedModel]
+    models: Iterable[BenchedModel]
+    """Gone through once."""
     shares: Sequence[float]
     program: Path | None
     threads: int | None
@@ -73,21 +64,28 @@ class SplitSuite:
 
     def compare(self, workloads: Sequence[Workload]) -> Iterator[SplitRow]:
         """Every model at every budget; a budget's rows come when its rounds are over."""
+        context = needed_context(workloads) + 1
         for model in self.models:
-            sizes = model_sizes(model.path)
+            sizes, overhead = model_sizes(model.path), self._overhead(model, context)
             for share in self.shares:
                 print(f"{model.name} at {share:.0%}", file=sys.stderr, flush=True)
-                yield from self._compare(model, sizes, int(share * sizes.nbytes), workloads)
+                budget = int(share * sizes.nbytes)
+                settings = llama_cpp_settings(sizes, context, budget) if self.program else []
+                yield from self._compare(model, context, budget, overhead, settings, workloads)
 
     def _compare(
-        self, model: BenchedModel, sizes: ModelSizes, budget: int, workloads: Sequence[Workload]
+        self,
+        model: BenchedModel,
+        context: int,
+        budget: int,
+        overhead: int,
+        settings: Sequence[Sequence[str]],
+        workloads: Sequence[Workload],
     ) -> list[SplitRow]:
         """A B A B …: the first run of ours isn't counted; llama.cpp has all its settings in a round."""
-        context = needed_context(workloads) + 1
-        settings = llama_cpp_settings(sizes, context, budget) if self.program else []
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: dict[str, list[list[float]]] = {}
-        vram = budget + self._overhead(model, context)
+        vram = budget + overhead
         with load(
             model.path, context=context, device=self.device, vram=vram, threads=self.threads, draft=None
         ) as loaded:
@@ -155,12 +153,6 @@ def _row(
         Timings(tuple(theirs[setting]), workload.tokens) if setting is not None else None,
         setting or NOTHING,
     )
-
-
-def model_sizes(path: Path) -> ModelSizes:
-    """The sizes of a file's model."""
-    with GGUFFile.open(path) as file:
-        return file_sizes(file, ModelConfig.from_metadata(file.metadata, embedding_rows(file)))
 
 
 def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tuple[str, ...]]:

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Option
 
 from edgeinfer_tui import interrupts, options
@@ -13,6 +12,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
     from edgeinfer.evaluation.summary import Divergence, Estimate, Evaluation
@@ -76,7 +76,7 @@ def eval_(
     with LabelledProgress(time_left=True) as progress:
         found = evaluate(
             model,
-            _text_of(text),
+            text_of(text),
             base=base,
             context=context,
             chunks=chunks,
@@ -89,15 +89,6 @@ def eval_(
         print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))
     else:
         print_pairs(_pairs(found))
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(
-            f"--text {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
-        ) from error
 
 
 def _pairs(found: "Evaluation") -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Option
 
 from edgeinfer_tui import interrupts, options
@@ -12,6 +11,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
     from edgeinfer.profiling.profiling import Profiling
@@ -67,7 +67,7 @@ def profile(
     """
     from edgeinfer.profiling.profiling import profile as profile_model
 
-    texts = [_text_of(path) for path in text or []]
+    texts = [text_of(path) for path in text or []]
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = profile_model(
@@ -86,15 +86,6 @@ def profile(
     else:
         _print_report(found)
         say(f"saved in {found.path}")
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(
-            f"--text {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
-        ) from error
 
 
 def profile_report(found: "Profiling") -> dict[str, Any]:

@@ -8,12 +8,12 @@ from edgeinfer.benchmarking.split_runs import (
     SplitRow,
     SplitSuite,
     llama_cpp_settings,
-    model_sizes,
     placed,
     planned_rate,
 )
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
+from edgeinfer.planning import model_sizes
 from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_offload.memory_plan import PlanWishes
 from edgeinfer_offload.plan import plan_memory

@@ -1,0 +1,15 @@
+"""Texts that options name by their file."""
+
+from pathlib import Path
+
+from typer import BadParameter
+
+
+def text_of(path: Path) -> str:
+    """All of a file that `--text` names. Raises BadParameter where it isn't UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadParameter(
+            f"--text {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
+        ) from error
