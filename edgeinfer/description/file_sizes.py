@@ -34,6 +34,7 @@ _ATTENTION_VECTORS = (
     "attn_sinks.weight",
 )
 _FEED_FORWARD_VECTORS = ("ffn_down.bias", "ffn_norm.weight", "ffn_norm.bias", "post_ffw_norm.weight")
+_EXPERT_BIASES = ("ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias")
 MOST_LAYERS = 4096
 
 
@@ -181,13 +182,16 @@ class _Reader:
         count, used = self._count("expert_count"), self._count("expert_used_count")
         if not 1 <= used <= count or self._info(down.name).shape[0] != count:
             raise self._wrong("expert_count", count, f"that of {down.name}, of which {used} are used")
+        biases = self._lengths(prefix, _EXPERT_BIASES)
         return ExpertSizes(
             count,
             used,
-            FeedForwardSizes(up, down, parts["gate"]),
+            FeedForwardSizes(up, down, parts["gate"], tuple(length // count for length in biases)),
             self._matrix(f"{prefix}ffn_gate_inp.weight"),
             self._feed_forward(prefix, "_shexp") if f"{prefix}ffn_up_shexp.weight" in self._tensors else None,
             self._routes_early(index),
+            f"{prefix}ffn_gate_inp.bias" in self._tensors,
+            f"{prefix}ffn_gate_inp_shexp.weight" in self._tensors,
         )
 
     def _routes_early(self, index: int) -> bool:

@@ -77,7 +77,7 @@ class FeedForwardSizes:
 class ExpertSizes:
     """`count` experts of equal size, `used` of them for a token; `shared` is computed for every token.
 
-    Vectors are left out: the norm is counted with the attention's, biases are small.
+    `expert.vectors` are the lengths of one expert's biases; the norm is counted with the attention's.
     """
 
     count: int
@@ -87,6 +87,9 @@ class ExpertSizes:
     shared: FeedForwardSizes | None = None
     early: bool = False
     """The router reads the layer's input, before attention."""
+    router_biased: bool = False
+    shared_weighed: bool = False
+    """One more row of float32 says how much of the shared expert a token gets."""
 
     def always(self) -> list[MatrixSize]:
         """The matrices that every token reads: the router and the shared expert."""
@@ -229,13 +232,16 @@ def stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
 def _experts(w: FeedForwardWeights | ExpertWeights, facts: ExpertsSpecification) -> ExpertSizes:
     assert isinstance(w, ExpertWeights)
     up, down, gate = map(MatrixSize.of, w.stacks())
+    biases = _lengths(w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
     return ExpertSizes(
         facts.count,
         facts.used,
-        FeedForwardSizes(up, down, gate),
+        FeedForwardSizes(up, down, gate, tuple(length // facts.count for length in biases)),
         MatrixSize.of(w.ffn_gate_inp),
         _feed_forward(w.shared) if w.shared else None,
         facts.early,
+        w.ffn_gate_inp_bias is not None,
+        w.ffn_gate_inp_shexp is not None,
     )
 
 

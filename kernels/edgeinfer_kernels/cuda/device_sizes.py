@@ -5,6 +5,7 @@ arena, to the byte; a test compares the two.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from edgeinfer_kernels.cuda.plane_formats import (
     BLOCK,
@@ -100,8 +101,40 @@ def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
 
 
 def shared_bytes(experts: ExpertSizes) -> int:
-    """A mixture's router and shared expert. Raises `UnsupportedOnDeviceError`."""
-    return sum(map(matrix_bytes, experts.always()))
+    """What a mixture has once: its router, in planes and as floats, and the shared expert with its own.
+
+    Raises `UnsupportedOnDeviceError`.
+    """
+    routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in _routers(experts))
+    bias = taken(padded_rows(experts.count), 4) if experts.router_biased else 0
+    return routers + bias + (feed_forward_bytes(experts.shared) if experts.shared else 0)
+
+
+def _routers(experts: ExpertSizes) -> list[MatrixSize]:
+    """The router, and the row that weighs the shared expert."""
+    weigher = MatrixSize("ffn_gate_inp_shexp", "F32", 1, experts.router.columns)
+    return [experts.router, *([weigher] if experts.shared_weighed else [])]
+
+
+def _entered(layer: LayerSizes) -> list[MatrixSize]:
+    """The matrices of a feed-forward that are multiplied with its normed rows, all experts' in one."""
+    found = [matrix for block in _blocks(layer) for matrix in (block.up, block.gate) if matrix]
+    return found + (_routers(layer.experts) if layer.experts else [])
+
+
+def _downs(layer: LayerSizes) -> list[MatrixSize]:
+    return [block.down for block in _blocks(layer)]
+
+
+def _blocks(layer: LayerSizes) -> list[FeedForwardSizes]:
+    """A layer's feed-forwards; its experts as one, their rows on top of each other."""
+    if layer.experts is None:
+        return layer.feed_forwards()
+    count, one = layer.experts.count, layer.experts.expert
+    up, down = replace(one.up, rows=count * one.up.rows), replace(one.down, rows=count * one.down.rows)
+    gate = one.gate and replace(one.gate, rows=count * one.gate.rows)
+    shared = [layer.experts.shared] if layer.experts.shared else []
+    return [FeedForwardSizes(up, down, gate), *shared]
 
 
 def cache_bytes(layer: LayerSizes, context: int, quantised: bool) -> int:
@@ -131,19 +164,30 @@ def _has_floats(matrices: Iterable[MatrixSize]) -> bool:
     return any(_planes(matrix).tile.code in FLOAT_CODES for matrix in matrices)
 
 
-def _feed_forwards(sizes: ModelSizes) -> list[FeedForwardSizes]:
-    return [block for layer in sizes.layers for block in layer.feed_forwards()]
+def _mixtures(sizes: ModelSizes) -> list[ExpertSizes]:
+    return [layer.experts for layer in sizes.layers if layer.experts]
+
+
+def _used(sizes: ModelSizes) -> int:
+    """Experts of a token at most; 0: there are none."""
+    return max((experts.used for experts in _mixtures(sizes)), default=0)
+
+
+def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
+    """Scores, choices and weights of a step's or a chunk's tokens; see `RoutingSpace`."""
+    used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
+    words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
+    return sum(taken(tokens * each, 4) for each in words)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
     """The buffers of a decode step; see `workspace.py`."""
-    width, tokens, layers, blocks = sizes.width, MOST_TOKENS, sizes.layers, _feed_forwards(sizes)
+    width, tokens, layers, mixtures = sizes.width, MOST_TOKENS, sizes.layers, _mixtures(sizes)
 
-    def activations(columns: int, floats: bool) -> int:
-        return taken(tokens * (44 if floats else 12) * padded_blocks(columns), 4)
+    def activations(columns: int, floats: bool, rows_a_token: int = 1) -> int:
+        return taken(rows_a_token * tokens * (44 if floats else 12) * padded_blocks(columns), 4)
 
-    of_width = [matrix for layer in layers for matrix in (layer.q, layer.k, layer.v)]
-    of_width += [matrix for block in blocks for matrix in (block.up, block.gate) if matrix]
+    of_width = [matrix for layer in layers for matrix in (layer.q, layer.k, layer.v, *_entered(layer))]
     heads = max(layer.heads * layer.head_dim for layer in layers)
     qkv_rows = max(
         sum(padded_rows(run.rows) for run in _runs((layer.q, layer.k, layer.v))) for layer in layers
@@ -166,18 +210,26 @@ def _step_bytes(sizes: ModelSizes) -> int:
     words = [STATE_WORDS, max(layer.kv_heads for layer in layers), *[tokens * programs] * 2]
     entering = activations(width, _has_floats((sizes.head, *of_width)))
     mixed = activations(heads, _has_floats(layer.output for layer in layers))
-    hidden = activations(max(block.neurons for block in blocks), _has_floats(block.down for block in blocks))
-    return 2 * entering + mixed + hidden + sum(taken(count, 4) for count in (*floats, *words))
+    downs = _has_floats(down for layer in layers for down in _downs(layer))
+    dense = [layer.feed_forward.neurons for layer in layers if layer.feed_forward]
+    experts = [mixture.expert.neurons for mixture in mixtures]
+    shared = [mixture.shared.neurons for mixture in mixtures if mixture.shared]
+    hidden = activations(max(dense, default=0), downs) + activations(max(shared, default=0), downs)
+    hidden += activations(max(experts, default=0), downs, _used(sizes))
+    early = activations(width, _has_floats(of_width)) if any(m.early for m in mixtures) else 0
+    rows = 2 * entering + mixed + hidden + early + _routing_bytes(sizes, tokens)
+    return rows + sum(taken(count, 4) for count in (*floats, *words))
 
 
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """The buffers of a prompt; see `prefill.py`."""
-    layers, blocks, width = sizes.layers, _feed_forwards(sizes), sizes.width
+    layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
-    hidden = max(block.neurons for block in blocks)
+    hidden = max(block.neurons for layer in layers for block in layer.feed_forwards())
     qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers)
     runs = [run for layer in layers for run in (*_runs((layer.q, layer.k, layer.v)), layer.output)]
-    shapes = [_planes(matrix) for matrix in (*runs, *(m for block in blocks for m in block.matrices()))]
+    others = [matrix for layer in layers for matrix in (*_entered(layer), *_downs(layer))]
+    shapes = [_planes(matrix) for matrix in (*runs, *others)]
     scratch = max(
         min(shape.padded_rows, max(SCRATCH_WEIGHTS // (shape.blocks * BLOCK) // 16, 1) * 16)
         * shape.blocks
@@ -187,7 +239,11 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     longest = max(shape.blocks for shape in shapes) * BLOCK
     halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
     floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
-    return sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
+    if _mixtures(sizes):
+        halves.append(chunk * width)
+        floats += [chunk * width, chunk * width, chunk]
+    buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
+    return buffers + _routing_bytes(sizes, chunk)
 
 
 def _drawing_bytes(vocabulary: int) -> int:
