@@ -27,7 +27,9 @@ CHUNK = 512
 MOST_TOKENS = 8
 """Tokens of a decode step at most."""
 STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at 25
+whether the host was lost.
+"""
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
 SLICE = 2048
@@ -101,13 +103,15 @@ def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
 
 
 def shared_bytes(experts: ExpertSizes) -> int:
-    """What a mixture has once: its router, in planes and as floats, and the shared expert with its own.
+    """What a mixture has once: its router, in planes and as floats, where each expert lies, and the shared
+    expert with its own.
 
     Raises `UnsupportedOnDeviceError`.
     """
     routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in _routers(experts))
     bias = taken(padded_rows(experts.count), 4) if experts.router_biased else 0
-    return routers + bias + (feed_forward_bytes(experts.shared) if experts.shared else 0)
+    places = taken(2 * experts.count, 4)
+    return routers + places + bias + (feed_forward_bytes(experts.shared) if experts.shared else 0)
 
 
 def _routers(experts: ExpertSizes) -> list[MatrixSize]:

@@ -48,7 +48,9 @@ class StepTimer:
         launches = _WatchedLaunches(
             model, space, tuning, dependent=usual.dependent, tensor_cores=usual.tensor_cores
         )
-        step = DecodeStep(launches)
+        step = DecodeStep(launches, self._step.turns)
+        if step.turns:
+            step.turns.mailbox.open()
         position = max(0, min(POSITION, model.context - tokens))
         state = torch.zeros_like(space.state)
         for token in range(tokens):

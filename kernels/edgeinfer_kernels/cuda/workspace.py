@@ -25,6 +25,7 @@ from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS
 
 CACHED_AT = 24
+LOST_AT = 25
 ROWS = 16
 
 
@@ -35,6 +36,10 @@ class Activations:
     words: Tensor
     planes: int
     blocks: int
+
+    def of_blocks(self, blocks: int) -> "Activations":
+        """The same memory for shorter rows."""
+        return Activations(self.words, self.planes, blocks)
 
 
 def _has_floats(*matrices: DeviceMatrix | None) -> bool:
