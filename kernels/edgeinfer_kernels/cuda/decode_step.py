@@ -94,7 +94,7 @@ class DecodeStep:
         assert isinstance(facts.feed_forward, FeedForwardSpecification)
         if turn:
             return self._shared_with_host(index, facts.feed_forward, ffn, source, turn, tokens)
-        hidden = space.hidden.of_blocks(ffn.down.shapes.blocks)
+        hidden = space.hidden(ffn)
         self.launches.gated(facts.feed_forward.activation, ffn, source, hidden, tokens)
         return self._close_block(
             ffn.down,
@@ -123,7 +123,7 @@ class DecodeStep:
         if not ffn.hidden:
             return self._receive(turn, None, 0.0, index, tokens)
         space = self.workspace
-        hidden = space.hidden.of_blocks(ffn.down.shapes.blocks)
+        hidden = space.hidden(ffn)
         self.launches.gated(facts.activation, ffn, source, hidden, tokens)
         read = Source(hidden, source.squares)
         self.launches.rows((ffn.down,), read, space.y, ffn.down_bias, self.tuning.down, tokens)

@@ -7,6 +7,8 @@ arena, to the byte; a test compares the two.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
 from edgeinfer_kernels.cuda.plane_formats import (
     BLOCK,
     FLOAT_CODES,
@@ -16,7 +18,7 @@ from edgeinfer_kernels.cuda.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
-from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
+from edgeinfer_kernels.model_sizes import NEURON_GROUP, ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
 
 ALIGNMENT = 256
 """Every piece of the device's memory begins at a multiple of so many bytes."""
@@ -218,7 +220,9 @@ def _step_bytes(sizes: ModelSizes) -> int:
     dense = [layer.feed_forward.neurons for layer in layers if layer.feed_forward]
     experts = [mixture.expert.neurons for mixture in mixtures]
     shared = [mixture.shared.neurons for mixture in mixtures if mixture.shared]
-    hidden = activations(max(dense, default=0), downs) + activations(max(shared, default=0), downs)
+    padded_hidden = max((neurons for neurons in dense if neurons % NEURON_GROUP), default=0)
+    hidden = activations(padded_hidden, downs) + activations(max(dense, default=0), downs)
+    hidden += activations(max(shared, default=0), downs)
     hidden += activations(max(experts, default=0), downs, _used(sizes))
     early = activations(width, _has_floats(of_width)) if any(m.early for m in mixtures) else 0
     rows = 2 * entering + mixed + hidden + early + _routing_bytes(sizes, tokens)
@@ -248,6 +252,11 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
         floats += [chunk * width, chunk * width, chunk]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
+
+
+def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
+    """Pinned main memory through which the halves of a divided model hand over; see `mailbox.py`."""
+    return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
 
 
 def _drawing_bytes(vocabulary: int) -> int:

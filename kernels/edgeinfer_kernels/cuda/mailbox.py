@@ -18,11 +18,6 @@ def most_used(specification: DecoderSpecification) -> int:
     return max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
 
 
-def mailbox_bytes(rows: int, width: int, used: int) -> int:
-    """Bytes of pinned memory of a mailbox for so many tokens."""
-    return MAILBOX_BYTES + rows * (4 * padded(width) + 12 * used)
-
-
 class Mailbox:
     """`words` (MAILBOX) int64; for each of `tokens` a row of x, and the experts that it uses with their weights.
 

@@ -16,7 +16,7 @@ from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerDivision(attention=True)
-WIDE = {"feed_forward": 768, "formats": ("Q8_0", "Q4_0", "F16")}
+WIDE = {"feed_forward": 1280, "formats": ("Q8_0", "Q4_0", "F16")}
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -47,12 +47,12 @@ def mixed(decoder: Decoder, index: int) -> LayerDivision:
 
 
 def halves(decoder: Decoder, index: int) -> LayerDivision:
-    """Of every feed-forward a third of its neurons on the device, of every mixture some of its experts."""
+    """Of every feed-forward some of its neurons on the device, in one layer all; of a mixture some experts."""
     second = decoder.weights.layers[index].feed_forward
     if hasattr(second, "ffn_up_exps"):
         numbers = range(second.ffn_up_exps.experts)
         return LayerDivision(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
-    return LayerDivision(True, neurons=256 * (1 + index % 2))
+    return LayerDivision(True, neurons=(512, 1024, second.ffn_up.rows)[index % 3])
 
 
 Divide = Callable[[Decoder, int], LayerDivision]
