@@ -1,4 +1,4 @@
-"""A model divided between GPU and CPU: that it answers as the CPU alone does, and how fast, within budgets."""
+"""A model divided between GPU and CPU: that it answers as the CPU alone does, and how fast."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.split_backend import SplitBackend
 
 HEAD = (
     "model", "GPU memory", "placed", "planned ms/token", "measured ms/token", "prompt t/s",
@@ -92,7 +93,7 @@ def divided_rows(
         with load(path, context=context, device=device, vram=vram, threads=threads, draft=None) as model:
             plan = model.plan
             backend = getattr(model.engine, "backend", None)
-            if plan is None or getattr(backend, "name", "") != "split":
+            if plan is None or not isinstance(backend, SplitBackend):
                 raise EdgeInferError(f"{name} with {vram / 2**30:.2f} GiB: not divided; {model.notes}")
             found = _logits(model, ids)
             generate = Workload("generate", generated)

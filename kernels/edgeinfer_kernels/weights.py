@@ -55,7 +55,8 @@ class Matrix:
 
         Raises `FormatError`: a block would be cut.
         """
-        begin, end = (block_format(self.format).nbytes((column,)) if column else 0 for column in (first, last))
+        row_bytes = block_format(self.format).row_bytes
+        begin, end = (row_bytes(column) if column else 0 for column in (first, last))
         raw = self.raw[:, begin:end]
         return Matrix(self.name, self.format, self.rows, last - first, raw)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, Rows
+from edgeinfer_kernels.cpu.host_half import PairCounts
 
 
 class DeviceHalf(Protocol):
@@ -38,6 +39,11 @@ class HostPart(Protocol):
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Embeddings of tokens, in the mailbox."""
+        ...
+
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts the device has asked for, and how many of them were the host's."""
         ...
 
     def close(self) -> None: ...

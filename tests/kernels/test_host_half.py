@@ -121,7 +121,11 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
     ("name", "divisions"),
-    [("llama", [HERE, HALF, SECOND]), ("llama", [SECOND, HERE, THERE]), ("granitemoe", [HERE, SECOND, SECOND])],
+    [
+        ("llama", [HERE, HALF, SECOND]),
+        ("llama", [SECOND, HERE, THERE]),
+        ("granitemoe", [HERE, SECOND, SECOND]),
+    ],
 )
 def test_serving_a_device_gives_what_taking_turn_after_turn_does(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerDivision], tokens: int

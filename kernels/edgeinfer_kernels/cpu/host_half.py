@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgeinfer_kernels.backend import Activations, LayerCache, padded
+from edgeinfer_kernels.backend import Activations, LayerCache
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
@@ -108,7 +108,11 @@ class HostHalf:
         calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
         self._steps = [
-            [(*step, address(calls[ropes[block.layer]])) for block in turn for step in self._block(block, caches)]
+            [
+                (*step, address(calls[ropes[block.layer]]))
+                for block in turn
+                for step in self._block(block, caches)
+            ]
             for turn in self.turns.host
         ]
         served = []

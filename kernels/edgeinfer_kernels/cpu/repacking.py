@@ -18,7 +18,8 @@ def repack(
     """Every matrix in the kernels' layout, kept by the arena; by id."""
     placed = {}
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        for matrix, memory in zip(matrices, pool.map(lambda m: interleave(m, kernels), matrices), strict=True):
+        moved = pool.map(lambda matrix: interleave(matrix, kernels), matrices)
+        for matrix, memory in zip(matrices, moved, strict=True):
             name = f"rows_{kernel_format(matrix)}"
             kernel, by_tiles = kernels.address(name), kernels.find(f"tile_{name}")
             placed[id(matrix)] = Placed(kernel, arena.keep(memory), by_tiles, expert_bytes(matrix))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.host_turns import StepTurns
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.step_experts import StepExperts
 from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning

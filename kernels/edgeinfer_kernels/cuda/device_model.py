@@ -14,8 +14,8 @@ from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,

@@ -18,7 +18,14 @@ from edgeinfer_kernels.cuda.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
-from edgeinfer_kernels.model_sizes import NEURON_GROUP, ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
+from edgeinfer_kernels.model_sizes import (
+    NEURON_GROUP,
+    ExpertSizes,
+    FeedForwardSizes,
+    LayerSizes,
+    MatrixSize,
+    ModelSizes,
+)
 
 ALIGNMENT = 256
 """Every piece of the device's memory begins at a multiple of so many bytes."""
@@ -29,8 +36,8 @@ CHUNK = 512
 MOST_TOKENS = 8
 """Tokens of a decode step at most."""
 STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at 25
-whether the host was lost.
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at
+25 whether the host was lost.
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""

@@ -19,7 +19,7 @@ def most_used(specification: DecoderSpecification) -> int:
 
 
 class Mailbox:
-    """`words` (MAILBOX) int64; for each of `tokens` a row of x, and the experts that it uses with their weights.
+    """`words` (MAILBOX) int64; for each of `tokens` a row of x, and the experts that it uses with weights.
 
     On a device without CUDA (the tests' CPU) it is plain memory.
     """

@@ -15,8 +15,8 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
-from edgeinfer_kernels.cuda.host_turns import PromptTurns
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
+from edgeinfer_kernels.cuda.host_turns import PromptTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_experts import FeedForwardSlice, PrefillExperts, ScaledRows

@@ -50,9 +50,7 @@ def divided(
         for index, division in enumerate(divisions)
         if not division.attention
     }
-    host = HostHalf(
-        facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2
-    )
+    host = HostHalf(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
     upper.serve_with(host)
     backend = SplitBackend(host, upper)
     try:

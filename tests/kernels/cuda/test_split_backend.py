@@ -16,7 +16,6 @@ from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerDivision(attention=True)
-WIDE = {"feed_forward": 1280, "formats": ("Q8_0", "Q4_0", "F16")}
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -47,7 +46,7 @@ def mixed(decoder: Decoder, index: int) -> LayerDivision:
 
 
 def halves(decoder: Decoder, index: int) -> LayerDivision:
-    """Of every feed-forward some of its neurons on the device, in one layer all; of a mixture some experts."""
+    """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
     second = decoder.weights.layers[index].feed_forward
     if hasattr(second, "ffn_up_exps"):
         numbers = range(second.ffn_up_exps.experts)
@@ -78,7 +77,9 @@ CASES: list[tuple[str, Divide]] = [
 
 def model_for(name: str, divide: Divide) -> RandomModel:
     model = ZOO[name]
-    return replace(model, **WIDE) if divide is halves and not model.experts else model
+    if divide is not halves or model.experts:
+        return model
+    return replace(model, feed_forward=1280, formats=("Q8_0", "Q4_0", "F16"))
 
 
 @pytest.mark.parametrize(("name", "divide"), CASES)

@@ -304,9 +304,7 @@ def chosen_experts_block(block, call, team, thread):
     the experts.
     """
     scratch = scratch_of(block, thread)
-    normalise_and_quantise(
-        team, 0, call, load_i64(block + EXPERTS.norm), load_i64(block + EXPERTS.normed)
-    )
+    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), load_i64(block + EXPERTS.normed))
     add_experts(team, block, call, scratch)
 
 
