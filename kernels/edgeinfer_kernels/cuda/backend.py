@@ -37,8 +37,6 @@ from edgeinfer_kernels.cuda.tuner import (
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-TENSOR_CORES_FROM = 80
-"""The compute capability from which tensor cores multiply what `warp_products` asks of them."""
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
@@ -152,7 +150,6 @@ class CudaBackend:
             self._parts.workspace,
             tuning or Tuning(),
             dependent=dependent,
-            tensor_cores=not self._cuda or capability >= TENSOR_CORES_FROM,
         )
         self.step = DecodeStep(launches)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
