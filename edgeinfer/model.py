@@ -2,7 +2,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,6 +19,8 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
+from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
 
 
@@ -77,6 +79,8 @@ class Model:
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
@@ -84,11 +88,13 @@ class Model:
 
         `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
-        `logprobs` n: every token bears its log-probability and those of the n best. `progress` hears of
+        `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
         the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
         Raises:
-            SettingError: a setting or token id out of its range, or `raw` False without a chat template.
+            SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
+                schema that nothing can satisfy.
             ChatTemplateError: the chat template fails.
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
@@ -100,7 +106,14 @@ class Model:
         else:
             ids = self._encode_chat([{"role": "user", "content": prompt}])
         return self._stream_ids(
-            ids, max_tokens=max_tokens, stop=stop, logprobs=logprobs, progress=progress, **sampling
+            ids,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            schema=schema,
+            grammar=grammar,
+            progress=progress,
+            **sampling,
         )
 
     def _stream_ids(
@@ -110,6 +123,8 @@ class Model:
         max_tokens: int | None = None,
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         progress: Progress | None = None,
         dropped_turns: int = 0,
         on_end: Callable[[Generation], None] | None = None,
@@ -124,8 +139,19 @@ class Model:
             logprobs=logprobs,
             progress=progress,
             dropped_turns=dropped_turns,
+            constraint=self._constraint(schema, grammar),
         )
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
+
+    def _constraint(
+        self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
+    ) -> Constraint | None:
+        wanted = asked_for(schema, grammar)
+        return None if wanted is None else self._grammar_vocabulary.constraint(wanted)
+
+    @cached_property
+    def _grammar_vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
 
     def _refuse_closed(self) -> None:
         if self._closed:
