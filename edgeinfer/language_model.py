@@ -59,6 +59,14 @@ class Engine(Protocol):
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
         ...
 
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; what the head reads behind each, (len(ids), width) float32.
+
+        Raises:
+            EdgeInferError: this engine doesn't give them.
+        """
+        ...
+
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         ...

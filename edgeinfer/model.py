@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.decoding import Request, TokenStream, context_overflow
+from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
@@ -41,6 +42,7 @@ class Model:
         notes: Sequence[str] = (),
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
+        pooling: Pooling = "mean",
     ) -> None:
         self.name = name
         self.engine = engine
@@ -51,6 +53,7 @@ class Model:
         self.notes = tuple(notes)
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
+        self._pooling = pooling
         self._turn = threading.Lock()
         self._closed = False
 
@@ -208,12 +211,43 @@ class Model:
         taken = self._checked(ids)
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
+        return self._read_afresh(taken, self.engine.append_all)
+
+    def embed(
+        self, texts: str | Sequence[str], pooling: str | None = None, normalise: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors (len(texts), width) float32 of texts; of one text (width,).
+
+        `pooling`: "mean" of the rows in front of the head, the row of the first token ("cls") or of the
+        "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
+
+        Raises:
+            SettingError: an empty text, or an unknown pooling.
+            ContextOverflowError: a text has more tokens than the context holds.
+            EdgeInferError: the model has been closed, or its engine gives no vectors.
+        """
+        if isinstance(texts, str):
+            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalise)[0]
+            return found
+        chosen = self._pooling if pooling is None else check_pooling(pooling)
+        vectors = [pooled(self._rows(self._encode_text(text)), chosen, normalise) for text in texts]
+        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+
+    def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        """(len(ids), width) in front of the head, read from the beginning."""
+        if not ids:
+            raise SettingError("embed: saw an empty text, wanted one with at least one token")
+        return self._read_afresh(ids, self.engine.rows)
+
+    def _read_afresh(
+        self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
         with self._turn:
             self._refuse_closed()
-            if len(taken) > self.context:
-                raise context_overflow(self.engine, len(taken))
+            if len(ids) > self.context:
+                raise context_overflow(self.engine, len(ids))
             self.engine.rewind(0)
-            return self.engine.append_all(taken)
+            return read(ids)
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;

@@ -146,6 +146,10 @@ class LlamaCppEngine:
         shape = len(ids) if every else 1, self.vocabulary_size
         return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
 
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the protocol says."""
+        raise EdgeInferError("embeddings: this model runs by llama.cpp, which gives none here")
+
     def choice(self, sampler: Sampler) -> None:
         """Its logits come to the host, and so does the choice."""
 

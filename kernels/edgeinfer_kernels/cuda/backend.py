@@ -34,6 +34,7 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -310,6 +311,12 @@ class CudaBackend:
         with _device_errors():
             self._fetch_logits(x, out)
         return out
+
+    def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
+        with _device_errors():
+            rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
+        return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
         space, size = self._parts.workspace, out.shape[1]
