@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.decoding import Request, TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, check_pooling, pooled
@@ -118,6 +119,17 @@ class Model:
             progress=progress,
             **sampling,
         )
+
+    def stream_async(self, prompt: str | Sequence[int], **settings: Any) -> AsyncTokenStream:
+        """`stream` for `async for`; settings and `Raises` as there."""
+        return AsyncTokenStream(self.stream(prompt, **settings))
+
+    async def generate_async(self, prompt: str | Sequence[int], **settings: Any) -> Generation:
+        """`generate` for `await`; a task that is cancelled ends the answer."""
+        stream = self.stream_async(prompt, **settings)
+        async for _ in stream:
+            pass
+        return stream.result
 
     def _stream_ids(
         self,
