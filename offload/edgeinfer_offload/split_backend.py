@@ -31,6 +31,8 @@ class DeviceHalf(Protocol):
 
     def logits(self, x: Any) -> npt.NDArray[np.float32]: ...
 
+    def normed(self, x: Any) -> npt.NDArray[np.float32]: ...
+
     def close(self) -> None: ...
 
 
@@ -85,6 +87,11 @@ class SplitBackend:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
         return self.device.logits(x.above)
+
+    def normed(self, x: RowsBetween) -> npt.NDArray[np.float32]:
+        if x.above is None:
+            raise ValueError("these rows have not been up all layers")
+        return self.device.normed(x.above)
 
     def choose(
         self,

@@ -31,6 +31,8 @@ def run(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarFile = None,
     system: options.System = None,
     raw: options.Raw = None,
     chat_template: options.ChatTemplate = None,

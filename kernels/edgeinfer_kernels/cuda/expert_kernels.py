@@ -121,7 +121,7 @@ def expert_gated_kernel(
     row = expert * EXPERT_ROWS + program * ROWS
     words = PLANES * BLOCKS
     gates, ups = project_pair(
-        gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, 0, GATE, UP, False
+        gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, GATE, UP, False
     )
     if NORM == ROOT_MEAN_SQUARE:
         inverse = inverse_norms(squares + token * COUNT, epsilon, 1, 1, COUNT, WIDTH)
@@ -177,7 +177,7 @@ def expert_down_kernel(
         expert = tl.load(ids + pair)
         if expert >= 0:
             row = expert * WIDTH + program * ROWS
-            value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, 0, TILE, False)
+            value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, TILE, False)
             if BIAS:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
             total += value * tl.load(weights + pair)
