@@ -24,7 +24,13 @@ from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.split_backend import SplitBackend
-from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.this_machine import (
+    measure_gpu,
+    meets_in_graph,
+    unmeasured_machine,
+    with_cpu_speeds,
+    with_gpu,
+)
 
 ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""
@@ -117,7 +123,8 @@ class _Sides:
         except BaseException:
             above.close()
             raise
-        above.serve_with(host)
+        meets = meets_in_graph(self.gpu, user_folder("cache"))
+        above.serve_with(host, meets_in_graph=meets)
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,

@@ -212,10 +212,13 @@ class CudaBackend:
         prefill.read(len(ids), start)
         self._synchronise()
 
-    def serve_with(self, host: Host) -> None:
-        """Who takes the host's turns of a divided decoder, from now on."""
+    def serve_with(self, host: Host, *, meets_in_graph: bool = True) -> None:
+        """Who takes the host's turns of a divided decoder, from now on; `meets_in_graph`: see
+        `mailbox_speed.py`.
+        """
         assert self._prompt_turns is not None, "only a divided decoder has a host"
         self._prompt_turns.host = self._steps.host = host
+        self._steps.meets_in_graph = self._cuda and meets_in_graph
 
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""

@@ -36,6 +36,8 @@ class CapturedSteps:
         self._start = 0
         self.host: Host | None = None
         """Who takes the turns of a divided model."""
+        self.meets_in_graph = self._cuda
+        """Whether the device can wait for its host within a graph."""
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
@@ -66,10 +68,8 @@ class CapturedSteps:
         """The step before has to be over, on both sides."""
         assert self.host is not None
         mailbox, host, start = turns.mailbox, self.host, self._start
-        if not self._cuda:
-            mailbox.open()
-            turns.between = lambda turn, count: host.take_turn(turn, count, start)
-            self._launch(tokens, choice)
+        if not self.meets_in_graph:
+            self._launch_with_host(tokens, choice, turns, host)
             return
         graph = self._graph(tokens, choice)
         mailbox.begin(answered=0 if turns.turns.host[0] else 1)
@@ -87,6 +87,22 @@ class CapturedSteps:
     def forget(self) -> None:
         """Record anew what is asked for from now on: the step is cut in another way."""
         self._graphs.clear()
+
+    def _launch_with_host(self, tokens: int, choice: str, turns: StepTurns, host: Host) -> None:
+        """Kernels one by one; the host takes each turn when all that goes before it has been done."""
+        start = self._start
+
+        def take_turn(turn: int, count: int) -> None:
+            if self._cuda:
+                torch.cuda.current_stream(self._device).synchronize()
+            host.take_turn(turn, count, start)
+
+        turns.mailbox.open()
+        turns.between = take_turn
+        try:
+            self._launch(tokens, choice)
+        finally:
+            turns.between = None
 
     def _launch(self, tokens: int, choice: str) -> None:
         self.step.launch(tokens)
