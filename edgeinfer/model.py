@@ -26,7 +26,6 @@ from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
 
-
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
 

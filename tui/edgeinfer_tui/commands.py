@@ -13,6 +13,7 @@ from edgeinfer_tui import (
     profile_command,
     quantize_command,
     run_command,
+    serve_command,
     show_command,
 )
 
@@ -52,6 +53,7 @@ def edgeinfer(
 
 
 app.command()(run_command.run)
+app.command()(serve_command.serve)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
 app.command()(plan_command.plan)
