@@ -133,9 +133,9 @@ class CudaBackend:
         self._options = options or DeviceOptions()
         divisions = self._options.divisions
         turns = turns_of(weights, divisions) if divisions else None
-        if divisions:
-            specification, weights = device_half(specification, weights, divisions)
         self.specification, self._weights = specification, weights
+        if divisions:
+            self.specification, self._weights = device_half(specification, weights, divisions)
         self.device = device
         self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -147,11 +147,7 @@ class CudaBackend:
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            uploader = Uploader(device)
-            try:
-                self._parts.model.fill(uploader, on_placed)
-            finally:
-                uploader.close()
+            self._fill(on_placed)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -180,6 +176,19 @@ class CudaBackend:
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._pending: tuple[int, ...] = ()
+
+    def _fill(self, on_placed: OnPlaced | None) -> None:
+        """Bring the weights into place; the way that they took stays open if prompts use it."""
+        uploader, stream = Uploader(self.device), self._parts.stream
+        try:
+            self._parts.model.fill(uploader, on_placed)
+            if stream is not None:
+                stream.fill(uploader)
+        except BaseException:
+            uploader.close()
+            raise
+        if stream is None:
+            uploader.close()
 
     def _host(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=self._cuda)
@@ -377,6 +386,9 @@ class CudaBackend:
         """Give the device's memory back."""
         self._closed = True
         self._ahead = None
+        parts = self.__dict__.get("_parts")
+        if parts is not None and parts.stream is not None:
+            parts.stream.close()
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

@@ -31,7 +31,11 @@ def device_layer(decoder: Decoder, index: int) -> LayerDivision:
 
 @contextmanager
 def divided(
-    decoder: Decoder, device: str, divisions: Sequence[LayerDivision], kernels: Kernels
+    decoder: Decoder,
+    device: str,
+    divisions: Sequence[LayerDivision],
+    kernels: Kernels,
+    stream_from: int | None = None,
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
@@ -41,7 +45,7 @@ def divided(
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions)),
+        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions), stream_from=stream_from),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )
