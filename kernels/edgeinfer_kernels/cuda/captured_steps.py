@@ -129,11 +129,12 @@ class CapturedSteps:
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         """Compile and record a step. What the warm-up writes lies behind the cached tokens.
 
-        Rows that have been brought into x are there again when the graph is replayed.
+        Rows that have been brought into x, or lie in the mailbox, are there again when the graph is replayed.
         """
-        space = self.step.workspace
-        if self.step.turns:
-            self.step.turns.mailbox.open()
+        space, turns = self.step.workspace, self.step.turns
+        if turns:
+            turns.mailbox.open()
+        brought = turns.mailbox.rows.clone() if turns else None
         state, x = space.state.clone(), space.x.clone()
         self._launch(tokens, choice)
         torch.cuda.synchronize(self._device)
@@ -142,5 +143,7 @@ class CapturedSteps:
             self._launch(tokens, choice)
         space.state.copy_(state)
         space.x.copy_(x)
+        if turns and brought is not None:
+            turns.mailbox.rows.copy_(brought)
         self._graphs[tokens, choice] = graph
         return graph
