@@ -9,6 +9,14 @@ class UnknownModelError(EdgeInferError):
     """The name is neither in the catalogue nor a GGUF file on this disk."""
 
 
+class CatalogueError(EdgeInferError):
+    """An entry of models.toml, or of the user's own, that can't be read."""
+
+
+class DownloadError(EdgeInferError):
+    """A file can't be fetched, or isn't what was promised."""
+
+
 class UnsupportedModelError(EdgeInferError):
     """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
 
