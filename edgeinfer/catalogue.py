@@ -9,7 +9,7 @@ from pathlib import Path
 from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
 from edgeinfer.errors import NotPulledError, UnknownModelError
 from edgeinfer.found_models import OtherFolders, found_file, found_models
-from edgeinfer.model_file import ModelFile, models_under
+from edgeinfer.model_file import ModelFile, Source, models_under
 from edgeinfer.user_folders import user_folder
 
 __all__ = ["ModelFile", "default_models_folder", "find_model", "list_models", "read_catalogue"]
@@ -115,21 +115,25 @@ def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledErr
 
 def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
     """The quantisations of an entry that are on this disk."""
-    for quant in entry.quants:
-        file = entry.file_of(quant)
-        place = place_of(entry, file, folder)
-        inside = _builtin_folder() / file
-        if entry.repository is None and inside.exists():
-            yield quant, ModelFile(entry.name, inside, "built in")
-        elif first := next((path for path in (place, _first_part(place)) if path and path.exists()), None):
-            yield quant, ModelFile(entry.name, first, "models folder")
-        elif entry.repository and (found := found_file(entry.repository, file, others)):
+    root = folder / (entry.repository or "")
+    if entry.repository is None:
+        places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))
+        for quant in entry.quants:
+            file = entry.file_of(quant)
+            here = [(source, place / file) for source, place in places if (place / file).exists()]
+            if here:
+                source, path = here[0]
+                yield quant, ModelFile(entry.name, path, source)
+        return
+    ours = {}
+    for path in models_under(root):
+        label = entry.quant_of_file(path.relative_to(root).as_posix())
+        if label is not None:
+            ours[label] = ModelFile(entry.name, path, "models folder")
+    for quant in [*entry.quants, *(label for label in ours if label not in entry.quants)]:
+        found = ours.get(quant) or found_file(entry.repository, entry.file_of(quant), others)
+        if found:
             yield quant, found
-
-
-def _first_part(path: Path) -> Path | None:
-    """The first part of a model that the hub has in several files."""
-    return next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))), None)
 
 
 def _described(
@@ -143,7 +147,7 @@ def _described(
     """What was found, with what the catalogue says of it."""
     return replace(
         model,
-        name=f"{entry.name}:{quant}" if len(entry.quants) > 1 else entry.name,
+        name=entry.name_of(quant),
         draft_path=_draft_of(entry, entries, folder, others),
         parameters=entry.parameters,
         context=entry.context,

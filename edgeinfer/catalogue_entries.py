@@ -4,14 +4,16 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from edgeinfer.errors import CatalogueError
+from edgeinfer.quant_names import quant_of
 from edgeinfer.user_folders import user_folder
 
 NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
@@ -53,6 +55,23 @@ class CatalogueEntry:
     def quant_named(self, wanted: str) -> str | None:
         """A quantisation of the entry, however its letters are cased; None: it lists none such."""
         return next((quant for quant in self.quants if quant.lower() == wanted.lower()), None)
+
+    def quant_of_file(self, path: str) -> str | None:
+        """The quantisation of this model that a file of its repository is, listed here or not; None: it is
+        none of this model. Of several parts, any will do.
+        """
+        name = PART.sub(".gguf", PurePosixPath(path).name)
+        quant = quant_of(path) if self.has_several else self.quants[0]
+        return quant if name.lower() == PurePosixPath(self.file_of(quant)).name.lower() else None
+
+    def name_of(self, quant: str) -> str:
+        """What a user calls this quantisation of the model."""
+        return f"{self.name}:{quant}" if self.has_several else self.name
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there may be more than one quantisation."""
+        return "quant}" in self.file
 
 
 def _filled(pattern: str, quant: str) -> str:

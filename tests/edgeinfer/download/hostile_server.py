@@ -1,6 +1,5 @@
 """A server on the loopback that holds one file and does to each request what a test tells it to."""
 
-import hashlib
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +26,10 @@ class Request(BaseHTTPRequestHandler):
         """Say nothing."""
 
     @property
+    def content(self) -> bytes:
+        return self.server.content_of(self.path)
+
+    @property
     def first(self) -> int:
         return int(self.headers.get("Range", "bytes=0-").split("=")[1].split("-")[0])
 
@@ -43,7 +46,7 @@ class Request(BaseHTTPRequestHandler):
     def partly(self, body: bytes, total: int | str | None = None) -> None:
         """The head of a 206 for `body`, which is from `first` on."""
         last = self.first + len(body) - 1
-        total = len(self.server.content) if total is None else total
+        total = len(self.content) if total is None else total
         self.begin(206, len(body), Content_Range=f"bytes {self.first}-{last}/{total}")
 
 
@@ -59,7 +62,7 @@ def honest(request: Request) -> None:
 
 def careless(request: Request) -> None:
     """Knows ranges, but no If-Range."""
-    body = request.server.content[request.first :]
+    body = request.content[request.first :]
     if not body:
         request.begin(416, 0)
         return
@@ -71,7 +74,7 @@ def cut(after: int) -> Behaviour:
     """Promises the rest, sends so many bytes of it and closes."""
 
     def behave(request: Request) -> None:
-        body = request.server.content[request.first :]
+        body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
 
@@ -82,7 +85,7 @@ def stall(after: int) -> Behaviour:
     """Sends so many bytes, then nothing until the test ends."""
 
     def behave(request: Request) -> None:
-        body = request.server.content[request.first :]
+        body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
         request.wfile.flush()
@@ -99,7 +102,7 @@ def corrupt(at: int) -> Behaviour:
     """Turns one byte around."""
 
     def behave(request: Request) -> None:
-        body = bytearray(request.server.content[request.first :])
+        body = bytearray(request.content[request.first :])
         body[at] ^= 0xFF
         request.partly(bytes(body))
         request.wfile.write(body)
@@ -108,14 +111,14 @@ def corrupt(at: int) -> Behaviour:
 
 
 def without_ranges(request: Request) -> None:
-    request.begin(200, len(request.server.content))
-    request.wfile.write(request.server.content)
+    request.begin(200, len(request.content))
+    request.wfile.write(request.content)
 
 
 def without_ranges_cut(after: int) -> Behaviour:
     def behave(request: Request) -> None:
-        request.begin(200, len(request.server.content))
-        request.wfile.write(request.server.content[:after])
+        request.begin(200, len(request.content))
+        request.wfile.write(request.content[:after])
 
     return behave
 
@@ -123,16 +126,16 @@ def without_ranges_cut(after: int) -> Behaviour:
 def without_length(request: Request) -> None:
     """The body ends where the connection does."""
     request.begin(200, None)
-    request.wfile.write(request.server.content)
+    request.wfile.write(request.content)
 
 
 def chunked(cut_after: int | None = None) -> Behaviour:
     def behave(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
-        for start in range(0, len(request.server.content), 1000):
+        for start in range(0, len(request.content), 1000):
             if cut_after is not None and start >= cut_after:
                 return
-            part = request.server.content[start : start + 1000]
+            part = request.content[start : start + 1000]
             request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
         request.wfile.write(b"0\r\n\r\n")
 
@@ -143,7 +146,7 @@ def claims_total(total: int) -> Behaviour:
     """Says that the whole file has another length."""
 
     def behave(request: Request) -> None:
-        body = request.server.content[request.first :]
+        body = request.content[request.first :]
         request.partly(body, total)
         request.wfile.write(body)
 
@@ -154,8 +157,8 @@ def from_elsewhere(first: int) -> Behaviour:
     """Answers another range than the one that was asked for."""
 
     def behave(request: Request) -> None:
-        body = request.server.content[first:]
-        total = len(request.server.content)
+        body = request.content[first:]
+        total = len(request.content)
         request.begin(206, len(body), Content_Range=f"bytes {first}-{total - 1}/{total}")
         request.wfile.write(body)
 
@@ -200,9 +203,8 @@ class HostileServer(ThreadingHTTPServer):
     def url(self, path: str = "/model.gguf") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
 
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
+    def content_of(self, path: str) -> bytes:
+        return self.content
 
     def ranges(self) -> list[str]:
         """The first byte that each request asked for."""
