@@ -41,7 +41,7 @@ class PartialFile:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self._file = path, file
-        self._facts = path.with_name(path.name + ".json")
+        self._facts = facts_path(path)
         self.version = self._read_version()
         self.size = file.seek(0, os.SEEK_END)
         self._hash = hashlib.sha256()
@@ -118,6 +118,11 @@ class PartialFile:
 def partial_path(destination: Path) -> Path:
     """Where what came of `destination` lies."""
     return destination.with_name(destination.name + ENDING)
+
+
+def facts_path(partial: Path) -> Path:
+    """Where it is noted which version a partial file is of."""
+    return partial.with_name(partial.name + ".json")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,9 @@ from edgeinfer_tui import (
     list_command,
     plan_command,
     profile_command,
+    pull_command,
     quantize_command,
+    rm_command,
     run_command,
     show_command,
 )
@@ -52,8 +54,10 @@ def edgeinfer(
 
 
 app.command()(run_command.run)
+app.command()(pull_command.pull)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
+app.command()(rm_command.rm)
 app.command()(plan_command.plan)
 app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)

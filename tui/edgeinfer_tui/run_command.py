@@ -14,6 +14,7 @@ from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
+from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.status_line import dropped_turns_line, status_line
 
@@ -126,10 +127,14 @@ def _check_model(wishes: RunWishes) -> None:
     The one thing on the command line may be a prompt, where a model's name belongs.
     """
     from edgeinfer.catalogue import find_model
-    from edgeinfer.errors import UnknownModelError
+    from edgeinfer.errors import NotPulledError, UnknownModelError
 
     try:
         find_model(wishes.model)
+    except NotPulledError as missing:
+        if not _agrees_to_pull(missing.name):
+            raise
+        pull_model(missing.name)
     except UnknownModelError:
         if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
             raise
@@ -137,6 +142,16 @@ def _check_model(wishes: RunWishes) -> None:
         raise UnknownModelError(
             f'"{shown}" reads like a prompt, but the model comes first: edgeinfer run tiny "{shown}"'
         ) from None
+
+
+def _agrees_to_pull(name: str) -> bool:
+    """Ask a person; a script gets the error with the command in it."""
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+        return False
+    try:
+        return typer.confirm(f"{name} isn't on this disk yet. Pull it now?", default=True, err=True)
+    except typer.Abort:
+        return False
 
 
 def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
