@@ -6,6 +6,7 @@ import typer
 
 from edgeinfer_tui import (
     bench_command,
+    config_command,
     doctor_command,
     eval_command,
     list_command,
@@ -19,7 +20,6 @@ from edgeinfer_tui import (
 )
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,7 +47,8 @@ def edgeinfer(
 
       edgeinfer run tiny "Once upon a time"
 
-    MODEL is a name from `edgeinfer list` or the path of a .gguf file.
+    MODEL is a name from `edgeinfer list` or the path of a .gguf file;
+    `edgeinfer pull` fetches more.
     """
     if invocation.invoked_subcommand is None:
         print(invocation.get_help())
@@ -63,4 +64,5 @@ app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)
 app.command("eval")(eval_command.eval_)
 app.command()(profile_command.profile)
+app.command()(config_command.config)
 app.command()(doctor_command.doctor)

@@ -7,6 +7,7 @@ import typer
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.completion import models_to_pull
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.transfer_progress import TransferProgress
@@ -24,6 +25,7 @@ def pull(
             help="A name of `edgeinfer list --all`, with a quantisation if you like, as qwen3-8b:Q6_K; "
             "hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf on Hugging Face; or an address.",
             show_default=False,
+            autocompletion=models_to_pull,
         ),
     ],
 ) -> None:

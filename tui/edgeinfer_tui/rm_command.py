@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.completion import models_here
 from edgeinfer_tui.failures import reporting, say
 
 
@@ -12,7 +13,12 @@ from edgeinfer_tui.failures import reporting, say
 def rm(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Names of `edgeinfer list`.", show_default=False),
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names of `edgeinfer list`.",
+            show_default=False,
+            autocompletion=models_here,
+        ),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go, and leave it.", show_default=False)

@@ -16,6 +16,7 @@ from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import dropped_turns_line, status_line
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def run(
 
       edgeinfer run               [dim]# chat with the built-in model[/]
     """
-    wishes = run_wishes(invocation.params)
+    wishes = run_wishes(filled(invocation.params))
     _check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)

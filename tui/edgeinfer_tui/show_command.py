@@ -7,6 +7,7 @@ import typer
 
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_pairs
+from edgeinfer_tui.completion import models_to_pull
 from edgeinfer_tui.failures import reporting, say
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 def show(
     model: Annotated[
         str | None,
-        typer.Argument(help="A name from `edgeinfer list`, or a .gguf file. [dim]tiny if left out[/]"),
+        typer.Argument(
+            help="A name from `edgeinfer list`, or a .gguf file. [dim]tiny if left out[/]",
+            autocompletion=models_to_pull,
+        ),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
