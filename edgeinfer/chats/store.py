@@ -188,6 +188,11 @@ class ChatStore:
         chats = {chat: self.chat(str(chat)) for chat in {turn.chat for turn in turns}}
         return [Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns]
 
+    def set_system(self, chat: StoredChat, text: str | None) -> None:
+        """What the model of a chat is told first from now on."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
+
     def rename(self, chat: StoredChat, name: str) -> StoredChat:
         """Give a chat a name. Raises ChatStoreError where it is taken."""
         try:

@@ -6,6 +6,7 @@ import typer
 
 from edgeinfer_tui import (
     bench_command,
+    chats_command,
     config_command,
     doctor_command,
     eval_command,
@@ -59,6 +60,7 @@ app.command()(pull_command.pull)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
 app.command()(rm_command.rm)
+app.command()(chats_command.chats)
 app.command()(plan_command.plan)
 app.command()(quantize_command.quantize)
 app.command()(bench_command.bench)

@@ -58,11 +58,12 @@ def _defaults() -> dict[str, Any]:
     import edgeinfer
     from edgeinfer.catalogue import BUILTIN_NAME
     from edgeinfer.sampling.settings import SamplerSettings
+    from edgeinfer_tui.settings import FLAGS
 
     loading = signature(edgeinfer.load).parameters
     known = {name: parameter.default for name, parameter in loading.items()}
     known |= {option.name: getattr(SamplerSettings(), option.name) for option in fields(SamplerSettings)}
-    return {**known, "model": BUILTIN_NAME, "speed": False, "verbose": False}
+    return {**known, "model": BUILTIN_NAME, **dict.fromkeys(FLAGS, False)}
 
 
 def _folders() -> list[tuple[str, str]]:

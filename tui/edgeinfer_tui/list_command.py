@@ -9,7 +9,7 @@ import typer
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import reporting
-from edgeinfer_tui.progress_line import shown_time
+from edgeinfer_tui.progress_line import shown_ago
 
 if TYPE_CHECKING:
     from edgeinfer.catalogue_entries import CatalogueEntry
@@ -57,7 +57,7 @@ def _row(listed: "ListedModel") -> list[str]:
         model.parameters,
         listed.quant,
         shown_bytes(model.size_bytes),
-        _ago(time.time() - model.last_used),
+        shown_ago(time.time() - model.last_used),
         _fits(listed),
         model.source,
         model.notes or str(model.path),
@@ -71,12 +71,6 @@ def _fits(listed: "ListedModel") -> str:
         return "no"
     speed = listed.fit.tokens_per_second
     return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 60:
-        return "now"
-    return f"{shown_time(seconds)} ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
 
 
 def _print_catalogue(entries: "list[CatalogueEntry]", here: set[str], as_json: bool) -> None:

@@ -17,10 +17,21 @@ FILE_VARIABLE = "EDGEINFER_CONFIG"
 """Names another file than the usual one."""
 OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG")
 NOT_LASTING = frozenset(
-    ("invocation", "prompt", "stop", "raw", "chat_template", "assume_pre_tokenizer", "logit_bias", "logprobs")
+    (
+        "invocation",
+        "prompt",
+        "session",
+        "continue_",
+        "stop",
+        "raw",
+        "chat_template",
+        "assume_pre_tokenizer",
+        "logit_bias",
+        "logprobs",
+    )
 )
-"""Options of `run` that belong to one prompt or one file."""
-FLAGS = ("speed", "verbose")
+"""Options of `run` that belong to one prompt, one chat or one file."""
+FLAGS = ("speed", "verbose", "private")
 """Options that can only be switched on."""
 WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
