@@ -16,6 +16,7 @@ from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.stop_strings import StopStrings
+from edgeinfer.structured.constraint import Constraint
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Request:
     """None: none; n: every token's own and those of the n best."""
     progress: Progress | None = None
     dropped_turns: int = 0
+    constraint: Constraint | None = None
+    """Which tokens may follow; used up by this answer."""
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -173,11 +176,12 @@ class TokenStream:
 
     def _produce(self) -> Generator[Token, None, None]:
         request, engine = self._request, self._engine
-        sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
+        constraint = request.constraint
+        sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
         text = _TextRelease(self._tokenizer, request.stop)
         # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
         drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
-        plain = request.logprobs is None and not drawn_ahead
+        plain = request.logprobs is None and not drawn_ahead and constraint is None
         chooser = engine.choice(sampler) if plain else None
         prompt_logits = self._prefill()
         history = list(request.prompt_ids)
@@ -201,7 +205,7 @@ class TokenStream:
                 break
             history.append(chosen.id)
             yield from text.push(self._described(chosen))
-            if text.stopped:
+            if text.stopped or (constraint and not ready and constraint.finished):
                 self._reason = "stop"
                 break
             if count == most:
@@ -215,7 +219,7 @@ class TokenStream:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
         engine, speculator = self._engine, self._speculator
         follows = engine.ids == history[: len(history) - 1]
-        if not speculator or not follows:
+        if not speculator or not follows or self._request.constraint:
             return [self._one(history, sampler, chooser, follows)]
         draft = speculator.draft(history, sampler, room)
         if draft.ids:

@@ -2,7 +2,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.decoding import Request, TokenStream, context_overflow
+from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
@@ -19,6 +20,8 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
+from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
 
 
@@ -39,6 +42,7 @@ class Model:
         notes: Sequence[str] = (),
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
+        pooling: Pooling = "mean",
     ) -> None:
         self.name = name
         self.engine = engine
@@ -49,6 +53,7 @@ class Model:
         self.notes = tuple(notes)
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
+        self._pooling = pooling
         self._turn = threading.Lock()
         self._closed = False
 
@@ -77,6 +82,8 @@ class Model:
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
@@ -84,11 +91,13 @@ class Model:
 
         `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
-        `logprobs` n: every token bears its log-probability and those of the n best. `progress` hears of
+        `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
         the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
         Raises:
-            SettingError: a setting or token id out of its range, or `raw` False without a chat template.
+            SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
+                schema that nothing can satisfy.
             ChatTemplateError: the chat template fails.
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
@@ -100,7 +109,14 @@ class Model:
         else:
             ids = self._encode_chat([{"role": "user", "content": prompt}])
         return self._stream_ids(
-            ids, max_tokens=max_tokens, stop=stop, logprobs=logprobs, progress=progress, **sampling
+            ids,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            schema=schema,
+            grammar=grammar,
+            progress=progress,
+            **sampling,
         )
 
     def _stream_ids(
@@ -110,6 +126,8 @@ class Model:
         max_tokens: int | None = None,
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         progress: Progress | None = None,
         dropped_turns: int = 0,
         on_end: Callable[[Generation], None] | None = None,
@@ -124,8 +142,19 @@ class Model:
             logprobs=logprobs,
             progress=progress,
             dropped_turns=dropped_turns,
+            constraint=self._constraint(schema, grammar),
         )
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
+
+    def _constraint(
+        self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
+    ) -> Constraint | None:
+        wanted = asked_for(schema, grammar)
+        return None if wanted is None else self._grammar_vocabulary.constraint(wanted)
+
+    @cached_property
+    def _grammar_vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -182,12 +211,43 @@ class Model:
         taken = self._checked(ids)
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
+        return self._read_afresh(taken, self.engine.append_all)
+
+    def embed(
+        self, texts: str | Sequence[str], pooling: str | None = None, normalise: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors (len(texts), width) float32 of texts; of one text (width,).
+
+        `pooling`: "mean" of the rows in front of the head, the row of the first token ("cls") or of the
+        "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
+
+        Raises:
+            SettingError: an empty text, or an unknown pooling.
+            ContextOverflowError: a text has more tokens than the context holds.
+            EdgeInferError: the model has been closed, or its engine gives no vectors.
+        """
+        if isinstance(texts, str):
+            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalise)[0]
+            return found
+        chosen = self._pooling if pooling is None else check_pooling(pooling)
+        vectors = [pooled(self._rows(self._encode_text(text)), chosen, normalise) for text in texts]
+        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+
+    def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        """(len(ids), width) in front of the head, read from the beginning."""
+        if not ids:
+            raise SettingError("embed: saw an empty text, wanted one with at least one token")
+        return self._read_afresh(ids, self.engine.rows)
+
+    def _read_afresh(
+        self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
         with self._turn:
             self._refuse_closed()
-            if len(taken) > self.context:
-                raise context_overflow(self.engine, len(taken))
+            if len(ids) > self.context:
+                raise context_overflow(self.engine, len(ids))
             self.engine.rewind(0)
-            return self.engine.append_all(taken)
+            return read(ids)
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;

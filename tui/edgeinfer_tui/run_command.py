@@ -35,6 +35,8 @@ def run(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarFile = None,
     system: options.System = None,
     raw: options.Raw = None,
     continue_: options.Continue = False,

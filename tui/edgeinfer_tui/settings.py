@@ -24,13 +24,12 @@ NOT_LASTING = frozenset(
         "continue_",
         "stop",
         "raw",
-        "chat_template",
         "assume_pre_tokenizer",
         "logit_bias",
         "logprobs",
     )
 )
-"""Options of `run` that belong to one prompt, one chat or one file."""
+"""Options of `run` that belong to one prompt, one chat or one file; those that name a file do too."""
 FLAGS = ("speed", "verbose", "private")
 """Options that can only be switched on."""
 WORDS = {
@@ -111,9 +110,8 @@ def setting_kinds() -> Mapping[str, Any]:
     from edgeinfer_tui.run_command import run
 
     hints = typing.get_type_hints(run)
-    return {
-        name: _plain(hint) for name, hint in hints.items() if name not in NOT_LASTING and name != "return"
-    }
+    kinds = {name: _plain(hint) for name, hint in hints.items() if name not in (*NOT_LASTING, "return")}
+    return {name: kind for name, kind in kinds.items() if kind is not Path}
 
 
 def _plain(hint: Any) -> Any:
