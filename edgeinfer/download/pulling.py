@@ -94,7 +94,7 @@ def _pull_entry(entry: CatalogueEntry, quant: str, settings: Pull) -> Pulled:
         return _fetched(entry.name_of(chosen), [_vouched(remote, entry, chosen)], Path(), settings)
     there = _hub_models(entry.repository, None, settings)
     models = [model for model in there if entry.quant_of_file(model.name) is not None]
-    model = _chosen(entry.name, models, quant, settings)
+    model = _chosen(entry.name, models, quant, settings.models_folder / entry.repository, settings)
     files = [_vouched(file, entry, model.quant) if len(model.files) == 1 else file for file in model.files]
     return _fetched(entry.name_of(model.quant), files, Path(entry.repository), settings)
 
@@ -143,7 +143,7 @@ def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
             return Pulled(path.stem, tuple(_there(part) for part in parts_of(path)))
     models = _hub_models(address.repository, address.revision, settings)
     if address.file is None:
-        model = _chosen(wanted, models, address.quant, settings)
+        model = _chosen(wanted, models, address.quant, settings.models_folder / repository, settings)
     else:
         having = [model for model in models if address.file in [file.name for file in model.files]]
         if not having:
@@ -170,8 +170,10 @@ def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[H
     return models
 
 
-def _chosen(name: str, models: Sequence[HubModel], quant: str, settings: Pull) -> HubModel:
-    """The model of the quantisation that is named, or of the one that suits the machine."""
+def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
+    """The model of the quantisation that is named, else one that an earlier run began to fetch to `root`, else
+    of the one that suits the machine.
+    """
     by_quant: dict[str, HubModel] = {}
     for model in models:
         by_quant.setdefault(model.quant, model)
@@ -180,6 +182,10 @@ def _chosen(name: str, models: Sequence[HubModel], quant: str, settings: Pull) -
         if found is None:
             raise _no_such_quant(name, quant, list(by_quant))
         return by_quant[found]
+    begun = max(models, key=lambda model: _came_of(model, root), default=None)
+    if begun is not None and (came := _came_of(begun, root)):
+        settings.hearing.say(f"{begun.quant}: {came / 2**20:.0f} MiB of it are here already")
+        return begun
     plain = {label: model for label, model in by_quant.items() if not label.startswith("UD-")} or by_quant
     options = [
         QuantOption(label, model.size_bytes or 0, partial(remote_sizes, model.files, settings.patience))
@@ -216,6 +222,10 @@ def _fetched(name: str, files: Sequence[RemoteFile], folder: Path, settings: Pul
         found.append(fetch(file, place, settings.hearing, settings.patience))
     _check_model(found)
     return Pulled(name, tuple(found))
+
+
+def _came_of(model: HubModel, root: Path) -> int:
+    return sum(_came(root / file.name) for file in model.files)
 
 
 def _came(place: Path) -> int:

@@ -127,23 +127,6 @@ PreTokenizer = Annotated[
     ),
 ]
 
-Continue = Annotated[
-    bool,
-    Option("--continue", help="Go on with the last chat, on its model.", rich_help_panel=PROMPT),
-]
-Session = Annotated[
-    str | None,
-    Option(
-        "--session",
-        metavar="NAME",
-        help="Go on with the chat of that name (or number), or begin it. `edgeinfer chats` lists them.",
-        rich_help_panel=PROMPT,
-    ),
-]
-Private = Annotated[
-    bool, Option("--private", help="Keep nothing of this chat.", rich_help_panel=PROMPT, show_default=False)
-]
-
 Context = Annotated[
     int | None,
     Option("--context", "-c", help="Tokens that prompt and answer may take.", rich_help_panel=MACHINE),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import interrupts, library, options
+from edgeinfer_tui import interrupts, library, options, session_options
 from edgeinfer_tui.answer_output import print_answer
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
@@ -39,9 +39,9 @@ def run(
     grammar: options.GrammarFile = None,
     system: options.System = None,
     raw: options.Raw = None,
-    continue_: options.Continue = False,
-    session: options.Session = None,
-    private: options.Private = False,
+    continue_: session_options.Continue = False,
+    session: session_options.Session = None,
+    private: session_options.Private = False,
     chat_template: options.ChatTemplate = None,
     assume_pre_tokenizer: options.PreTokenizer = None,
     context: options.Context = None,

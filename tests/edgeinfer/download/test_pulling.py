@@ -168,6 +168,19 @@ def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: d
     assert pull("mini:Q4_K_M", settings).name == "mini:Q4_K_M"
 
 
+def test_a_pull_that_was_stopped_goes_on_with_the_quantisation_it_began(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    partial = settings.models_folder / "me/mini-GGUF/mini-Q6_K.gguf.partial"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(models["Q6_K"][: 1 << 17])
+    settings, said = heard(settings)
+    assert pull("mini", settings).name == "mini:Q6_K"
+    assert said == ["Q6_K: 0 MiB of it are here already"]
+    assert hub.ranges()[-1] == str(1 << 17)
+
+
 def test_a_quantisation_that_is_not_there_names_those_that_are(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
