@@ -171,8 +171,8 @@ def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[H
 
 
 def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
-    """The model of the quantisation that is named, else one that an earlier run began to fetch to `root`, else
-    of the one that suits the machine.
+    """The model of the quantisation that is named, else one that lies in `root` in part or whole, else of the
+    one that suits the machine.
     """
     by_quant: dict[str, HubModel] = {}
     for model in models:

@@ -53,7 +53,7 @@ def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> P
     return Pull(
         models_folder=tmp_path / "models",
         hearing=Hearing(),
-        patience=Patience(attempts=3, stall_seconds=0.5, sleep=lambda seconds: None),
+        patience=Patience(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
         endpoint=hub.url("").rstrip("/"),
         others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
         machine=lambda: machine_with(8 * GIBIBYTE),
@@ -227,18 +227,18 @@ def test_a_repository_alone_or_with_a_quantisation(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    assert pull("hf:me/mini-GGUF:Q6_K", settings).path.name == "mini-Q6_K.gguf"
     assert pull("hf:me/mini-GGUF", settings).path.name == "mini-Q8_0.gguf"
+    assert pull("hf:me/mini-GGUF:Q6_K", settings).path.name == "mini-Q6_K.gguf"
 
 
 def test_the_address_of_a_page_or_a_file_on_the_hub_is_understood(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
+    assert pull(hub.url("/me/mini-GGUF"), settings).path.name == "mini-Q8_0.gguf"
     for kind in ("blob", "resolve"):
         pulled = pull(hub.url(f"/me/mini-GGUF/{kind}/main/mini-Q6_K.gguf?download=true"), settings)
         assert files_of(pulled, settings) == ["me/mini-GGUF/mini-Q6_K.gguf"]
-    assert pull(hub.url("/me/mini-GGUF"), settings).path.name == "mini-Q8_0.gguf"
 
 
 def test_a_file_that_is_not_in_the_repository_names_those_that_are(
