@@ -194,11 +194,12 @@ def _only_model_in(folder: Path) -> Path:
         return found[0]
     if not found:
         raise UnknownModelError(f"{folder}: a folder without a .gguf file; name a model file")
-    names = _first_few([path.name for path in found])
+    names = first_few([path.name for path in found])
     raise UnknownModelError(f"{folder}: a folder with {len(found)} models; name one of {names}")
 
 
-def _first_few(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
+    """Names for a message, which shall not become long."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
 
@@ -221,7 +222,7 @@ def _unknown(
         return UnknownModelError(f"{_shortened(wanted)}: no such file, nor is there such a folder")
     names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
     near = difflib.get_close_matches(wanted.partition(":")[0], names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_first_few(names)}."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
     way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
     return UnknownModelError(f"{_shortened(wanted)}: no such model; {hint} {way_out}")
 

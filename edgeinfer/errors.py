@@ -25,6 +25,10 @@ class DownloadError(EdgeInferError):
     """A file can't be fetched, or isn't what was promised."""
 
 
+class OfflineError(DownloadError):
+    """The hub can't be reached, or was switched off."""
+
+
 class UnsupportedModelError(EdgeInferError):
     """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.errors import DownloadError
+from edgeinfer.errors import DownloadError, OfflineError
 from edgeinfer.model_file import LATER_PART, PROJECTOR
 from edgeinfer.quant_names import quant_of
 
@@ -81,11 +81,11 @@ def list_hub_models(
     Token, endpoint and offline mode are what huggingface_hub takes from its environment and login.
 
     Raises:
-        DownloadError: the hub can't be reached, or doesn't give it.
+        OfflineError: the hub can't be reached.
+        DownloadError: it doesn't give it.
     """
     from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined]
 
     # Among its base classes is that of the errors of the HTTP client that this release works with.
     failures: tuple[type[Any], ...] = (OSError, ValueError, *HfHubHTTPError.__bases__)
@@ -160,7 +160,7 @@ def _refusal(repository: str, error: Exception) -> DownloadError:
     if status is not None:
         return DownloadError(f"{repository}: the hub answers {status}; try again later")
     why = (str(error).splitlines() or [kind])[0]
-    return DownloadError(f"{repository}: the hub can't be reached: {why}")
+    return OfflineError(f"{repository}: the hub can't be reached: {why}")
 
 
 def _page(repository: str) -> str:

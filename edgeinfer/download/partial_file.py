@@ -159,7 +159,7 @@ def _locked(file: IO[bytes]) -> bool:
     if sys.platform == "win32":
         import msvcrt
 
-        file.seek(1 << 62)
+        file.seek(0x7FFFFFFF)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from edgeinfer.catalogue import default_models_folder, find_model, split_quant
+from edgeinfer.catalogue import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
 from edgeinfer.download.header_sizes import remote_sizes
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
@@ -14,7 +14,7 @@ from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.quant_choice import QuantOption, choose_quant
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Fetched, Hearing, Patience, check_room, fetch
-from edgeinfer.errors import DownloadError, UnknownModelError
+from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.fitting import known_machine
 from edgeinfer.found_models import OtherFolders
 from edgeinfer.model_file import ModelFile, parts_of
@@ -162,7 +162,13 @@ def _pull_url(url: str, settings: Pull) -> Pulled:
 
 
 def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[HubModel]:
-    models = list_hub_models(repository, revision, settings.endpoint)
+    try:
+        models = list_hub_models(repository, revision, settings.endpoint)
+    except OfflineError as error:
+        here = [
+            model.name for model in list_models(models_folder=settings.models_folder, others=settings.others)
+        ]
+        raise OfflineError(f"{error}; on this disk: {first_few(here)}") from error
     if not models:
         raise DownloadError(
             f"{repository}: there is no .gguf file in it; look for a repository of GGUF files"
@@ -204,9 +210,7 @@ def _no_such_quant(name: str, quant: str, there: Sequence[str]) -> DownloadError
 
 
 def _offered(models: Sequence[HubModel]) -> str:
-    names = [model.name for model in models[:8]]
-    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
-    return f"there are {', '.join(names)}{more}"
+    return f"there are {first_few([model.name for model in models])}"
 
 
 def _fetched(name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull) -> Pulled:

@@ -102,6 +102,7 @@ def test_a_catalogue_model_is_pulled_from_the_hub_of_the_environment(
     assert path.parts[-3:] == ("Qwen", "Qwen3-4B-GGUF", "Qwen3-4B-Q8_0.gguf")
     assert "edgeinfer: Q8_0: the best of Q8_0, Q4_K_M that fits and is fast: " in done.stderr
     assert "edgeinfer: Qwen3-4B-Q8_0.gguf: sha256 as the hub says" in done.stderr
+    assert done.stderr.endswith("which may make it faster: edgeinfer pull qwen3-0.6b\n")
     assert in_a_program(hub, tmp_path, "rm", "qwen3-4b:Q8_0").returncode == 0
     assert not path.parent.parent.exists()
 

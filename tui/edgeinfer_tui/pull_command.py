@@ -82,4 +82,16 @@ def _outcome(pulled: "Pulled") -> list[str]:
             lines.append(f"{file.path.name}: sha256 as {file.vouched_by} says")
         elif not file.was_there:
             lines.append(f"{file.path.name}: nobody says what its sha256 must be; it is {file.sha256}")
-    return lines
+    return [*lines, *_draft_remark(pulled.name)]
+
+
+def _draft_remark(name: str) -> list[str]:
+    """What could guess ahead for the model, if that isn't here yet."""
+    from edgeinfer.catalogue import find_model, read_catalogue, split_quant
+
+    entries = read_catalogue()
+    known, _ = split_quant(name, entries)
+    draft = entries[known].draft if known else None
+    if draft not in entries or find_model(name).draft_path is not None:
+        return []
+    return [f"{draft} can guess ahead for it, which may make it faster: edgeinfer pull {draft}"]
