@@ -84,9 +84,11 @@ def list_hub_models(
         OfflineError: the hub can't be reached.
         DownloadError: it doesn't give it.
     """
-    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined]
 
+    if constants.HF_HUB_OFFLINE:
+        raise OfflineError(f"{repository}: the hub can't be reached: HF_HUB_OFFLINE keeps off it")
     # Among its base classes is that of the errors of the HTTP client that this release works with.
     failures: tuple[type[Any], ...] = (OSError, ValueError, *HfHubHTTPError.__bases__)
     try:

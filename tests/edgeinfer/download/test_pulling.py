@@ -307,7 +307,10 @@ def test_a_hub_switched_off_by_the_environment_is_one_line(
     settings: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "the hub can't be reached: " in refusal("mini", settings)
+    said = refusal("mini", settings)
+    assert said.startswith(
+        "me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE keeps off it; on this disk: "
+    )
 
 
 def test_a_repository_without_models_says_so(hub: FakeHub, settings: Pull) -> None:
