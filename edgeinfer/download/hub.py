@@ -109,8 +109,10 @@ def list_hub_models(
 
 
 def _is_model(name: str) -> bool:
+    """A GGUF file that holds a model, and whose name leads nowhere else on this disk."""
     path = PurePosixPath(name)
-    return name.endswith(".gguf") and ".." not in path.parts and not PROJECTOR.match(path.name)
+    inside = not path.is_absolute() and ".." not in path.parts and "\\" not in name
+    return inside and name.endswith(".gguf") and not PROJECTOR.match(path.name)
 
 
 def _remote(sibling: Any, url: str, headers: dict[str, str], repository: str) -> RemoteFile:

@@ -87,6 +87,8 @@ def offer(hub: FakeHub, models: dict[str, bytes]) -> None:
         hub.put("me/mini-GGUF", f"mini-{quant}.gguf", content)
     hub.put("me/mini-GGUF", "mmproj-F16.gguf", b"GGUF")
     hub.put("me/mini-GGUF", "../../evil-Q8_0.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "/tmp/mini-Q5_0.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "..\\mini-Q5_1.gguf", b"GGUF")
     hub.put("me/mini-GGUF", "README.md", b"#")
 
 
