@@ -39,6 +39,7 @@ class Request(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         if self.server.tag:
             self.send_header("ETag", self.server.tag)
+        self.send_header("Connection", "close")
         for name, value in (self.server.headers | headers).items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
