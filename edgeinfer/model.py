@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import Request, TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
@@ -23,6 +25,9 @@ from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat."""
 
 
 class Model:
@@ -67,7 +72,7 @@ class Model:
         """Most tokens of prompt and answer together."""
         return self.engine.context
 
-    def generate(self, prompt: str | Sequence[int], **settings: Any) -> Generation:
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
         """The whole answer to a prompt; settings and `Raises` as for `stream`."""
         stream = self.stream(prompt, **settings)
         for _ in stream:
@@ -76,12 +81,13 @@ class Model:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_tokens: int | None = None,
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
+        tools: Sequence[Tool] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
         progress: Progress | None = None,
@@ -89,7 +95,9 @@ class Model:
     ) -> TokenStream:
         """The answer to a prompt as it comes.
 
-        `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
+        `prompt`: a text, token ids taken as they are, or the messages of a chat ({"role": …, "content": …}),
+        with the `tools` that its template is to offer (`parse_tool_calls` finds their calls in the answer).
+        `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
         JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
@@ -102,8 +110,13 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        if not isinstance(prompt, str):
-            ids = self._checked(prompt)
+        messages = _messages(prompt)
+        if messages is None and tools:
+            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
+        if messages is not None:
+            ids = self._encode_chat(messages, tools)
+        elif not isinstance(prompt, str):
+            ids = self._checked(prompt)  # type: ignore[arg-type]
         elif raw:
             ids = self._encode_text(prompt)
         else:
@@ -118,6 +131,17 @@ class Model:
             progress=progress,
             **sampling,
         )
+
+    def stream_async(self, prompt: Prompt, **settings: Any) -> AsyncTokenStream:
+        """`stream` for `async for`; settings and `Raises` as there."""
+        return AsyncTokenStream(self.stream(prompt, **settings))
+
+    async def generate_async(self, prompt: Prompt, **settings: Any) -> Generation:
+        """`generate` for `await`; a task that is cancelled ends the answer."""
+        stream = self.stream_async(prompt, **settings)
+        async for _ in stream:
+            pass
+        return stream.result
 
     def _stream_ids(
         self,
@@ -182,14 +206,14 @@ class Model:
             return [bos, *ids]
         return ids
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Messages through the template; BOS is added only if the template didn't write it."""
         if self.chat_format is None:
             raise SettingError(
                 f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
-        text = self.chat_format.render(messages)
+        text = self.chat_format.render(messages, tools=tools or None)
         ids = self.tokenizer.encode(text, special=True)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -270,3 +294,15 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _messages(prompt: Prompt) -> Sequence[Message] | None:
+    """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
+    if isinstance(prompt, str | bytes | bytearray) or not prompt or not isinstance(prompt[0], Mapping):
+        return None
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SettingError(
+                f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
+            )
+    return [dict(message) for message in prompt if isinstance(message, Mapping)]

@@ -1,6 +1,7 @@
 """A loaded model: text and ids in, tokens and logits out, from one thread or several, until it is closed."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,3 +204,17 @@ def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) ->
             answers.append(model.logits([1, 50, 60, 70])[-1])
     assert np.linalg.norm(answers[0] - answers[1]) < 2e-3 * np.linalg.norm(answers[1])
     assert not np.array_equal(*answers)
+
+
+def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
+        settings = {"max_tokens": 6, "temperature": 0.0}
+        said = model.chat().say("the rain", **settings)
+        asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
+        assert asked.ids == said.ids
+        wrongs: tuple[list[Any], ...] = ([{"content": "no role"}], [{"role": "user", "content": "a"}, 5])
+        for wrong in wrongs:
+            with pytest.raises(SettingError, match="wanted messages with a role and a content"):
+                model.generate(wrong)
+        with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):
+            model.generate("the rain", tools=[{"name": "look"}])

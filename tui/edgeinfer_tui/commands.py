@@ -17,6 +17,7 @@ from edgeinfer_tui import (
     quantize_command,
     rm_command,
     run_command,
+    serve_command,
     show_command,
 )
 
@@ -57,6 +58,7 @@ def edgeinfer(
 
 app.command()(run_command.run)
 app.command()(pull_command.pull)
+app.command()(serve_command.serve)
 app.command()(show_command.show)
 app.command("list")(list_command.list_)
 app.command()(rm_command.rm)
