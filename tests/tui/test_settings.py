@@ -105,9 +105,9 @@ def test_a_wrong_variable_is_named(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_CONTEXT", "much")
-    assert edgeinfer("run", "tiny", "Hi").err == (
-        "edgeinfer: EDGEINFER_CONTEXT: saw 'much', wanted a whole number\n"
-    )
+    for command in (("run", "tiny", "Hi"), ("plan",), ("serve",), ("config",)):
+        said = edgeinfer(*command).err
+        assert said == "edgeinfer: EDGEINFER_CONTEXT: saw 'much', wanted a whole number\n"
 
 
 def test_another_file_may_be_named(

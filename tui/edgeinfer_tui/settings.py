@@ -15,7 +15,7 @@ from typing import Any
 PREFIX = "EDGEINFER_"
 FILE_VARIABLE = "EDGEINFER_CONFIG"
 """Names another file than the usual one."""
-OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG")
+OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG", "EDGEINFER_SERVE_KEY")
 NOT_LASTING = frozenset(
     (
         "invocation",
