@@ -6,6 +6,7 @@ from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
+from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
@@ -75,7 +76,13 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
     machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, kernel_formats(source.weights))
     machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
     asked = PlanWishes(
-        context=source.context, kv=wishes.kv, vram=vram, ram=wishes.ram, repack=wishes.repack, streams=False
+        context=source.context,
+        kv=wishes.kv,
+        vram=vram,
+        ram=wishes.ram,
+        repack=wishes.repack,
+        streams=False,
+        routing=known_routing(source.file.path, source.sizes)[0],
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -134,9 +141,8 @@ class _Sides:
             plan.weight_bytes_per_token,
             source.context,
         )
-        return LoadedEngine(
-            engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=[placed_note(plan)]
-        )
+        notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=notes)
 
     @property
     def _divisions(self) -> tuple[LayerDivision, ...]:
@@ -179,13 +185,8 @@ def placed_note(plan: MemoryPlan) -> str:
     """What of a divided model is on the GPU, in a sentence."""
     layers = plan.layers
     attention = sum(layer.attention == "gpu" for layer in layers)
-    mixture = any(layer.experts for layer in layers)
-    shares = [
-        len(layer.gpu_experts) / layer.experts if layer.experts else layer.hot_neurons / layer.neurons
-        for layer in layers
-    ]
-    second = "experts" if mixture else "feed-forwards"
+    second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
-        f"{sum(shares) / len(shares):.0%} of the {second}, and the head; the rest is on the CPU"
+        f"{plan.feed_forward_share:.0%} of the {second}, and the head; the rest is on the CPU"
     )

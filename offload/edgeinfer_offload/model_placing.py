@@ -173,19 +173,6 @@ class ModelPlacing:
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
 
-    def _cuts(self, budget: Budget) -> list[Placement]:
-        """Whole layers, the upper ones and the head on the GPU, for every number that fits."""
-        draft = CPU if self.draft else None
-        ends, here = self._ends(GPU, CPU, draft), Choice(CPU, CPU, 0)
-        found = []
-        for first in range(1, len(self.costs)):
-            above = [Choice(GPU, GPU, cost.units) for cost in self.costs[first:]]
-            placed = self.search.placement([here] * first + above, ends)
-            if placed.gpu_bytes + budget.gpu_fixed <= budget.gpu_bytes:
-                waiting = float(budget.penalty(placed.cpu_bytes))
-                found.append(replace(placed, seconds=placed.seconds + waiting))
-        return found
-
     @property
     def _cpu_room(self) -> float:
         return float(self.ram) if self.wishes.repack else float("inf")
@@ -209,12 +196,8 @@ class ModelPlacing:
             alone, there = self._budget(vram, shared=False), self.whole(GPU)
             if there.gpu_bytes + alone.gpu_fixed <= vram:
                 candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
-        if self.pricing.graphics and self.wishes.device in ("any", "layers"):
-            split: list[Placement] = []
-            if self.wishes.device == "any":
-                split = [p for p in (self.search.best(self._budget(vram)), self._draft_alone()) if p]
-            elif self.can_be_whole:
-                split = self._cuts(self._budget(vram))
+        if self.pricing.graphics and self.wishes.device == "any":
+            split = [p for p in (self.search.best(self._budget(vram)), self._draft_alone()) if p]
             candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         return best if best and best.seconds < float("inf") else None

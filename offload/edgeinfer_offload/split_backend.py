@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, Rows
-from edgeinfer_kernels.cpu.host_half import PairCounts
+from edgeinfer_kernels.routing import PairCounts
 
 
 class DeviceHalf(Protocol):
@@ -76,6 +76,11 @@ class SplitBackend:
         self.host = host
         self.device = device
         self.most_recent = device.most_recent
+
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts the device has asked for, and how many of them were the host's."""
+        return self.host.pairs
 
     def embed(self, ids: Sequence[int]) -> RowsBetween:
         return RowsBetween(self.host.embed(ids))

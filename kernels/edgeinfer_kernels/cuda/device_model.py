@@ -185,7 +185,8 @@ class DeviceModel:
     def _matrix(self, source: Matrix) -> DeviceMatrix:
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
-        self._fills.append(_Fill(source, target, 0, None))
+        parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
+        self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
         return target
 
     def _vector(self, values: Vector | None, size: int = 0) -> Tensor | None:

@@ -130,7 +130,7 @@ def test_the_host_tells_how_many_experts_it_was_asked_for(
             divisions = [divide(decoder, index) for index in range(count)]
             with divided(decoder, device, divisions, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
-                seen, here = backend.host.pairs
+                seen, here = backend.pairs
             assert seen == 12 * count * 3
             assert here == seen if expected else 0 < here < seen
 
