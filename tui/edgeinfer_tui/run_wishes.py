@@ -64,6 +64,10 @@ class RunWishes:
     """Keywords of `Model.stream`, those that were given."""
     system: str | None = None
     raw: bool | None = None
+    session: str | None = None
+    """The chat to go on with, or to begin."""
+    resume: bool = False
+    private: bool = False
     speed: bool = False
     verbose: bool = False
 
@@ -82,6 +86,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
             raise BadParameter(f"--{option}: saw {given[name]}, wanted a whole number of at least {least}")
     if given.get("raw") and "system" in given:
         raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
+    _check_session(given)
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
         loading["chat_template"] = text_of(loading["chat_template"], "--chat-template")
@@ -97,9 +102,21 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         answering=_answering(given),
         system=given.get("system"),
         raw=given.get("raw"),
+        session=given.get("session"),
+        resume=given.get("continue_", False),
+        private=given.get("private", False),
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
+
+
+def _check_session(given: Mapping[str, Any]) -> None:
+    named, resumed = "session" in given, given.get("continue_")
+    if named and resumed:
+        raise BadParameter("--continue takes the last chat, --session the one named; drop one of them")
+    if (named or resumed) and (given.get("private") or given.get("raw")):
+        other = "--private keeps none" if given.get("private") else "--raw knows none"
+        raise BadParameter(f"--session and --continue go on with a kept chat, {other}; drop one of them")
 
 
 def _answering(given: Mapping[str, Any]) -> dict[str, Any]:

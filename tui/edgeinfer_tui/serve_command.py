@@ -12,6 +12,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.run_wishes import run_wishes
+from edgeinfer_tui.settings import filled
 
 if TYPE_CHECKING:
     from edgeinfer import Model
@@ -69,7 +70,7 @@ def serve(
       curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    wishes = run_wishes(invocation.params)
+    wishes = run_wishes(filled(invocation.params))
     _check_installed()
     if host in EVERYWHERE and key is None:
         raise typer.BadParameter(
