@@ -165,7 +165,9 @@ class ModelPlacing:
     @property
     def streams(self) -> bool:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
-        return self.wishes.streams and self.wishes.device == "any"
+        dense = any(layer.feed_forward and not layer.feed_forward.post_normed for layer in self.sizes.layers)
+        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
+        return dense and known and self.wishes.device == "any"
 
     def _budget(self, vram: float, *, shared: bool = True) -> Budget:
         """For placements that use the GPU and, if it is `shared`, the CPU."""

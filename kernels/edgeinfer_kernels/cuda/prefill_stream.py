@@ -41,7 +41,8 @@ class PromptStream:
     """What the host has of the device's layers, ready to be sent; `least_tokens`: from how many on to do so.
 
     `parts` are None where nothing is the host's, or what is can't be computed here: a mixture, a norm behind
-    the sum, or layers that the host has in the same turn. `weights` and `divisions` are those of the whole decoder.
+    the sum, or layers that the host has in the same turn. `weights` and `divisions` are those of the whole
+    decoder.
     """
 
     def __init__(
