@@ -17,6 +17,8 @@ LIBRARY_BYTES = 320 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
 STREAM_BYTES = 64 << 20
 """On the GPU, where weights of the CPU arrive that a prompt is multiplied with: two chunks of 32 MiB."""
+PROMPT_WORTH = 1.06
+"""A plan that decodes so many times as long as the fastest is taken if prompts can send weights under it."""
 STAGING_BYTES = 24 << 20
 """Pinned main memory through which weights reach the GPU."""
 
@@ -137,6 +139,20 @@ class ModelPlacing:
     def search(self) -> Search:
         return Search(self.costs, self._all_ends(), self.pricing.hand_over)
 
+    @cached_property
+    def _attending(self) -> Search:
+        """Placements with all attention on the GPU, to which a prompt can send the feed-forwards."""
+        return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
+
+    def _best_split(self, vram: float) -> Placement | None:
+        """The fastest that uses both; or one that is as good as that, and reads prompts faster."""
+        budget = self._budget(vram)
+        best = self.search.best(budget)
+        if best is None or not self.streams or not self.can_be_whole:
+            return best
+        attending = self._attending.best(budget)
+        return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
+
     def _all_ends(self) -> list[Ends]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
         if self.draft and self.draft[GPU]:
@@ -199,7 +215,7 @@ class ModelPlacing:
             if there.gpu_bytes + alone.gpu_fixed <= vram:
                 candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
         if self.pricing.graphics and self.wishes.device == "any":
-            split = [p for p in (self.search.best(self._budget(vram)), self._draft_alone()) if p]
+            split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
             candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         return best if best and best.seconds < float("inf") else None
