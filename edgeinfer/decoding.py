@@ -34,6 +34,8 @@ class Request:
     dropped_turns: int = 0
     constraint: Constraint | None = None
     """Which tokens may follow; used up by this answer."""
+    recall: Callable[[list[int], int], int] | None = None
+    """(ids, how many of them the engine holds) -> how many it holds now, more if they were on the disk."""
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -165,6 +167,8 @@ class TokenStream:
         if len(ids) > engine.context:
             raise context_overflow(engine, len(ids))
         shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
+        if self._request.recall is not None:
+            shared = max(shared, self._request.recall(ids[:-1], shared))
         engine.rewind(shared)
         self._clock.start(len(ids), shared)
         logits = engine.append(ids[shared:], self._progress)

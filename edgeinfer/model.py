@@ -20,6 +20,8 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
+from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
@@ -48,6 +50,7 @@ class Model:
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -59,6 +62,7 @@ class Model:
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
+        self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._turn = threading.Lock()
         self._closed = False
 
@@ -167,6 +171,7 @@ class Model:
             progress=progress,
             dropped_turns=dropped_turns,
             constraint=self._constraint(schema, grammar),
+            recall=self._snapshots.recall if self._snapshots else None,
         )
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
@@ -272,6 +277,14 @@ class Model:
                 raise context_overflow(self.engine, len(ids))
             self.engine.rewind(0)
             return read(ids)
+
+    def keep_snapshot(self) -> bool:
+        """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
+
+        A prompt that begins with it is then read from there, by this program or another. Whether it is there.
+        """
+        with self._turn:
+            return not self._closed and self._snapshots is not None and self._snapshots.keep()
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;
