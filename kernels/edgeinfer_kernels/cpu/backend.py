@@ -32,7 +32,7 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -42,12 +42,6 @@ from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForward
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
-
-
-PROGRAM_TOKENS = 16
-"""Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
-where it costs next to nothing and Ctrl-C is heard.
-"""
 
 
 ALWAYS_USED = ("attention_block", "head_block", "run_program")
@@ -264,7 +258,8 @@ class CpuBackend:
         self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
-        if len(x) > PROGRAM_TOKENS:
+        # Longer steps come back to Python between two blocks, where it costs next to nothing and Ctrl-C is heard.
+        if len(x) > STEP_TOKENS:
             for layer in range(len(self.specification.layers)):
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)

@@ -158,6 +158,8 @@ POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
 SCORES_A_THREAD = 4 * 4 * POSITIONS_A_TILE
 """Bytes of the scores of such a tile with four query heads."""
+STEP_TOKENS = 16
+"""Steps of so many tokens go up all layers in one call, and their attention is cut token by token."""
 POSITIONS_A_PIECE = 256
 """Least positions that are worth a thread of their own."""
 
@@ -172,9 +174,9 @@ def attention_scratch(group: int, padded_head: int) -> int:
     return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head)
 
 
-def attention_pieces(threads: int) -> int:
+def attention_pieces(threads: int, kv_heads: int) -> int:
     """The most pieces that a step's attention is cut into; see `pieces_of` in `native/attention.py`."""
-    return 8 * threads
+    return STEP_TOKENS * (4 * threads + kv_heads)
 
 
 ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")

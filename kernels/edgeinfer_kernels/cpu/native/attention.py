@@ -42,6 +42,7 @@ from edgeinfer_kernels.cpu.structures import (
     POSITIONS_A_PIECE,
     ROWS_SCRATCH,
     SCORES_A_THREAD,
+    STEP_TOKENS,
     TEAM,
 )
 
@@ -174,8 +175,13 @@ def rotate_and_store(team, counter, block, call, scratch):
 
 @inner
 def pieces_of(block, team, tokens, positions):
-    """Into how many ranges of positions the work is cut: several when heads are too few for the threads."""
-    items = tokens * load_i64(block + ATTENTION.kv_heads)
+    """Into how many ranges a token's `positions` are cut: several when heads are too few for the threads.
+
+    In a short step a token's sums are cut as if it were alone, so that reading several tokens at once gives
+    the same bits as one by one.
+    """
+    alone = 1 if tokens <= STEP_TOKENS else tokens
+    items = alone * load_i64(block + ATTENTION.kv_heads)
     threads = load_i64(team + TEAM.threads)
     if items >= 4 * threads:
         return 1
@@ -190,8 +196,8 @@ def state_bytes(block):
 
 
 @inner
-def gather_item(block, call, item, pieces, states, scores):
-    """States of one token's one key head over one piece of its positions."""
+def gather_item(block, call, item, pieces, own_pieces, states, scores):
+    """States of one token's one key head over one of its `own_pieces`; a token has `pieces` items."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     padded = load_i64(block + ATTENTION.padded_head)
     group = load_i64(block + ATTENTION.heads) // kv_heads
@@ -200,7 +206,7 @@ def gather_item(block, call, item, pieces, states, scores):
     end = load_i64(call + CALL.start) + token + 1
     window = load_i64(block + ATTENTION.window)
     begin = max(0, end - window) if window > 0 else 0
-    share = (end - begin + pieces - 1) // pieces
+    share = (end - begin + own_pieces - 1) // own_pieces
     first = min(end, begin + item % pieces * share)
     last = min(end, first + share)
     query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
@@ -239,14 +245,17 @@ def attend(team, counter, block, call, scratch):
     scores = scratch + ROWS_SCRATCH
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
+        token = item // (load_i64(block + ATTENTION.kv_heads) * pieces)
+        if token >= tokens:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, scores + SCORES_A_THREAD, scores)
+            gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores)
             write_item(block, item, scores + SCORES_A_THREAD)
         else:
+            own = pieces_of(block, team, tokens, load_i64(call + CALL.start) + token + 1)
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
-            gather_item(block, call, item, pieces, states, scores)
+            if item % pieces < own:
+                gather_item(block, call, item, pieces, own, states, scores)
 
 
 @inner
@@ -260,10 +269,12 @@ def merge_pieces(team, counter, block, call):
     nbytes = state_bytes(block)
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads):
+        token = item // load_i64(block + ATTENTION.kv_heads)
+        if token >= tokens:
             break
+        own = pieces_of(block, team, tokens, load_i64(call + CALL.start) + token + 1)
         states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
-        for piece in range(1, pieces):
+        for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
         write_item(block, item, states)
