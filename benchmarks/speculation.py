@@ -105,6 +105,8 @@ def planted(path: Path, small: Path, threads: int | None, rounds: int, tokens: i
         sides: dict[str, Answer] = {"plain": lambda: model.generate(ids, **settings)}
         for agreement in AGREEMENTS:
             speculator = Speculator(model.engine, PlantedDrafter(cost.engine, answer, agreement))
+            model.engine.rewind(0)
+            speculator.measure()
             sides[f"{agreement:.0%} agree"] = lambda s=speculator: drafting(s)  # type: ignore[misc]
         found = in_turns(sides, rounds)
         for name, speeds in found.items():

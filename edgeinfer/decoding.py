@@ -146,7 +146,7 @@ class TokenStream:
             speed,
             accepted_share=self._drafts.accepted_share,
             tokens_per_pass=self._drafts.tokens_per_pass,
-            speculation_gain=self._speculator.pace.gain(),
+            speculation_gain=self._drafts.gain(self._speculator.pace.pass_seconds(1)),
         )
 
     def _prefill(self) -> npt.NDArray[np.float32]:
@@ -217,15 +217,18 @@ class TokenStream:
         follows = engine.ids == history[: len(history) - 1]
         if not speculator or not follows:
             return [self._one(history, sampler, chooser, follows)]
+        begin = time.perf_counter()
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
             found = speculator.read(draft, history, sampler, end_ids, self._drafts)
+            self._drafts.seconds += time.perf_counter() - begin
             return [Chosen(token.id, token.logits, token.drafted) for token in found]
-        begin = time.perf_counter()
+        drafted = time.perf_counter()
         chosen = self._one(history, sampler, chooser, follows)
-        speculator.pace.passed(1, time.perf_counter() - begin)
-        self._drafts.plain()
+        end = time.perf_counter()
+        speculator.plain(history, chosen.id, sampler, end - drafted, self._drafts)
+        self._drafts.seconds += end - begin
         return [chosen]
 
     def _one(

@@ -127,6 +127,11 @@ class Model:
         )
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
+    def measure_drafting(self) -> None:
+        """Time what decides whether drafts pay, once, before the first answer: some tenth of a second."""
+        if self._speculator:
+            self._speculator.measure()
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")

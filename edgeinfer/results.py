@@ -33,7 +33,7 @@ class Speed:
     tokens_per_pass: float | None = None
     """Tokens that a pass of the model gave, with drafts and without."""
     speculation_gain: float | None = None
-    """Tokens a second with drafts over those without, by the costs of the passes that were seen."""
+    """Tokens a second over what they would be without drafts, by what a pass of one token takes."""
 
 
 @dataclass(frozen=True)

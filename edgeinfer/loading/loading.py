@@ -126,7 +126,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     except BaseException:
         loaded.engine.close()
         raise
-    return Model(
+    model = Model(
         name=found.name,
         engine=loaded.engine,
         tokenizer=tokenizer,
@@ -137,6 +137,8 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         on_close=file.close,
         drafter=drafting.drafter,
     )
+    model.measure_drafting()
+    return model
 
 
 def _drafting(

@@ -14,6 +14,11 @@ from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
 
 
+def _share(logits: npt.NDArray[np.float32], token_id: int) -> float:
+    """The softmax of one logit: how sure a model is that has only one candidate left."""
+    return float(1 / np.exp(logits - logits[token_id]).sum())
+
+
 class DraftModel:
     """A small engine with a cache of its own, which follows the text that the large one writes.
 
@@ -53,7 +58,7 @@ class DraftModel:
             logits[self._vocabulary_size :] = -np.inf
             candidates, chances = sampler.distribution(logits, said)
             place = sampler.draw(chances) if drawn else int(chances.argmax())
-            reached *= float(chances[place])
+            reached *= float(chances[place]) if len(chances) > 1 else _share(logits, int(candidates[0]))
             if reached < needed:
                 break
             ids.append(int(candidates[place]))

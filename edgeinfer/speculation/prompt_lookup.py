@@ -8,6 +8,10 @@ from edgeinfer.speculation.drafts import Draft
 
 LONGEST, SHORTEST = 4, 2
 """Tokens at the end of the text that are looked for, in turn."""
+FIRST_CHANCES = {2: 0.2, 3: 0.4, 4: 0.7}
+"""How likely the token behind a run of so many is thought to follow again, before any guess was judged."""
+MEMORY = 0.95
+"""Weight of what was thought when one more has been."""
 
 
 class PromptLookup:
@@ -28,6 +32,9 @@ class PromptLookup:
             self._limits.append(len(self._references))
         self._reference_ends = self._ends.copy()
         self._text: list[int] = []
+        self._source: Sequence[int] | None = None
+        self._chances = dict(FIRST_CHANCES)
+        self._guessed: tuple[int, int, tuple[int, ...]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -39,17 +46,47 @@ class PromptLookup:
         settings: SamplerSettings,
         least: Sequence[float],
     ) -> Draft:
-        """What followed the longest run of tokens at the end of `history` the last time."""
+        """What followed the longest run of tokens at the end of `history` the last time.
+
+        How likely it follows again is learnt for each length of run from the guesses before.
+        """
         self._index(history)
+        self._learn(history)
         known = len(self._references)
         for length in range(min(LONGEST, len(history)), SHORTEST - 1, -1):
             end = self._ends.before(tuple(history[-length:]), known + len(history))
             if end is None:
                 continue
             text_end = known + len(history) if end >= known else self._limits[bisect_left(self._limits, end)]
-            wanted = range(end, min(end + len(least), text_end))
-            return Draft(tuple(self._token(place, history) for place in wanted))
+            wanted = range(end, min(end + self._worthwhile(length, least), text_end))
+            guesses = tuple(self._token(place, history) for place in wanted)
+            self._guessed = (
+                length,
+                len(history),
+                tuple(self._token(place, history) for place in range(end, min(end + LONGEST, text_end))),
+            )
+            return Draft(guesses)
         return Draft(())
+
+    def _worthwhile(self, length: int, least: Sequence[float]) -> int:
+        """How many tokens behind a run of so many are likely enough to be reached."""
+        reached = 1.0
+        for count, needed in enumerate(least):
+            reached *= self._chances[length]
+            if reached < needed:
+                return count
+        return len(least)
+
+    def _learn(self, history: Sequence[int]) -> None:
+        """Compare the last guess with what came."""
+        if self._guessed is None:
+            return
+        length, start, ids = self._guessed
+        self._guessed = None
+        for guess, came in zip(ids, history[start:], strict=False):
+            self._chances[length] = MEMORY * self._chances[length] + (1 - MEMORY) * float(guess == came)
+            if guess != came:
+                break
 
     def _token(self, place: int, history: Sequence[int]) -> int:
         known = len(self._references)
@@ -58,13 +95,17 @@ class PromptLookup:
     def _index(self, history: Sequence[int]) -> None:
         """Take in what has been said since; start afresh where another text goes on."""
         seen = len(self._text)
-        if list(history[:seen]) != self._text:
+        # A stream's history only ever grows: it needn't be compared with itself for every token.
+        grown = history is self._source and len(history) >= seen
+        if not grown and list(history[:seen]) != self._text:
             self._ends, self._text, seen = self._reference_ends.copy(), [], 0
+            self._guessed = None
+        self._source = history
         self._ends.grow(history, len(self._references), seen)
         self._text += history[seen:]
 
     def close(self) -> None:
-        self._text = []
+        self._text, self._source = [], None
 
 
 class _Ends:

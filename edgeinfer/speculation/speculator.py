@@ -5,10 +5,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.language_model import Engine
-from edgeinfer.sampling import Sampler
+from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.speculation.drafts import Draft, Drafter
-from edgeinfer.speculation.pacing import Pace
+from edgeinfer.speculation.pacing import MOST_DRAFTED, PROBE_LENGTH, Pace
+from edgeinfer.speculation.shadow import Shadow
 from edgeinfer.speculation.verification import Verified, verify
+
+MEASURED_ROWS = (1, 1, MOST_DRAFTED + 1, MOST_DRAFTED + 1, 4, 4, 2, 2)
+"""The passes that are timed when a model has been loaded, the first of each to warm up."""
+MEASURING_SECONDS = 0.15
+"""No further one is begun after this time."""
 
 
 @dataclass
@@ -19,11 +25,8 @@ class DraftCount:
     stood: int = 0
     passes: int = 0
     tokens: int = 0
-
-    def plain(self) -> None:
-        """A pass of one token, without a draft."""
-        self.passes += 1
-        self.tokens += 1
+    seconds: float = 0.0
+    """Of these passes and their drafts."""
 
     @property
     def accepted_share(self) -> float | None:
@@ -34,6 +37,10 @@ class DraftCount:
     def tokens_per_pass(self) -> float:
         return self.tokens / self.passes if self.passes else 0.0
 
+    def gain(self, plain_seconds: float) -> float:
+        """Tokens a second over those of plain decoding, where a token takes so long."""
+        return self.tokens * plain_seconds / self.seconds if self.seconds > 0 else 1.0
+
 
 class Speculator:
     """One model with its drafter, and how well they get on; streams of the model share it."""
@@ -42,17 +49,55 @@ class Speculator:
         self._engine = engine
         self.drafter = drafter
         self.pace = Pace()
+        self._shadow: Shadow | None = None
+
+    def measure(self) -> None:
+        """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
+        begin, found = time.perf_counter(), dict[int, float]()
+        for rows in MEASURED_ROWS:
+            if time.perf_counter() - begin > MEASURING_SECONDS:
+                break
+            start = time.perf_counter()
+            self._engine.append_all([0] * min(rows, self._engine.context))
+            self._engine.rewind(0)
+            seconds = time.perf_counter() - start
+            found[rows] = min(seconds, found.get(rows, seconds))
+        self.pace.measured(found)
+        for _ in range(2):
+            self._guesses([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
-        length = self.pace.length(min(room, self._engine.context - len(history) - 1))
-        if not length:
-            return Draft(())
+        room = min(room, self._engine.context - len(history) - 1)
+        length = self.pace.length(room)
+        if length:
+            return self._guesses(history, sampler.settings, self.pace.least_chances(length))
+        if room >= PROBE_LENGTH and self.pace.probes():
+            begin = time.perf_counter()
+            least = self.pace.least_chances(PROBE_LENGTH)
+            draft = self.drafter.propose(history, sampler.settings, least)
+            self.pace.probed(time.perf_counter() - begin)
+            self._shadow = Shadow(history, draft)
+        return Draft(())
+
+    def _guesses(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
         begin = time.perf_counter()
-        draft = self.drafter.propose(history, sampler.settings, self.pace.least_chances(length))
+        draft = self.drafter.propose(history, settings, least)
         if draft.ids:
             self.pace.drafted(len(draft.ids), time.perf_counter() - begin)
         return draft
+
+    def plain(
+        self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
+    ) -> None:
+        """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
+        self.pace.passed(1, seconds)
+        count.passes += 1
+        count.tokens += 1
+        if self._shadow is not None:
+            chance = self._shadow.judge(history, chosen, sampler.last)
+            if chance is not None:
+                self.pace.stood(chance)
 
     def read(
         self,

@@ -55,10 +55,15 @@ def verify(
     return found
 
 
+def standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
+    """min(1, p/q): how likely a guess from one distribution stands where another is wanted."""
+    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
+    return min(1.0, p / q) if q > 0 else float(p > 0)
+
+
 def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
     """The guess, or a token from what `wanted` has over `drawn_from`."""
-    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
-    if sampler.uniform() * q < p:
+    if sampler.uniform() < standing_chance(guess, drawn_from, wanted):
         return guess
     ids, chances = wanted
     over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)

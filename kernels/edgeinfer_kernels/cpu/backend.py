@@ -258,7 +258,8 @@ class CpuBackend:
         self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
-        # Longer steps come back to Python between two blocks, where it costs next to nothing and Ctrl-C is heard.
+        # Longer steps come back to Python between two blocks: that costs them next to nothing, and Ctrl-C is
+        # heard there.
         if len(x) > STEP_TOKENS:
             for layer in range(len(self.specification.layers)):
                 self.attention_block(layer, x, start)
