@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
@@ -40,21 +42,39 @@ def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken
         SettingError: the draft that was named can't follow this model.
         UnknownModelError: there is no such draft.
         OutOfMemoryError: the draft that was named doesn't fit beside the model.
+        OSError: a reference can't be read.
     """
     wishes = source.wishes
     if wishes.draft is None:
         return LoadedDrafter(None)
+    lookup = PromptLookup([_read_reference(path, target) for path in wishes.references])
     if wishes.draft == "lookup":
-        return LoadedDrafter(PromptLookup())
+        return LoadedDrafter(lookup)
     if wishes.draft != "auto":
-        return LoadedDrafter(_draft_model(find_model(wishes.draft), source, target, taken))
-    if found.draft_path is None:
-        return LoadedDrafter(PromptLookup())
+        model = _draft_model(find_model(wishes.draft), source, target, taken)
+    elif found.draft_path is None:
+        return LoadedDrafter(lookup)
+    else:
+        try:
+            model = _draft_model(find_model(found.draft_path), source, target, taken)
+        except (OutOfMemoryError, SettingError) as error:
+            return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
+    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model)
+
+
+def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a text file.
+
+    Raises:
+        SettingError: it isn't text.
+        OSError: it can't be read.
+    """
     try:
-        drafter = _draft_model(find_model(found.draft_path), source, target, taken)
-    except (OutOfMemoryError, SettingError) as error:
-        return LoadedDrafter(PromptLookup(), (f"drafting by looking back: {error}",))
-    return LoadedDrafter(drafter)
+        return tokenizer.encode(path.expanduser().read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise SettingError(
+            f"references: byte {error.start} of {path} isn't UTF-8, wanted a text file"
+        ) from error
 
 
 def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> DraftModel:

@@ -1,5 +1,6 @@
 """From a name to a model that answers: find the file, choose the device, load an engine."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgeinfer.catalogue import ModelFile, find_model
@@ -36,6 +37,7 @@ def load(
     sparse: Sparse = "auto",
     instruction_set: str | None = None,
     draft: str | None = "auto",
+    references: str | Path | Iterable[str | Path] = (),
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
     chat_template: str | None = None,
@@ -54,6 +56,8 @@ def load(
     made says that it pays; "predicted" also guesses which are active; "off".
     `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
     (what followed the last words before), a name or path of a small model of the same vocabulary, or None.
+    `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
+    the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
@@ -79,6 +83,7 @@ def load(
         sparse=sparse,
         instruction_set=instruction_set,
         draft=draft,
+        references=_paths(references),
         kv=kv,
         engine=engine,
         chat_template=chat_template,
@@ -100,6 +105,10 @@ def load(
         if for_people is None:
             raise
         raise for_people from error
+
+
+def _paths(given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
+    return (Path(given),) if isinstance(given, str | Path) else tuple(map(Path, given))
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
@@ -147,7 +156,7 @@ def _drafting(
     """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
     isn't the same to the last bit there.
     """
-    if source.wishes.draft == "auto" and loaded.on_gpu:
+    if source.wishes.draft == "auto" and loaded.on_gpu and not source.wishes.references:
         return LoadedDrafter(None)
     return load_drafter(found, source, tokenizer, loaded.ram_bytes)
 

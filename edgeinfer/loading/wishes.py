@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from edgeinfer.errors import SettingError
@@ -39,6 +40,8 @@ class Wishes:
     """Whether the CPU reads active neurons only, see `sparse_choice`."""
     instruction_set: str | None
     draft: str | None
+    references: tuple[Path, ...]
+    """Files whose text the answer may repeat."""
     kv: CacheType
     engine: EngineName
     chat_template: str | None
@@ -60,6 +63,12 @@ class Wishes:
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
             raise SettingError(f"draft: saw {self.draft!r}, wanted 'auto', 'lookup', a model, or None")
+        if self.references and self.draft is None:
+            raise SettingError(
+                "references: they are for drafts; leave them out, or take draft 'auto' or 'lookup'"
+            )
+        if self.references and self.engine == "llama.cpp":
+            raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
         if not isinstance(self.repack, bool):

@@ -93,6 +93,16 @@ def test_options_reach_the_library_by_its_own_names(
     ]
 
 
+def test_references_reach_the_library_as_paths(
+    edgeinfer: CommandLine, fake: FakeModel, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("one.py", "two.py")]
+    for path in paths:
+        path.write_text("pass\n")
+    edgeinfer("run", "tiny", "Once", *(word for path in paths for word in ("--reference", str(path))))
+    assert fake.loaded_with == {"model": "tiny", "references": paths}
+
+
 def test_nothing_given_leaves_every_default_to_the_library(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Once")
     assert fake.loaded_with == {"model": "tiny"}

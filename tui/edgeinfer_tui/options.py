@@ -156,6 +156,18 @@ Draft = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+Reference = Annotated[
+    list[Path] | None,
+    Option(
+        "--reference",
+        metavar="FILE",
+        help="A text that the answer is likely to repeat, as code that is to be edited: guesses come from "
+        "there first. May be repeated.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=MACHINE,
+    ),
+]
 Kv = Annotated[
     CacheType | None,
     Option(

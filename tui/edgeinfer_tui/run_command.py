@@ -44,6 +44,7 @@ def run(
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
+    reference: options.Reference = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,
     repeat_penalty: options.RepeatPenalty = None,

@@ -85,6 +85,8 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
         loading["chat_template"] = _template_text(loading["chat_template"])
+    if "reference" in given:
+        loading["references"] = list(given["reference"])
     if loading.get("draft") == "none":
         loading["draft"] = None
     for name in ("engine", "kv", "sparse"):

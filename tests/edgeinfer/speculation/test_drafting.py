@@ -10,7 +10,9 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_loading import same_tokens
+from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
@@ -170,3 +172,40 @@ def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
         assert any("drafting by looking back" in note for note in model.notes)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
+
+
+def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Path) -> None:
+    want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
+    path = tmp_path / "story.txt"
+    path.write_text(PROMPT + want.text, encoding="utf-8")
+    for draft, kind in (("lookup", PromptLookup), ("auto", FirstOf)):
+        with edgeinfer.load(
+            "tiny", device="cpu", threads=2, draft=draft, references=path, context=256
+        ) as model:
+            assert model._speculator is not None
+            assert isinstance(model._speculator.drafter, kind)
+            always_draft(model, 6)
+            got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
+            assert got.ids == want.ids
+            assert got.speed.tokens_per_pass is not None
+            assert got.speed.tokens_per_pass > 3
+
+
+def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "picture.bin"
+    path.write_bytes(b"ab\xff\xfe")
+    with pytest.raises(SettingError, match=r"byte 2 of .*picture\.bin isn't UTF-8"):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[path])
+    with pytest.raises(FileNotFoundError):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[tmp_path / "nothing.txt"])
+    with pytest.raises(SettingError, match="they are for drafts"):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[path], draft=None)
+
+
+def test_the_first_drafter_with_a_guess_makes_it() -> None:
+    lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
+    drafter, settings = FirstOf(lookups), SamplerSettings()
+    assert drafter.propose([1, 2], settings, [0.0]).ids == (3,)
+    assert drafter.propose([5, 6], settings, [0.0]).ids == (7,)
+    assert drafter.propose([8, 8, 0], settings, [0.0]).ids == ()
+    assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)
