@@ -5,11 +5,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.decoding import Request, TokenStream, context_overflow
 from edgeinfer.errors import EdgeInferError, SettingError
@@ -62,12 +63,67 @@ class Model:
         """Most tokens of prompt and answer together."""
         return self.engine.context
 
-    def generate(self, prompt: str | Sequence[int], **settings: Any) -> Generation:
-        """The whole answer to a prompt; settings and `Raises` as for `stream`."""
-        stream = self.stream(prompt, **settings)
-        for _ in stream:
-            pass
-        return stream.result
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: None = None,
+        best_of: int | None = None,
+        beams: int | None = None,
+        **settings: Any,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int,
+        best_of: int | None = None,
+        beams: int | None = None,
+        **settings: Any,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int | None = None,
+        best_of: int | None = None,
+        beams: int | None = None,
+        **settings: Any,
+    ) -> Generation | list[Generation]:
+        """The whole answer to a prompt, or a list of `n` answers; settings and `Raises` as for `stream`.
+
+        Several answers share the prompt's keys and values and are read side by side; with a seed, answer i
+        is that of seed + i. `best_of`: so many are drawn, and of these the `n` (or the one) that the model
+        itself finds most probable, token for token, are given. `beams`: no draws, but a search for the most
+        probable answers; `stop` isn't for these.
+        """
+        if n is None and best_of is None and beams is None:
+            stream = self.stream(prompt, **settings)
+            for _ in stream:
+                pass
+            return stream.result
+        counts = AnswerCounts(n, best_of, beams)
+        answers = self._several(prompt, counts, **settings)
+        return answers[0] if n is None else answers
+
+    def _several(
+        self,
+        prompt: str | Sequence[int],
+        counts: AnswerCounts,
+        *,
+        raw: bool = True,
+        system: str | None = None,
+        **settings: Any,
+    ) -> list[Generation]:
+        ids = self._prompt_ids(prompt, raw, system)
+        self._refuse_closed()
+        request = _request(ids, **settings)
+        with self._turn:
+            return counts.answers(self.engine, self.tokenizer, request)
 
     def stream(
         self,
@@ -77,12 +133,14 @@ class Model:
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
+        system: str | None = None,
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
         """The answer to a prompt as it comes.
 
-        `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template.
+        `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template, and
+        `system` before it.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. `progress` hears of
         the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
@@ -93,38 +151,30 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        if not isinstance(prompt, str):
-            ids = self._checked(prompt)
-        elif raw:
-            ids = self._encode_text(prompt)
-        else:
-            ids = self._encode_chat([{"role": "user", "content": prompt}])
         return self._stream_ids(
-            ids, max_tokens=max_tokens, stop=stop, logprobs=logprobs, progress=progress, **sampling
-        )
-
-    def _stream_ids(
-        self,
-        ids: list[int],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Iterable[str] | None = None,
-        logprobs: int | None = None,
-        progress: Progress | None = None,
-        dropped_turns: int = 0,
-        on_end: Callable[[Generation], None] | None = None,
-        **sampling: Any,
-    ) -> TokenStream:
-        self._refuse_closed()
-        request = Request(
-            prompt_ids=ids,
-            sampling=SamplerSettings.from_fields(sampling),
+            self._prompt_ids(prompt, raw, system),
             max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            stop=stop,
             logprobs=logprobs,
             progress=progress,
-            dropped_turns=dropped_turns,
+            **sampling,
         )
+
+    def _prompt_ids(self, prompt: str | Sequence[int], raw: bool, system: str | None) -> list[int]:
+        if system is not None and (raw or not isinstance(prompt, str)):
+            raise SettingError("system: it goes into the chat template; give a text, and raw=False")
+        if not isinstance(prompt, str):
+            return self._checked(prompt)
+        if raw:
+            return self._encode_text(prompt)
+        told = [{"role": "system", "content": system}] if system is not None else []
+        return self._encode_chat([*told, {"role": "user", "content": prompt}])
+
+    def _stream_ids(
+        self, ids: list[int], *, on_end: Callable[[Generation], None] | None = None, **settings: Any
+    ) -> TokenStream:
+        self._refuse_closed()
+        request = _request(ids, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
     def measure_drafting(self) -> None:
@@ -215,3 +265,24 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _request(
+    ids: list[int],
+    *,
+    max_tokens: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    logprobs: int | None = None,
+    progress: Progress | None = None,
+    dropped_turns: int = 0,
+    **sampling: Any,
+) -> Request:
+    return Request(
+        prompt_ids=ids,
+        sampling=SamplerSettings.from_fields(sampling),
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        logprobs=logprobs,
+        progress=progress,
+        dropped_turns=dropped_turns,
+    )

@@ -46,5 +46,7 @@ class Generation:
     speed: Speed
     prompt_ids: list[int] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    mean_logprob: float | None = None
+    """Log-probability a token, by which the best of several answers is told; None: it wasn't asked for."""
     dropped_turns: int = 0
     """Oldest chat turns that were left out because the conversation outgrew the context."""

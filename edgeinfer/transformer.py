@@ -12,7 +12,7 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
-from edgeinfer_kernels.backend import Backend, Rows
+from edgeinfer_kernels.backend import Backend, Places, PlacingBackend, Rows
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -96,6 +96,19 @@ class Transformer:
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
         return np.concatenate([self._logits(x) for x in self._steps(ids)])
+
+    def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
+        """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
+
+        What the cache is known to hold stays as it is: who keeps such texts says where they may lie.
+        """
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        assert isinstance(self.backend, PlacingBackend)
+        with device_failures():
+            x = self.backend.embed(ids)
+            self.backend.all_layers_at(x, places)
+        return self._logits(x)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

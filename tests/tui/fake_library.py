@@ -153,6 +153,14 @@ class FakeModel:
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)
 
+    def generate(
+        self, prompt: str, *, n: int, raw: bool = True, system: str | None = None, **settings: Any
+    ) -> list[Generation]:
+        self.counts = {name: settings.pop(name) for name in ("best_of", "beams") if name in settings}
+        stream = self.begin(f"{'raw' if raw else f'chat[{system}]'} {prompt}", settings)
+        list(stream)
+        return [stream.result] * n
+
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         return FakeChat(self, system)
 

@@ -103,6 +103,17 @@ def test_references_reach_the_library_as_paths(
     assert fake.loaded_with == {"model": "tiny", "references": paths}
 
 
+def test_several_answers_follow_one_another(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    outcome = edgeinfer("run", "tiny", "Once", "--answers", "3", "--seed", "4", "--best-of", "5")
+    assert outcome.out == f"{ANSWER}\n" * 3
+    assert fake.settings == [{"seed": 4}]
+    assert fake.counts == {"best_of": 5}
+    edgeinfer("run", "tiny", "Once", "--beams", "2", "--chat", "--system", "Be kind.")
+    assert fake.counts == {"beams": 2}
+    assert fake.asked == ["raw Once", "chat[Be kind.] Once"]
+    assert edgeinfer("run", "tiny", "Once", "--answers", "0").code == 2
+
+
 def test_nothing_given_leaves_every_default_to_the_library(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Once")
     assert fake.loaded_with == {"model": "tiny"}

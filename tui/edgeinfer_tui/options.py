@@ -67,6 +67,31 @@ Seed = Annotated[
     Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
 ]
 
+Answers = Annotated[
+    int | None,
+    Option(
+        "--answers",
+        help="Give so many, drawn side by side; with a seed, the next one up for each. [dim](1)[/]",
+        rich_help_panel=ANSWER,
+    ),
+]
+BestOf = Annotated[
+    int | None,
+    Option(
+        "--best-of",
+        help="Draw so many, give the one that the model finds most probable.",
+        rich_help_panel=ANSWER,
+    ),
+]
+Beams = Annotated[
+    int | None,
+    Option(
+        "--beams",
+        help="Search for the most probable answer by so many beams; nothing is drawn.",
+        rich_help_panel=ANSWER,
+    ),
+]
+
 System = Annotated[
     str | None, Option("--system", help="What the model is told first.", rich_help_panel=PROMPT)
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeinfer_tui import interrupts, library, options
-from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
@@ -31,6 +31,9 @@ def run(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
+    answers: options.Answers = None,
+    best_of: options.BestOf = None,
+    beams: options.Beams = None,
     system: options.System = None,
     raw: options.Raw = None,
     chat_template: options.ChatTemplate = None,
@@ -142,6 +145,9 @@ def _check_model(wishes: RunWishes) -> None:
 
 def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
     """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
+    if wishes.counts:
+        _several(loaded, wishes, text)
+        return
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     stream: Stream
@@ -156,6 +162,25 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
     _report(answer, loaded, wishes)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+    """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
+    progress = ProgressLine("reading the prompt", sys.stderr)
+    settings = {**wishes.answering, "progress": progress.update}
+    raw = not _in_chat_template(loaded, wishes)
+    counts = {"n": 1, **wishes.counts}
+    try:
+        found = loaded.generate(text, raw=raw, system=wishes.system, **counts, **settings)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        progress.erase()
+    for index, answer in enumerate(found):
+        if len(found) > 1 and _is_terminal(sys.stderr):
+            say(f"answer {index + 1} of {len(found)}")
+        print_text(answer.text)
+        _report(answer, loaded, wishes)
 
 
 def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:

@@ -49,7 +49,16 @@ SAMPLING = (
 )
 EMPTY: tuple[object, ...] = ([], (), {})
 """What an option that may be repeated holds if it wasn't given; releases of typer differ."""
-LEAST = {"max_tokens": 1, "context": 1, "threads": 1, "seed": 0, "logprobs": 0}
+LEAST = {
+    "max_tokens": 1,
+    "context": 1,
+    "threads": 1,
+    "seed": 0,
+    "logprobs": 0,
+    "answers": 1,
+    "best_of": 1,
+    "beams": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class RunWishes:
     """Keywords of `edgeinfer.load`, those that were given."""
     answering: dict[str, Any] = field(default_factory=dict)
     """Keywords of `Model.stream`, those that were given."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """How many answers `Model.generate` is to give, and of how many: n, best_of, beams."""
     system: str | None = None
     raw: bool | None = None
     speed: bool = False
@@ -97,11 +108,17 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         prompt=given.get("prompt"),
         loading=loading,
         answering=_answering(given),
+        counts=_counts(given),
         system=given.get("system"),
         raw=given.get("raw"),
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
+
+
+def _counts(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"answers": "n", "best_of": "best_of", "beams": "beams"}
+    return {names[option]: given[option] for option in names if option in given}
 
 
 def _template_text(path: Path) -> str:

@@ -8,7 +8,7 @@ from struct import pack_into
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, LayerCache, padded
+from edgeinfer_kernels.backend import Activations, LayerCache, Places, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
@@ -32,7 +32,7 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, PLACE, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -73,9 +73,24 @@ class _RopeTable:
 CALL_FIELDS = f"{len(CALL)}q"
 
 
-def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int) -> None:
+def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int, places: int = 0) -> None:
     """Write a CALL; without RoPE `rope` is 0."""
-    pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope)
+    pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope, places)
+
+
+class _PlaceTable:
+    """The PLACEs of some tokens; `address` is theirs."""
+
+    def __init__(self, places: Places) -> None:
+        self._pages = np.ascontiguousarray(places.pages, np.int64)
+        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
+        count = len(places.positions)
+        self._fields = np.zeros((count, len(PLACE)), np.int64)
+        self._fields[:, PLACE.position // 8] = places.positions
+        self._fields[:, PLACE.pages // 8] = address(self._pages) + self._pages.strides[0] * np.arange(count)
+        if self._copies:
+            self._fields[:, PLACE.copies // 8] = [address(copies) for copies in self._copies]
+        self.address = address(self._fields)
 
 
 class CpuBackend:
@@ -92,6 +107,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    most_placed = STEP_TOKENS
 
     def __init__(
         self,
@@ -267,6 +283,17 @@ class CpuBackend:
             return
         for table, call in self._calls:
             _fill(call, x, start, table.address_of(start, len(x)))
+        self.team.run(*self._run_program)
+
+    def all_layers_at(self, x: Activations, places: Places) -> None:
+        """Both blocks of every layer for tokens of several texts, `most_placed` at most."""
+        if len(x) > STEP_TOKENS:
+            raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
+        table = _PlaceTable(places)
+        start = int(places.positions.min())
+        count = int(places.positions.max()) + 1 - start
+        for ropes, call in self._calls:
+            _fill(call, x, start, ropes.address_of(start, count), table.address)
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:

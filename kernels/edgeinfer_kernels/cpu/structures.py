@@ -36,8 +36,17 @@ cache line each.
 """
 TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
-CALL = structure("Call", "x x_stride tokens start rope")
-"""What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
+CALL = structure("Call", "x x_stride tokens start rope places")
+"""What changes from call to call. rope: `rope_dim` float32 a position from `start` on, cosines, then sines.
+places: 0, token t being at position start + t of the one text that the cache holds, or a PLACE a token.
+"""
+POSITIONS_A_PAGE = 16
+PLACE = structure("Place", "position pages copies")
+"""Where a token stands in its text, `start` or behind. pages: int64, where in the cache each sixteen
+positions of that text lie, counted in sixteens. copies: 0, or int64, one more position of the cache after the
+other that takes its key and value, ended by -1.
+"""
+PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 24
 """A step of a program is three int64: the addresses of a function, its block and its call."""
 MATRIX = structure(
@@ -170,8 +179,9 @@ def attention_states(group: int, padded_head: int) -> int:
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', scores, and a key head's states."""
-    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head)
+    """A thread's scratch: the row kernels', scores, a key head's states, and a tile of keys and values."""
+    tile = 2 * 4 * POSITIONS_A_TILE * padded_head
+    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head) + tile
 
 
 def attention_pieces(threads: int, kv_heads: int) -> int:
