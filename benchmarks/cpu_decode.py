@@ -51,7 +51,7 @@ def token_time_table(suite: Suite) -> str:
 
 def _token_time_cells(model: BenchedModel, threads: int, smoke: bool) -> list[str]:
     tokens = 4 if smoke else 64
-    with load(model.path, context=tokens + 1, threads=threads, draft=None) as loaded:
+    with load(model.path, context=tokens + 1, threads=threads, device="cpu", draft=None) as loaded:
         found = token_time(loaded.engine, tokens)
     times = [shown_milliseconds(seconds) for seconds in (found.total, found.kernels, found.rest)]
     return [*times, f"{found.rest / found.total:.1%}", f"{found.calls:.0f}"]

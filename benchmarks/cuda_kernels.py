@@ -15,7 +15,7 @@ from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM, TENSOR_CORES_FROM
+from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -85,8 +85,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
     model = DeviceModel(specification, weights, arena, POSITIONS)
     space = Workspace(model, arena)
-    tensor_cores = capability >= TENSOR_CORES_FROM
-    step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent, tensor_cores=tensor_cores))
+    step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent))
     step.launch(tokens)
     choose_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),

@@ -1,5 +1,6 @@
 """How many answers are asked for, and which: any, the best of some, or those that a search finds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgeinfer.answers import AnswerGroup, best_answers
@@ -8,6 +9,7 @@ from edgeinfer.decoding import Request
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.results import Generation
+from edgeinfer.structured.constraint import Constraint
 
 MOST_ANSWERS = 256
 
@@ -33,14 +35,22 @@ class AnswerCounts:
             if most is not None and most < (self.n or 1):
                 raise SettingError(f"{name}: saw {most}, wanted at least the {self.n} answers of n")
 
-    def answers(self, engine: Engine, tokenizer: TextTokenizer, request: Request) -> list[Generation]:
-        """`n` answers. `Raises` as the model's `generate`."""
+    def answers(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        constraint: Callable[[], Constraint | None],
+    ) -> list[Generation]:
+        """`n` answers; `constraint` gives what each has to keep to. `Raises` as the model's `generate`."""
         wanted = self.n or 1
         if self.beams is not None:
             if request.stop:
                 raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
+            if constraint() is not None:
+                raise SettingError("schema and grammar: beams keep to none; leave these out, or beams")
             return BeamSearch(engine, tokenizer, request, self.beams).run()[:wanted]
         if self.best_of is None:
-            return AnswerGroup(engine, tokenizer, request, wanted).run()
+            return AnswerGroup(engine, tokenizer, request, wanted, constraint).run()
         told = replace(request, logprobs=request.logprobs or 0)
-        return best_answers(AnswerGroup(engine, tokenizer, told, self.best_of).run(), wanted)
+        return best_answers(AnswerGroup(engine, tokenizer, told, self.best_of, constraint).run(), wanted)

@@ -1,7 +1,7 @@
 """Several answers to one prompt, drawn side by side: read once; a pass takes a token of each."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from edgeinfer.decoding import Chosen, Request, described, rewind_to_shared
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler
+from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
 
 
@@ -36,7 +37,14 @@ class AnswerGroup:
     Answer 0 is what a stream would give. Where the cache has no room for all at once, the last begun wait.
     """
 
-    def __init__(self, engine: Engine, tokenizer: TextTokenizer, request: Request, count: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        count: int,
+        constraint: Callable[[], Constraint | None],
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._request = request
@@ -49,6 +57,7 @@ class AnswerGroup:
                     replace(request.sampling, seed=None if seed is None else seed + index),
                     engine.vocabulary_size,
                     tokenizer.token_bytes,
+                    constraint(),
                 ),
                 TextRelease(tokenizer, request.stop),
                 list(request.prompt_ids),
@@ -138,7 +147,8 @@ class AnswerGroup:
             token = described(Chosen(chosen, logits), self._request.logprobs)
             answer.said.append(token)
             answer.shown += answer.text.push(token)
-            if answer.text.stopped:
+            constraint = answer.sampler.constraint
+            if answer.text.stopped or (isinstance(constraint, Constraint) and constraint.finished):
                 answer.reason = "stop"
             elif len(answer.said) == self._most:
                 answer.reason = "length" if self._most == self._request.max_tokens else "context"

@@ -16,6 +16,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoic
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.speculation.speculator import DraftCount, Speculator
+from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
 
 
@@ -31,6 +32,8 @@ class Request:
     """None: none; n: every token's own and those of the n best."""
     progress: Progress | None = None
     dropped_turns: int = 0
+    constraint: Constraint | None = None
+    """Which tokens may follow; used up by this answer."""
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -167,11 +170,12 @@ class TokenStream:
 
     def _produce(self) -> Generator[Token, None, None]:
         request, engine = self._request, self._engine
-        sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes)
+        constraint = request.constraint
+        sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
         text = TextRelease(self._tokenizer, request.stop)
         # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
         drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
-        plain = request.logprobs is None and not drawn_ahead
+        plain = request.logprobs is None and not drawn_ahead and constraint is None
         chooser = engine.choice(sampler) if plain else None
         prompt_logits = self._prefill()
         history = list(request.prompt_ids)
@@ -195,7 +199,7 @@ class TokenStream:
                 break
             history.append(chosen.id)
             yield from text.push(self._described(chosen))
-            if text.stopped:
+            if text.stopped or (constraint and not ready and constraint.finished):
                 self._reason = "stop"
                 break
             if count == most:
@@ -209,7 +213,7 @@ class TokenStream:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
         engine, speculator = self._engine, self._speculator
         follows = engine.ids == history[: len(history) - 1]
-        if not speculator or not follows:
+        if not speculator or not follows or self._request.constraint:
             return [self._one(history, sampler, chooser, follows)]
         begin = time.perf_counter()
         draft = speculator.draft(history, sampler, room)

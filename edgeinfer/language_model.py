@@ -59,6 +59,14 @@ class Engine(Protocol):
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
         ...
 
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; what the head reads behind each, (len(ids), width) float32.
+
+        Raises:
+            EdgeInferError: this engine doesn't give them.
+        """
+        ...
+
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         ...
@@ -113,5 +121,9 @@ class TextTokenizer(Protocol):
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token says nothing in an answer, as those that end it."""
+        ...
 
     def stream_decoder(self) -> TextDecoder: ...

@@ -2,7 +2,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -11,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
+from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import Request, TokenStream, context_overflow
+from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
@@ -20,7 +23,12 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
+from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat."""
 
 
 class Model:
@@ -40,6 +48,7 @@ class Model:
         notes: Sequence[str] = (),
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
+        pooling: Pooling = "mean",
     ) -> None:
         self.name = name
         self.engine = engine
@@ -50,6 +59,7 @@ class Model:
         self.notes = tuple(notes)
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
+        self._pooling = pooling
         self._turn = threading.Lock()
         self._closed = False
 
@@ -66,7 +76,7 @@ class Model:
     @overload
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         n: None = None,
         best_of: int | None = None,
@@ -77,7 +87,7 @@ class Model:
     @overload
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         n: int,
         best_of: int | None = None,
@@ -87,7 +97,7 @@ class Model:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         n: int | None = None,
         best_of: int | None = None,
@@ -112,70 +122,110 @@ class Model:
 
     def _several(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         counts: AnswerCounts,
         *,
         raw: bool = True,
-        system: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         **settings: Any,
     ) -> list[Generation]:
-        ids = self._prompt_ids(prompt, raw, system)
+        ids = self._prompt_ids(prompt, raw, tools)
         self._refuse_closed()
         request = _request(ids, **settings)
         with self._turn:
-            return counts.answers(self.engine, self.tokenizer, request)
+            return counts.answers(
+                self.engine, self.tokenizer, request, lambda: self._constraint(schema, grammar)
+            )
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_tokens: int | None = None,
         stop: str | Iterable[str] | None = None,
         logprobs: int | None = None,
         raw: bool = True,
-        system: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
         """The answer to a prompt as it comes.
 
-        `prompt`: a text, or token ids taken as they are. `raw` False puts a text into the chat template, and
-        `system` before it.
+        `prompt`: a text, token ids taken as they are, or the messages of a chat ({"role": …, "content": …}),
+        with the `tools` that its template is to offer (`parse_tool_calls` finds their calls in the answer).
+        `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
-        `logprobs` n: every token bears its log-probability and those of the n best. `progress` hears of
+        `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
         the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
         Raises:
-            SettingError: a setting or token id out of its range, or `raw` False without a chat template.
+            SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
+                schema that nothing can satisfy.
             ChatTemplateError: the chat template fails.
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
         return self._stream_ids(
-            self._prompt_ids(prompt, raw, system),
+            self._prompt_ids(prompt, raw, tools),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
+            schema=schema,
+            grammar=grammar,
             progress=progress,
             **sampling,
         )
 
-    def _prompt_ids(self, prompt: str | Sequence[int], raw: bool, system: str | None) -> list[int]:
-        if system is not None and (raw or not isinstance(prompt, str)):
-            raise SettingError("system: it goes into the chat template; give a text, and raw=False")
+    def stream_async(self, prompt: Prompt, **settings: Any) -> AsyncTokenStream:
+        """`stream` for `async for`; settings and `Raises` as there."""
+        return AsyncTokenStream(self.stream(prompt, **settings))
+
+    async def generate_async(self, prompt: Prompt, **settings: Any) -> Generation:
+        """`generate` for `await`; a task that is cancelled ends the answer."""
+        stream = self.stream_async(prompt, **settings)
+        async for _ in stream:
+            pass
+        return stream.result
+
+    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
+        messages = _messages(prompt)
+        if messages is None and tools:
+            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
+        if messages is not None:
+            return self._encode_chat(messages, tools)
         if not isinstance(prompt, str):
-            return self._checked(prompt)
+            return self._checked(prompt)  # type: ignore[arg-type]
         if raw:
             return self._encode_text(prompt)
-        told = [{"role": "system", "content": system}] if system is not None else []
-        return self._encode_chat([*told, {"role": "user", "content": prompt}])
+        return self._encode_chat([{"role": "user", "content": prompt}])
 
     def _stream_ids(
-        self, ids: list[int], *, on_end: Callable[[Generation], None] | None = None, **settings: Any
+        self,
+        ids: list[int],
+        *,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
+        on_end: Callable[[Generation], None] | None = None,
+        **settings: Any,
     ) -> TokenStream:
         self._refuse_closed()
-        request = _request(ids, **settings)
+        request = _request(ids, constraint=self._constraint(schema, grammar), **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
+
+    def _constraint(
+        self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
+    ) -> Constraint | None:
+        wanted = asked_for(schema, grammar)
+        return None if wanted is None else self._grammar_vocabulary.constraint(wanted)
+
+    @cached_property
+    def _grammar_vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
 
     def measure_drafting(self) -> None:
         """Time what decides whether drafts pay, once, before the first answer: some tenth of a second."""
@@ -208,14 +258,14 @@ class Model:
             return [bos, *ids]
         return ids
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Messages through the template; BOS is added only if the template didn't write it."""
         if self.chat_format is None:
             raise SettingError(
                 f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
-        text = self.chat_format.render(messages)
+        text = self.chat_format.render(messages, tools=tools or None)
         ids = self.tokenizer.encode(text, special=True)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -237,12 +287,43 @@ class Model:
         taken = self._checked(ids)
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
+        return self._read_afresh(taken, self.engine.append_all)
+
+    def embed(
+        self, texts: str | Sequence[str], pooling: str | None = None, normalise: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors (len(texts), width) float32 of texts; of one text (width,).
+
+        `pooling`: "mean" of the rows in front of the head, the row of the first token ("cls") or of the
+        "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
+
+        Raises:
+            SettingError: an empty text, or an unknown pooling.
+            ContextOverflowError: a text has more tokens than the context holds.
+            EdgeInferError: the model has been closed, or its engine gives no vectors.
+        """
+        if isinstance(texts, str):
+            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalise)[0]
+            return found
+        chosen = self._pooling if pooling is None else check_pooling(pooling)
+        vectors = [pooled(self._rows(self._encode_text(text)), chosen, normalise) for text in texts]
+        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+
+    def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        """(len(ids), width) in front of the head, read from the beginning."""
+        if not ids:
+            raise SettingError("embed: saw an empty text, wanted one with at least one token")
+        return self._read_afresh(ids, self.engine.rows)
+
+    def _read_afresh(
+        self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
         with self._turn:
             self._refuse_closed()
-            if len(taken) > self.context:
-                raise context_overflow(self.engine, len(taken))
+            if len(ids) > self.context:
+                raise context_overflow(self.engine, len(ids))
             self.engine.rewind(0)
-            return self.engine.append_all(taken)
+            return read(ids)
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;
@@ -267,6 +348,18 @@ class Model:
         self.close()
 
 
+def _messages(prompt: Prompt) -> Sequence[Message] | None:
+    """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
+    if isinstance(prompt, str | bytes | bytearray) or not len(prompt) or not isinstance(prompt[0], Mapping):
+        return None
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SettingError(
+                f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
+            )
+    return [dict(message) for message in prompt if isinstance(message, Mapping)]
+
+
 def _request(
     ids: list[int],
     *,
@@ -275,6 +368,7 @@ def _request(
     logprobs: int | None = None,
     progress: Progress | None = None,
     dropped_turns: int = 0,
+    constraint: Constraint | None = None,
     **sampling: Any,
 ) -> Request:
     return Request(
@@ -285,4 +379,5 @@ def _request(
         logprobs=logprobs,
         progress=progress,
         dropped_turns=dropped_turns,
+        constraint=constraint,
     )

@@ -63,6 +63,10 @@ class Transformer:
         with device_failures():
             return self.backend.logits(x)
 
+    def _normed(self, x: Rows) -> npt.NDArray[np.float32]:
+        with device_failures():
+            return self.backend.normed(x)
+
     def _steps(self, ids: Sequence[int]) -> Iterator[Rows]:
         self._check(ids)
         for first in range(0, len(ids), self.batch):
@@ -109,6 +113,10 @@ class Transformer:
             x = self.backend.embed(ids)
             self.backend.all_layers_at(x, places)
         return self._logits(x)
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""
+        return np.concatenate([self._normed(x) for x in self._steps(ids)])
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

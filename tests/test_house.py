@@ -12,7 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # package -> (floor, folder, third-party packages that this part may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
     "edgeinfer_tui": (5, "tui/edgeinfer_tui", {"typer", "click", "rich", "textual"}),
-    "edgeinfer": (4, "edgeinfer", {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp"}),
+    "edgeinfer": (
+        4,
+        "edgeinfer",
+        {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance"},
+    ),
     "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
     "edgeinfer_kernels": (
         2,
@@ -76,7 +80,16 @@ def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -
 
 
 def test_importing_edgeinfer_brings_no_heavy_package() -> None:
-    heavy = ["torch", "triton", "textual", "llama_cpp", "huggingface_hub", "numba", "edgeinfer.quantizing"]
+    heavy = [
+        "torch",
+        "triton",
+        "textual",
+        "llama_cpp",
+        "llguidance",
+        "huggingface_hub",
+        "numba",
+        "edgeinfer.quantizing",
+    ]
     code = f"import sys, edgeinfer\nprint([name for name in {heavy!r} if name in sys.modules])\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

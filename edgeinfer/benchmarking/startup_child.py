@@ -35,7 +35,7 @@ def main(model: str, spawned: float) -> None:
     imported = time.time()
     kernels = _Timed(load_kernels)
     vars(cpu_loading)["load_kernels"] = kernels
-    loaded = edgeinfer.load(model, draft=None)
+    loaded = edgeinfer.load(model, device="cpu", draft=None)
     ready = time.time()
     loaded.engine.append([1])
     done = time.time()

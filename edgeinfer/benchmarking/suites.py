@@ -67,6 +67,7 @@ class Suite:
             repetitions=1 if self.smoke else REPETITIONS,
             rounds=self.rounds,
             piece=SMOKE_PIECE if self.smoke else PIECE_TOKENS,
+            loading={"device": "cpu"},
             report=label.told,
         )
 

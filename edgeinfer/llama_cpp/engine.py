@@ -54,17 +54,20 @@ class LlamaCppTokenizer:
         """The bytes that one token stands for; a special token stands for its name."""
         return self._piece(token_id, special=True)
 
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token says nothing in an answer."""
+        return bool(self._library.llama_vocab_is_control(self._vocabulary, token_id))
+
     def _piece(self, token_id: int, special: bool) -> bytes:
         convert = self._library.llama_token_to_piece
         return _filled(lambda buffer, size: convert(self._vocabulary, token_id, buffer, size, 0, special))
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids, as `Tokenizer.decode`."""
-        control = self._library.llama_vocab_is_control
         pieces: list[bytes] = []
         # llama.cpp takes the prefix space off at the very beginning only: each run by itself.
-        for is_control, run in groupby(ids, key=lambda token: bool(control(self._vocabulary, token))):
-            if not is_control:
+        for hidden, run in groupby(ids, key=self.is_control):
+            if not hidden:
                 pieces.append(self._run(list(run)))
             elif special:
                 pieces += [self.token_bytes(token) for token in run]
@@ -142,6 +145,10 @@ class LlamaCppEngine:
         pointer = context.get_logits() if every else context.get_logits_ith(-1)
         shape = len(ids) if every else 1, self.vocabulary_size
         return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the protocol says."""
+        raise EdgeInferError("embeddings: this model runs by llama.cpp, which gives none here")
 
     def choice(self, sampler: Sampler) -> None:
         """Its logits come to the host, and so does the choice."""

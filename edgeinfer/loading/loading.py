@@ -7,6 +7,7 @@ from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.embedding import pooling_of
 from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.cpu_loading import load_on_cpu
@@ -145,6 +146,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
         on_close=file.close,
         drafter=drafting.drafter,
+        pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     model.measure_drafting()
     return model

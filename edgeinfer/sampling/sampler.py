@@ -4,7 +4,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,18 @@ COLDEST = 1e-30
 """A float32 can still divide by this temperature, and nothing but equals of the best survives it."""
 
 
+class Constraint(Protocol):
+    """What may follow, whatever the model would like."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """(vocabulary,) the tokens that may come next, one at least."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The token that was kept."""
+        ...
+
+
 @dataclass(frozen=True)
 class SamplerState:
     """All that changes in a sampler from token to token."""
@@ -37,7 +49,8 @@ class Sampler:
     """Chooses the next token of one stream.
 
     `token_bytes` (token id -> its bytes) lets DRY find its sequence breakers.
-    `seed` holds the seed in use, drawn afresh where the settings name none.
+    `seed` holds the seed in use, drawn afresh where the settings name none. `constraint` leaves out tokens
+    before all else; it hears of every token that `accept` does, and none of `snapshot`.
 
     Raises:
         SettingError: a logit bias for a token that the vocabulary doesn't hold.
@@ -48,8 +61,10 @@ class Sampler:
         settings: SamplerSettings,
         vocabulary_size: int,
         token_bytes: Callable[[int], bytes] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.settings = settings
+        self.constraint = constraint
         self.vocabulary_size = vocabulary_size
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
@@ -106,6 +121,8 @@ class Sampler:
 
     def accept(self, token_id: int) -> None:
         """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
+        if self.constraint:
+            self.constraint.accept(token_id)
         if self.settings.mirostat != 2 or self._last is None:
             return
         ids, probabilities = self._last
@@ -131,15 +148,18 @@ class Sampler:
         self._last = None
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """The logits after bias, penalties and DRY; the caller's array stays as it is."""
+        """The logits after constraint, bias, penalties and DRY; the caller's array stays as it is."""
         settings = self.settings
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
         penalised = penalties_are_on(settings) and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
-        if not (penalised or repeated or settings.logit_bias):
+        if not (penalised or repeated or settings.logit_bias or self.constraint):
             return logits
-        adjusted = logits.copy()
+        if self.constraint:
+            adjusted = np.where(self.constraint.allowed(), logits, np.float32(-np.inf))
+        else:
+            adjusted = logits.copy()
         for token_id, bias in settings.logit_bias.items():
             adjusted[token_id] += bias
         if penalised:

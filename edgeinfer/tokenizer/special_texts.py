@@ -14,7 +14,7 @@ END_OF_TURN = (
     "<EOT>",
     "_<EOT>",
     "[EOT]",
-    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+    "<｜end▁of▁sentence｜>",
     "<end_of_utterance>",
 )
 END_OF_MESSAGE = ("<|eom_id|>",)
@@ -22,7 +22,7 @@ FIM_PREFIX = (
     "<|fim_prefix|>",
     "<fim-prefix>",
     "<fim_prefix>",
-    "<｜fim▁begin｜>",  # noqa: RUF001
+    "<｜fim▁begin｜>",
     "<PRE>",
     "▁<PRE>",
     "<|code_prefix|>",
@@ -32,7 +32,7 @@ FIM_SUFFIX = (
     "<|fim_suffix|>",
     "<fim-suffix>",
     "<fim_suffix>",
-    "<｜fim▁hole｜>",  # noqa: RUF001
+    "<｜fim▁hole｜>",
     "<SUF>",
     "▁<SUF>",
     "<|code_suffix|>",
@@ -42,7 +42,7 @@ FIM_MIDDLE = (
     "<|fim_middle|>",
     "<fim-middle>",
     "<fim_middle>",
-    "<｜fim▁end｜>",  # noqa: RUF001
+    "<｜fim▁end｜>",
     "<MID>",
     "▁<MID>",
     "<|code_middle|>",

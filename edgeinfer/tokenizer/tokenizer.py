@@ -193,7 +193,11 @@ class Tokenizer:
 
     def _visible_bytes(self, token_id: int) -> bytes:
         found = self.token_bytes(token_id)
-        return b"" if self._types[token_id] in _HIDDEN_TYPES else found
+        return b"" if self.is_control(token_id) else found
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token says nothing in an answer, whatever its name."""
+        return self._types[token_id] in _HIDDEN_TYPES
 
     def token_type(self, token_id: int) -> TokenType:
         """Return what a token is for; a type that GGUF doesn't define counts as unused."""

@@ -148,6 +148,10 @@ class Backend(Protocol[X]):
         """(tokens, vocabulary) float32 of the rows of x; a fresh array."""
         ...
 
+    def normed(self, x: X) -> npt.NDArray[np.float32]:
+        """(tokens, width) float32: the rows of x behind the last norm, as the head reads them."""
+        ...
+
     def close(self) -> None:
         """Give back threads and memory."""
         ...

@@ -32,6 +32,8 @@ class UpperLayers(Protocol):
 
     def logits(self, x: Any) -> npt.NDArray[np.float32]: ...
 
+    def normed(self, x: Any) -> npt.NDArray[np.float32]: ...
+
     def close(self) -> None: ...
 
 
@@ -72,6 +74,11 @@ class SplitBackend:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
         return self.upper.logits(x.above)
+
+    def normed(self, x: RowsBetween) -> npt.NDArray[np.float32]:
+        if x.above is None:
+            raise ValueError("these rows have not been up all layers")
+        return self.upper.normed(x.above)
 
     def choose(
         self,

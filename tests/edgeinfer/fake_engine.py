@@ -53,6 +53,9 @@ class FakeEngine:
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         return np.stack([self.append([token_id]) for token_id in ids])
 
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        return self.append_all(ids)
+
     def choice(self, sampler: Sampler) -> None:
         return None
 

@@ -175,9 +175,16 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
         ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
         ({"beams": 2, "best_of": 2}, "answers are drawn or searched"),
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
-        ({"n": 2, "system": "Be kind."}, "it goes into the chat template"),
     ],
 )
 def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingError, match=told):
         model_on(FakeEngine(drawn)).generate([1, 5, 6], max_tokens=2, **counts)
+
+
+def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
+    got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
+    assert {answer.text for answer in got} <= {"yes", "no", "maybe"}
+    assert {answer.finish_reason for answer in got} == {"stop"}
+    with pytest.raises(SettingError, match="beams keep to none"):
+        tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

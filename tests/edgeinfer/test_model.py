@@ -111,8 +111,8 @@ def test_a_smaller_context_names_the_larger_one_that_there_could_be(zoo_file: Zo
 
 
 def test_a_closed_model_says_so_and_may_be_closed_again(zoo_file: ZooFile) -> None:
-    with edgeinfer.load(zoo_file("llama"), threads=1) as model:
-        stream = model.stream("the rain", max_tokens=20)
+    with edgeinfer.load(zoo_file("llama"), threads=1, draft=None) as model:
+        stream = model.stream("the rain", max_tokens=20, seed=1)
         next(stream)
     model.close()
     for ask in (
@@ -203,3 +203,16 @@ def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) ->
             answers.append(model.logits([1, 50, 60, 70])[-1])
     assert np.linalg.norm(answers[0] - answers[1]) < 2e-3 * np.linalg.norm(answers[1])
     assert not np.array_equal(*answers)
+
+
+def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
+        settings = {"max_tokens": 6, "temperature": 0.0}
+        said = model.chat().say("the rain", **settings)
+        asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
+        assert asked.ids == said.ids
+        for wrong in ([{"content": "no role"}], [{"role": "user", "content": "a"}, 5]):
+            with pytest.raises(SettingError, match="wanted messages with a role and a content"):
+                model.generate(wrong)
+        with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):
+            model.generate("the rain", tools=[{"name": "look"}])

@@ -153,11 +153,9 @@ class FakeModel:
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)
 
-    def generate(
-        self, prompt: str, *, n: int, raw: bool = True, system: str | None = None, **settings: Any
-    ) -> list[Generation]:
+    def generate(self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any) -> list[Generation]:
         self.counts = {name: settings.pop(name) for name in ("best_of", "beams") if name in settings}
-        stream = self.begin(f"{'raw' if raw else f'chat[{system}]'} {prompt}", settings)
+        stream = self.begin(str(prompt), settings)
         list(stream)
         return [stream.result] * n
 

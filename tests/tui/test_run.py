@@ -110,7 +110,8 @@ def test_several_answers_follow_one_another(edgeinfer: CommandLine, fake: FakeMo
     assert fake.counts == {"best_of": 5}
     edgeinfer("run", "tiny", "Once", "--beams", "2", "--chat", "--system", "Be kind.")
     assert fake.counts == {"beams": 2}
-    assert fake.asked == ["raw Once", "chat[Be kind.] Once"]
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Once"}]
+    assert fake.asked == ["Once", str(messages)]
     assert edgeinfer("run", "tiny", "Once", "--answers", "0").code == 2
 
 
@@ -275,3 +276,19 @@ def test_a_traceback_is_there_for_those_who_ask(
 
 def test_the_readers_of_json_get_json(edgeinfer: CommandLine) -> None:
     assert json.loads(edgeinfer("list", "--json").out)[0]["name"] == "tiny"
+
+
+def test_a_schema_and_a_grammar_come_from_files(
+    edgeinfer: CommandLine, fake: FakeModel, tmp_path: Path
+) -> None:
+    schema, grammar = tmp_path / "person.json", tmp_path / "answer.gbnf"
+    schema.write_text('{"type": "string"}')
+    grammar.write_text('root ::= "yes"')
+    assert edgeinfer("run", "tiny", "Hi", "--json-schema", str(schema)).code == 0
+    assert fake.settings[-1]["schema"] == '{"type": "string"}'
+    assert edgeinfer("run", "tiny", "Hi", "--grammar", str(grammar)).code == 0
+    assert fake.settings[-1]["grammar"] == 'root ::= "yes"'
+    grammar.write_bytes(b"root\xff")
+    outcome = edgeinfer("run", "tiny", "Hi", "--grammar", str(grammar))
+    assert outcome.code == 2
+    assert f"--grammar {grammar}: byte 4 isn't UTF-8" in outcome.err

@@ -91,6 +91,28 @@ Beams = Annotated[
         rich_help_panel=ANSWER,
     ),
 ]
+JsonSchema = Annotated[
+    Path | None,
+    Option(
+        "--json-schema",
+        metavar="FILE",
+        help="Answer with JSON that this JSON schema allows.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=ANSWER,
+    ),
+]
+GrammarFile = Annotated[
+    Path | None,
+    Option(
+        "--grammar",
+        metavar="FILE",
+        help="Answer as this grammar allows, in Lark's syntax or llama.cpp's GBNF.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=ANSWER,
+    ),
+]
 
 System = Annotated[
     str | None, Option("--system", help="What the model is told first.", rich_help_panel=PROMPT)

@@ -34,6 +34,8 @@ def run(
     answers: options.Answers = None,
     best_of: options.BestOf = None,
     beams: options.Beams = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarFile = None,
     system: options.System = None,
     raw: options.Raw = None,
     chat_template: options.ChatTemplate = None,
@@ -168,10 +170,13 @@ def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
     """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
-    raw = not _in_chat_template(loaded, wishes)
+    prompt: str | list[dict[str, Any]] = text
+    if _in_chat_template(loaded, wishes):
+        system = [{"role": "system", "content": wishes.system}] if wishes.system else []
+        prompt = [*system, {"role": "user", "content": text}]
     counts = {"n": 1, **wishes.counts}
     try:
-        found = loaded.generate(text, raw=raw, system=wishes.system, **counts, **settings)
+        found = loaded.generate(prompt, **counts, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     finally:

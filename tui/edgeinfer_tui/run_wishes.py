@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from typer import BadParameter
 
 from edgeinfer_tui.prompt_source import unescaped
+from edgeinfer_tui.text_files import text_of
 
 LOADING = (
     "context",
@@ -95,7 +95,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
-        loading["chat_template"] = _template_text(loading["chat_template"])
+        loading["chat_template"] = text_of(loading["chat_template"], "--chat-template")
     if "reference" in given:
         loading["references"] = list(given["reference"])
     if loading.get("draft") == "none":
@@ -121,15 +121,6 @@ def _counts(given: Mapping[str, Any]) -> dict[str, Any]:
     return {names[option]: given[option] for option in names if option in given}
 
 
-def _template_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadParameter(
-            f"--chat-template {path}: byte {error.start} isn't UTF-8, wanted a Jinja text"
-        ) from error
-
-
 def _answering(given: Mapping[str, Any]) -> dict[str, Any]:
     answering = {name: given[name] for name in (*SAMPLING, "max_tokens", "logprobs") if name in given}
     if "stop" in given:
@@ -138,6 +129,9 @@ def _answering(given: Mapping[str, Any]) -> dict[str, Any]:
         answering["dry_sequence_breakers"] = tuple(map(unescaped, answering["dry_sequence_breakers"]))
     if "logit_bias" in answering:
         answering["logit_bias"] = dict(map(_bias, answering["logit_bias"]))
+    for name, option in (("schema", "json_schema"), ("grammar", "grammar")):
+        if option in given:
+            answering[name] = text_of(given[option], f"--{option.replace('_', '-')}")
     return answering
 
 

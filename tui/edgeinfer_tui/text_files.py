@@ -5,11 +5,11 @@ from pathlib import Path
 from typer import BadParameter
 
 
-def text_of(path: Path) -> str:
-    """All of a file that `--text` names. Raises BadParameter where it isn't UTF-8."""
+def text_of(path: Path, option: str = "--text") -> str:
+    """All of a file that an option names. Raises BadParameter where it isn't UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadParameter(
-            f"--text {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
+            f"{option} {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
         ) from error

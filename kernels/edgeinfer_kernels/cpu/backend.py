@@ -36,6 +36,7 @@ from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, PLACE, STEP_
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
@@ -331,6 +332,9 @@ class CpuBackend:
             np.tanh(out, out)
             out *= np.float32(facts.logit_soft_cap)
         return out
+
+    def normed(self, x: Activations) -> npt.NDArray[np.float32]:
+        return last_norm(self.specification, self.weights, np.asarray(x)).astype(np.float32)
 
     def close(self) -> None:
         self.team.close()

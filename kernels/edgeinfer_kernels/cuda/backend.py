@@ -34,11 +34,10 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
-TENSOR_CORES_FROM = 80
-"""The compute capability from which tensor cores multiply what `warp_products` asks of them."""
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
@@ -152,7 +151,6 @@ class CudaBackend:
             self._parts.workspace,
             tuning or Tuning(),
             dependent=dependent,
-            tensor_cores=not self._cuda or capability >= TENSOR_CORES_FROM,
         )
         self.step = DecodeStep(launches)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
@@ -313,6 +311,12 @@ class CudaBackend:
         with _device_errors():
             self._fetch_logits(x, out)
         return out
+
+    def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
+        with _device_errors():
+            rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
+        return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
         space, size = self._parts.workspace, out.shape[1]

@@ -117,7 +117,7 @@ def expert_gated_kernel(
     row = tl.load(ids + pair) * EXPERT_ROWS + program * ROWS
     words = PLANES * BLOCKS
     gates, ups = project_pair(
-        gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, 0, GATE, UP, False
+        gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, GATE, UP, False
     )
     if NORM == ROOT_MEAN_SQUARE:
         inverse = inverse_norms(squares + token * COUNT, epsilon, 1, 1, COUNT, WIDTH)
@@ -171,7 +171,7 @@ def expert_down_kernel(
     for slot in range(USED):
         pair = token * USED + slot
         row = tl.load(ids + pair) * WIDTH + program * ROWS
-        value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, 0, TILE, False)
+        value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, TILE, False)
         if BIAS:
             value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
         total += value * tl.load(weights + pair)

@@ -167,7 +167,7 @@ def _head(device: torch.device, format_name: str, rows: int) -> tuple[float, int
     arena = Arena(device, counting.used)
     try:
         model = DeviceModel(specification, weights, arena, 16)
-        launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False, tensor_cores=False)
+        launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False)
         step = DecodeStep(launches)
         uploader = Uploader(device)
         try:

@@ -1,22 +1,21 @@
 """Sixteen rows of a matrix times the activations of a step's tokens.
 
-Results are (columns, 16) float32, a row for every token: one for a single token, eight for several and on
-tensor cores, of which those beyond the step's tokens mean nothing.
+Results are (columns, 16) float32, a row for every token: one for a single token, eight for several, of which
+those beyond the step's tokens mean nothing.
 """
 
 import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.tiles import dot_tile, load_activations, load_tile, wait_for_producers
-from edgeinfer_kernels.cuda.warp_tiles import (
-    COLUMNS,
-    project_on_tensor_cores,
-    project_pair_on_tensor_cores,
-)
-from edgeinfer_kernels.cuda.words import NO_SCALE, SINGLE
+from edgeinfer_kernels.cuda.words import NO_SCALE
 
+COLUMNS = tl.constexpr(8)
+"""Tokens of a step at most."""
 ROWS = tl.constexpr(16)
 """Rows of a program: as many as one group of quantised activations holds."""
+PAIRED = tl.constexpr(4)
+"""Tokens up to which the sums of two matrices fit into registers together."""
 
 
 @triton.jit
@@ -44,24 +43,33 @@ def _project_one(
 
 
 @triton.jit
-def _add_step(
-    sums,
-    matrix,
-    activations,
-    stride,
-    rows,
-    blocks,
-    BLOCKS: tl.constexpr,
-    MASKED: tl.constexpr,
-    TILE: tl.constexpr,
+def _add_tile(
+    totals, tile, activations, stride, blocks, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
 ):
-    """The tuple of `sums`, one vector for each token, with the dot products of some more blocks added."""
-    tile = load_tile(matrix, rows, blocks, BLOCKS, MASKED, TILE)
+    """The tuple of `totals`, one (16, STEP) for each token, with a tile's products added."""
     grown = ()
-    for token in tl.static_range(len(sums)):
-        part = load_activations(activations + token * stride, blocks, BLOCKS, MASKED, TILE)
-        grown = grown + (sums[token] + tl.sum(dot_tile(tile, part, TILE), axis=1),)
+    for token in tl.static_range(len(totals)):
+        part = load_activations(activations + token * stride, blocks, BLOCKS, BLOCKS % STEP > 0, TILE)
+        grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
     return grown
+
+
+@triton.jit
+def _zeros(STEP: tl.constexpr, TOKENS: tl.constexpr):
+    totals = ()
+    for _ in tl.static_range(TOKENS):
+        totals = totals + (tl.zeros((16, STEP), tl.float32),)
+    return totals
+
+
+@triton.jit
+def _tokens_by_rows(totals):
+    """(8, 16) of a tuple of (16, blocks), one for each token."""
+    column = tl.arange(0, COLUMNS)[:, None]
+    result = tl.zeros((COLUMNS, 16), tl.float32)
+    for token in tl.static_range(len(totals)):
+        result = tl.where(column == token, tl.sum(totals[token], axis=1)[None, :], result)
+    return result
 
 
 @triton.jit
@@ -76,20 +84,17 @@ def _project_several(
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """(8, 16) without tensor cores: a loop over STEP blocks, and over the tokens for each."""
+    """(8, 16): STEP blocks at a time for all tokens, while the next are on their way."""
     blocks = tl.arange(0, STEP)
+    tile = load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
     wait_for_producers(DEPENDENT)
-    sums = ()
-    for _ in tl.static_range(TOKENS):
-        sums = sums + (rows * 0.0,)
+    totals = _zeros(STEP, TOKENS)
     for start in tl.range(0, BLOCKS, STEP, num_stages=1):
         at = start + blocks
-        sums = _add_step(sums, matrix, activations, stride, rows, at, BLOCKS, BLOCKS % STEP > 0, TILE)
-    column = tl.arange(0, COLUMNS)[:, None]
-    result = tl.zeros((COLUMNS, 16), tl.float32)
-    for token in tl.static_range(TOKENS):
-        result = tl.where(column == token, sums[token][None, :], result)
-    return result
+        following = load_tile(matrix, rows, at + STEP, BLOCKS, True, TILE)
+        totals = _add_tile(totals, tile, activations, stride, at, BLOCKS, STEP, TILE)
+        tile = following
+    return _tokens_by_rows(totals)
 
 
 @triton.jit
@@ -101,21 +106,16 @@ def project(
     BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Sixteen rows of the matrix times the activations of TOKENS tokens, `stride` words apart.
 
-    STEP blocks of a row at a time; or, where TENSOR is the number of warps and not 0, on the tensor cores.
-    The first weights are loaded before the producers of the activations are waited for.
+    STEP blocks of a row at a time; the first weights are loaded before the producers of the activations are
+    waited for. A row's sums have the same order for any number of tokens.
     """
     rows = first_row + tl.arange(0, 16)
-    if TENSOR > 0 and TILE.code != SINGLE:
-        return project_on_tensor_cores(
-            matrix, activations, stride, first_row, BLOCKS, TOKENS, TENSOR, TILE, DEPENDENT
-        )
-    elif TENSOR == 0 and TOKENS == 1:
+    if TOKENS == 1:
         return _project_one(matrix, activations, rows, BLOCKS, STEP, TILE, DEPENDENT)
     else:
         return _project_several(matrix, activations, stride, rows, BLOCKS, STEP, TOKENS, TILE, DEPENDENT)
@@ -166,6 +166,37 @@ def _project_pair_of_one(
 
 
 @triton.jit
+def _project_pair_of_several(
+    first,
+    second,
+    activations,
+    stride,
+    rows,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """`_project_several` for the same rows of two matrices at once."""
+    blocks = tl.arange(0, STEP)
+    tile = load_tile(first, rows, blocks, BLOCKS, STEP > BLOCKS, FIRST)
+    other = load_tile(second, rows, blocks, BLOCKS, STEP > BLOCKS, SECOND)
+    wait_for_producers(DEPENDENT)
+    totals, others = _zeros(STEP, TOKENS), _zeros(STEP, TOKENS)
+    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
+        at = start + blocks
+        following = load_tile(first, rows, at + STEP, BLOCKS, True, FIRST)
+        totals = _add_tile(totals, tile, activations, stride, at, BLOCKS, STEP, FIRST)
+        tile = following
+        following = load_tile(second, rows, at + STEP, BLOCKS, True, SECOND)
+        others = _add_tile(others, other, activations, stride, at, BLOCKS, STEP, SECOND)
+        other = following
+    return _tokens_by_rows(totals), _tokens_by_rows(others)
+
+
+@triton.jit
 def project_pair(
     first,
     second,
@@ -175,21 +206,20 @@ def project_pair(
     BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """`project` for the same rows of two matrices at once: both results."""
-    ALIKE: tl.constexpr = (FIRST.scale == NO_SCALE) == (SECOND.scale == NO_SCALE)
-    if TENSOR > 0 and ALIKE and FIRST.code != SINGLE and SECOND.code != SINGLE:
-        return project_pair_on_tensor_cores(
-            first, second, activations, stride, first_row, BLOCKS, TOKENS, TENSOR, FIRST, SECOND, DEPENDENT
-        )
-    elif TENSOR == 0 and TOKENS == 1:
+    if TOKENS == 1:
         rows = first_row + tl.arange(0, 16)
         return _project_pair_of_one(first, second, activations, rows, BLOCKS, STEP, FIRST, SECOND, DEPENDENT)
+    elif TOKENS <= PAIRED:
+        rows = first_row + tl.arange(0, 16)
+        return _project_pair_of_several(
+            first, second, activations, stride, rows, BLOCKS, STEP, TOKENS, FIRST, SECOND, DEPENDENT
+        )
     else:
-        one = project(first, activations, stride, first_row, BLOCKS, STEP, TOKENS, TENSOR, FIRST, DEPENDENT)
-        other = project(second, activations, stride, first_row, BLOCKS, STEP, TOKENS, TENSOR, SECOND, False)
+        one = project(first, activations, stride, first_row, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
+        other = project(second, activations, stride, first_row, BLOCKS, STEP, TOKENS, SECOND, False)
         return one, other

@@ -3,7 +3,7 @@
 A program takes sixteen rows of a matrix and all tokens of the step, so that weights are read once. An RMS
 norm costs no kernel of its own: the producer of x quantises x·gain and leaves Σ x² of its rows in `squares`
 (tokens, programs); the consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
-order, so a step gives the same bits every time. TENSOR: 0, or the warps of a program on the tensor cores.
+order, so a step gives the same bits every time.
 """
 
 import triton
@@ -47,7 +47,6 @@ def rows_kernel(
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     BIAS: tl.constexpr,
@@ -65,10 +64,10 @@ def rows_kernel(
     words = PLANES * BLOCKS
     if program < FIRST_PROGRAMS:
         row = program * ROWS
-        value = project(first, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, FIRST, DEPENDENT)
+        value = project(first, activations, words, row, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
     else:
         row = (program - FIRST_PROGRAMS) * ROWS
-        value = project(second, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, SECOND, DEPENDENT)
+        value = project(second, activations, words, row, BLOCKS, STEP, TOKENS, SECOND, DEPENDENT)
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
@@ -95,7 +94,6 @@ def gated_kernel(
     HIDDEN_PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     GATE: tl.constexpr,
     UP: tl.constexpr,
     GATED: tl.constexpr,
@@ -115,10 +113,10 @@ def gated_kernel(
     row, words = program * ROWS, PLANES * BLOCKS
     if GATED:
         gates, ups = project_pair(
-            gate, up, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, GATE, UP, DEPENDENT
+            gate, up, activations, words, row, BLOCKS, STEP, TOKENS, GATE, UP, DEPENDENT
         )
     else:
-        ups = project(up, activations, words, row, BLOCKS, STEP, TOKENS, TENSOR, UP, DEPENDENT)
+        ups = project(up, activations, words, row, BLOCKS, STEP, TOKENS, UP, DEPENDENT)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if NORM == ROOT_MEAN_SQUARE:
@@ -153,7 +151,6 @@ def residual_kernel(
     OUT_PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
     GAIN: tl.constexpr,
@@ -174,7 +171,6 @@ def residual_kernel(
         BLOCKS,
         STEP,
         TOKENS,
-        TENSOR,
         TILE,
         DEPENDENT,
     )
@@ -210,7 +206,6 @@ def head_kernel(
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
     TOKENS: tl.constexpr,
-    TENSOR: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
     COUNT: tl.constexpr,
@@ -233,7 +228,6 @@ def head_kernel(
         BLOCKS,
         STEP,
         TOKENS,
-        TENSOR,
         TILE,
         DEPENDENT,
     )

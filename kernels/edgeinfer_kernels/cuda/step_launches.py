@@ -49,10 +49,7 @@ class NextNorm:
 
 
 class StepLaunches:
-    """Launches kernels on the current stream; `dependent`: with programmatic dependent launch.
-
-    `tensor_cores`: the device has them (compute capability 8.0 and up) or interprets.
-    """
+    """Launches kernels on the current stream; `dependent`: with programmatic dependent launch."""
 
     def __init__(
         self,
@@ -61,13 +58,11 @@ class StepLaunches:
         tuning: Tuning,
         *,
         dependent: bool,
-        tensor_cores: bool,
     ) -> None:
         self.model = model
         self.workspace = workspace
         self.tuning = tuning
         self.dependent = dependent
-        self.tensor_cores = tensor_cores
 
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
@@ -77,13 +72,9 @@ class StepLaunches:
         return kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
 
     def _cut(self, wished: Shape, blocks: int, tokens: int) -> dict[str, int]:
-        """How a kernel of rows is cut: its constants STEP, TOKENS and TENSOR, and its warps."""
-        if self.tensor_cores and tokens >= self.tuning.tensor_from:
-            warps = min(self.tuning.tensor_warps, next_power_of_two(blocks // 8))
-            return {"STEP": 16, "TOKENS": tokens, "TENSOR": warps, "warps": warps}
-        shape = wished if tokens == 1 else self.tuning.several
-        warps = shape.warps_for(blocks)
-        return {"STEP": shape.step_for(blocks), "TOKENS": tokens, "TENSOR": 0, "warps": warps}
+        """How a kernel of rows is cut: its constants STEP and TOKENS, and its warps."""
+        shape = wished if tokens == 1 else self.tuning.several(tokens)
+        return {"STEP": shape.step_for(blocks), "TOKENS": tokens, "warps": shape.warps_for(blocks)}
 
     def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor

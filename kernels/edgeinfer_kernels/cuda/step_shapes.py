@@ -34,15 +34,19 @@ class Tuning:
     gated: Shape = Shape()
     down: Shape = Shape()
     head: Shape = Shape(128, 8)
-    several: Shape = Shape()
-    """Of all of these in a step of several tokens without tensor cores."""
-    tensor_from: int = 2
-    """Tokens of a step from which tensor cores multiply."""
-    tensor_warps: int = 4
-    """Warps of a program then."""
+    two: Shape = Shape(64, 4)
+    """Of all of these in a step of two tokens."""
+    four: Shape = Shape(64, 8)
+    """Of all of these in a step of three or four."""
+    eight: Shape = Shape(64, 8)
+    """Of all of these in a step of more."""
     splits: int = 16
     positions: int = 32
     attention_warps: int = 2
+
+    def several(self, tokens: int) -> Shape:
+        """The shape of every kernel of rows in a step of more than one token."""
+        return self.two if tokens <= 2 else self.four if tokens <= 4 else self.eight
 
     def replace(self, **changes: Any) -> "Tuning":
         return replace(self, **changes)

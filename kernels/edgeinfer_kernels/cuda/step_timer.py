@@ -45,9 +45,7 @@ class StepTimer:
         """Raises `RejectedTrialError`: it can't be compiled so, or spills more than the first tuning."""
         model, space = self._step.model, self._step.workspace
         usual = self._step.launches
-        launches = _WatchedLaunches(
-            model, space, tuning, dependent=usual.dependent, tensor_cores=usual.tensor_cores
-        )
+        launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
         step = DecodeStep(launches)
         position = max(0, min(POSITION, model.context - tokens))
         state = torch.zeros_like(space.state)

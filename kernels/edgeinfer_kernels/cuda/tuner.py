@@ -22,7 +22,7 @@ GAIN = 0.003
 """Share of a step's time by which a trial must be faster to be kept; replays differ by a third of that."""
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
-    "words.py", "tiles.py", "warp_products.py", "warp_tiles.py", "projections.py", "row_kernels.py",
+    "words.py", "tiles.py", "projections.py", "row_kernels.py",
     "embedding_kernels.py", "expert_kernels.py", "norm_kernels.py", "decode_attention.py", "step_rope.py",
     "cache_tiles.py", "decode_step.py", "step_experts.py", "step_launches.py", "step_shapes.py",
 )  # fmt: skip
@@ -35,8 +35,6 @@ _SHAPES = (
 _ATTENTION = (
     (16, 16, 1), (32, 16, 1), (32, 32, 1), (32, 16, 2), (32, 32, 2), (16, 64, 4), (64, 16, 1), (8, 32, 2),
 )  # fmt: skip
-SEVERAL = 4
-"""Tokens of the step in which that of several tokens is tuned."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ _KERNELS = ("gated", "down", "head", "qkv", "output")
 TRIALS = (
     *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
     Trials(1, tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION)),
-    Trials(SEVERAL, tuple({"tensor_warps": warps} for warps in (2, 8, 16, 1))),
+    Trials(2, tuple({"two": shape} for shape in (Shape(64, 8), Shape(128, 8), Shape(32, 2)))),
+    Trials(4, tuple({"four": shape} for shape in (Shape(32, 4), Shape(64, 16)))),
 )
 """Kernel by kernel: those that read most come first."""
 

@@ -46,6 +46,11 @@ def normalise(x: Array, norm: NormSpecification, weight: Vector | None, bias: Ve
     return np.asarray(y if bias is None else y + bias)
 
 
+def last_norm(specification: DecoderSpecification, weights: DecoderWeights, x: Array) -> Array:
+    """The norm in front of the head."""
+    return normalise(x, specification.norm, weights.output_norm, weights.output_norm_bias)
+
+
 def activate(x: Array, activation: Activation) -> Array:
     """SiLU, GELU in its tanh form, ReLU, or ReLU squared."""
     if activation == "silu":
@@ -261,9 +266,12 @@ class ReferenceBackend:
             mixed[token] = attend(query, keys, values, position, facts, sinks)[0]
         return mixed
 
+    def normed(self, x: Array) -> npt.NDArray[np.float32]:
+        return last_norm(self.specification, self.weights, x).astype(np.float32)
+
     def logits(self, x: Array) -> npt.NDArray[np.float32]:
         facts = self.specification
-        h = normalise(x, facts.norm, self.weights.output_norm, self.weights.output_norm_bias)
+        h = last_norm(facts, self.weights, x)
         raw = self._times(h, self.weights.output) * facts.logit_scale
         return soft_cap(raw, facts.logit_soft_cap)
 

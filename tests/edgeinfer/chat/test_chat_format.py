@@ -33,6 +33,9 @@ class FewTokens:
     def token_bytes(self, token_id: int) -> bytes:
         return [b"<s>", b"</s>", b"<pad>", b"<unk>"][token_id]
 
+    def is_control(self, token_id: int) -> bool:
+        raise NotImplementedError
+
     def stream_decoder(self) -> TextDecoder:
         raise NotImplementedError
 

@@ -99,9 +99,11 @@ def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: 
         read(backend, other, (10, 1, 1), wanted=1)
         x = backend.embed(ids[9:])
         backend.all_layers(x, 9)
-        logits = backend.logits(x)
+        logits, rows = backend.logits(x), backend.normed(x)
         backend.close()
         want = decoder.reference_logits(ids)
+        head = decoder.weights.output.decoded().astype(np.float64)
+        assert worst({9 + row: head @ rows[row] for row in range(3)}, want) < FLOATS_AGREE
         assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
 
 

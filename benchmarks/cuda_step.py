@@ -1,0 +1,97 @@
+"""What each kernel adds to a decode step on a GPU, what it reads, and how near that is to the GPU's limit.
+
+python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0,Q4_K_M --depths 512
+"""
+
+import sys
+from collections import Counter
+
+import torch
+
+from edgeinfer.benchmarking import cuda_runs, suites
+from edgeinfer.benchmarking.measuring import SEED
+from edgeinfer.benchmarking.speed_runs import BenchedModel
+from edgeinfer.benchmarking.tables import NOTHING, markdown
+from edgeinfer.benchmarking.workloads import random_ids
+from edgeinfer.errors import SettingError
+from edgeinfer.loading.loading import load
+from edgeinfer.model import Model
+from edgeinfer.planning import model_sizes
+from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
+from edgeinfer_kernels.cuda.gpu_speed import gpu_speed
+from edgeinfer_kernels.cuda.step_profile import kernel_runs, step_shares
+
+TOKENS = 48
+"""Steps that are looked at."""
+HEAD = ("kernel", "a step", "us each", "us a step", "share", "GB/s", "of reading")
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = cuda_runs.parser(__doc__ or "")
+    parser.add_argument("--depths", default="512", help="tokens in the cache (%(default)s)")
+    options = parser.parse_args()
+    suite = cuda_runs.suite(options)
+    if not torch.cuda.is_available():
+        if options.smoke:
+            print("no GPU here: nothing to profile", file=sys.stderr)
+            return
+        raise SettingError("no CUDA GPU here, and nothing else has these kernels")
+    depths = (16,) if options.smoke else suites.whole_numbers("--depths", options.depths, 1)
+    device = torch.device("cuda")
+    ceiling = gpu_speed(device).bytes_per_second
+    sections = []
+    for model in suite.benched_models():
+        for depth in depths:
+            sections.append((f"{model.name} @ d{depth}", _table(model, depth, ceiling, device)))
+    cuda_runs.publish("A decode step on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)
+
+
+def _table(model: BenchedModel, depth: int, ceiling: float, device: torch.device) -> str:
+    with load(model.path, context=depth + TOKENS + 1, device="cuda", draft=None) as loaded:
+        ids = random_ids(depth, loaded.engine.vocabulary_size, SEED)
+        _answer(loaded, ids)
+        shares = step_shares(kernel_runs(device, lambda: _answer(loaded, ids)))
+    read = _bytes_read(model)
+    whole = sum(share.total_seconds for share in shares)
+    rows = []
+    for share in shares:
+        rate = read[share.role] / share.total_seconds if share.role in read else 0.0
+        rows.append(
+            [
+                share.role,
+                str(share.runs),
+                f"{share.seconds * 1e6:.1f}",
+                f"{share.total_seconds * 1e6:.0f}",
+                f"{share.total_seconds / whole:.1%}",
+                f"{rate / 1e9:.0f}" if rate else NOTHING,
+                f"{rate / ceiling:.0%}" if rate else NOTHING,
+            ]
+        )
+    rows.append(["all", str(sum(share.runs for share in shares)), NOTHING, f"{whole * 1e6:.0f}", "100.0%"])
+    rows[-1] += [f"{sum(read.values()) / whole / 1e9:.0f}", f"{sum(read.values()) / whole / ceiling:.0%}"]
+    return markdown(HEAD, rows)
+
+
+def _answer(model: Model, ids: list[int]) -> None:
+    for _ in model.stream(ids, max_tokens=TOKENS, temperature=0.0):
+        pass
+
+
+def _bytes_read(model: BenchedModel) -> dict[str, int]:
+    """Bytes of weights that a step's kernels read, by their roles; of a dense model."""
+    sizes = model_sizes(model.path)
+    read: Counter[str] = Counter(head=matrix_bytes(sizes.head))
+    for layer in sizes.layers:
+        assert layer.feed_forward is not None
+        ffn = layer.feed_forward
+        gated = [matrix for matrix in (ffn.gate, ffn.up) if matrix is not None]
+        read["q, k, v"] += sum(map(matrix_bytes, (layer.q, layer.k, layer.v)))
+        read["output"] += matrix_bytes(layer.output)
+        read["gate and up"] += sum(map(matrix_bytes, gated))
+        read["down"] += matrix_bytes(ffn.down)
+    return dict(read)
+
+
+if __name__ == "__main__":
+    suites.main(main)

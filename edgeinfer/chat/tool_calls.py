@@ -1,0 +1,187 @@
+"""Calls of tools in what a model said, in the forms that today's chat templates teach.
+
+A call counts only if its name is that of a tool that was offered: text that merely looks like one stays text.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Tool = Mapping[str, Any]
+"""As OpenAI's: {"type": "function", "function": {"name": …, "parameters": a schema}}, or what is in it."""
+Found = tuple[str, Any]
+"""A name and its arguments, not checked yet."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool that the model wants to be called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer taken apart: what is for the reader, and what is for tools, in its order."""
+
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
+    """Take an answer apart; `text` holds special tokens, as `decode(ids, special=True)` gives them."""
+    schemas = {name: schema for name, schema in map(_named, tools) if name}
+    for pattern, read in _FORMS:
+        calls: list[ToolCall] = []
+        rest, end = [], 0
+        for match in pattern.finditer(text):
+            taken = list(_checked(read(match), schemas))
+            if taken:
+                calls += taken
+                rest.append(text[end : match.start()])
+                end = match.end()
+        if calls:
+            return Said(_MARKS.sub("", "".join([*rest, text[end:]])).strip(), tuple(calls))
+    return Said(text, ())
+
+
+def _named(tool: Tool) -> tuple[str | None, Mapping[str, Any]]:
+    function = tool.get("function", tool)
+    return function.get("name"), function.get("parameters") or {}
+
+
+def _checked(found: Iterator[Found], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
+    for name, arguments in found:
+        schema = schemas.get(name)
+        if schema is None:
+            continue
+        if isinstance(arguments, str):
+            arguments = _json(arguments)
+        if isinstance(arguments, _Texts):
+            arguments = {key: _typed(value, key, schema) for key, value in arguments.items()}
+        if isinstance(arguments, dict):
+            yield ToolCall(name, dict(arguments))
+
+
+class _Texts(dict[str, str]):
+    """Arguments that were said as texts: only the schema knows what they are."""
+
+
+def _typed(value: str, key: str, schema: Mapping[str, Any]) -> Any:
+    properties = schema.get("properties") or {}
+    if (properties.get(key) or {}).get("type") == "string":
+        return value
+    found = _json(value)
+    return value if found is None and value.strip() != "null" else found
+
+
+def _json(text: str) -> Any:
+    """What a JSON text says; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _from_json(text: str) -> Iterator[Found]:
+    """The calls of one JSON object or a list of them; of several objects behind each other all."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            return
+        for call in value if isinstance(value, list) else [value]:
+            if isinstance(call, dict):
+                function = call.get("function")
+                inner = function if isinstance(function, dict) else call
+                name = inner.get("name", function)
+                yield str(name), inner.get("arguments", inner.get("parameters"))
+        at += len(text[at:]) - len(text[at:].lstrip(" \n\t;,"))
+
+
+def _json_inside(match: re.Match[str]) -> Iterator[Found]:
+    return _from_json(match["json"].strip())
+
+
+def _named_json(match: re.Match[str]) -> Iterator[Found]:
+    yield match["name"].strip(), match["json"].strip()
+
+
+def _parameters(pattern: str) -> Callable[[re.Match[str]], Iterator[Found]]:
+    """Arguments as texts between marks."""
+    each = re.compile(pattern, re.DOTALL)
+
+    def read(match: re.Match[str]) -> Iterator[Found]:
+        yield match["name"].strip(), _Texts((m["key"], m["value"]) for m in each.finditer(match["rest"]))
+
+    return read
+
+
+def _python_calls(match: re.Match[str]) -> Iterator[Found]:
+    """`[name(key="value"), …]`, constants only."""
+    try:
+        parsed = ast.parse(match["python"].strip(), mode="eval").body
+        for call in parsed.elts if isinstance(parsed, ast.List) else [parsed]:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                yield (
+                    call.func.id,
+                    {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg},
+                )
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+
+
+_Read = Callable[[re.Match[str]], Iterator[Found]]
+_NAME = r"(?P<name>[\w.\-]+)"
+_JSON_TO = r"(?P<json>.*?)"
+_FORMS: tuple[tuple[re.Pattern[str], _Read], ...] = tuple(
+    (re.compile(pattern, re.DOTALL), read)
+    for pattern, read in (
+        # Qwen 3 Coder, Seed-OSS
+        (
+            rf"(?:<(?:seed:)?tool_call>\s*)?<function={_NAME}>(?P<rest>.*?)</function>"
+            r"(?:\s*</(?:seed:)?tool_call>)?",
+            _parameters(r"<parameter=(?P<key>[\w.\-]+)>\n?(?P<value>.*?)\n?</parameter>"),
+        ),
+        # GLM 4
+        (
+            rf"<tool_call>\s*{_NAME}\s*(?P<rest><arg_key>.*?)?</tool_call>",
+            _parameters(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"),
+        ),
+        # Hermes, Qwen, SmolLM
+        (rf"<tool_call>{_JSON_TO}(?:</tool_call>|$)", _json_inside),
+        # DeepSeek R1, V3, V3.1
+        (
+            rf"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{_NAME}(?:<｜tool▁sep｜>|\s*```json)"
+            rf"{_JSON_TO}(?:\s*```\s*)?(?:<｜tool▁call▁end｜>|$)",
+            _named_json,
+        ),
+        # gpt-oss
+        (
+            rf"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)?\s*to=functions\.{_NAME}[^{{]*<\|message\|>"
+            rf"{_JSON_TO}(?:<\|call\|>|$)",
+            _named_json,
+        ),
+        # Kimi K2
+        (
+            rf"<\|tool_call_begin\|>\s*functions\.{_NAME}:\d+\s*<\|tool_call_argument_begin\|>"
+            rf"{_JSON_TO}(?:<\|tool_call_end\|>|$)",
+            _named_json,
+        ),
+        # LFM 2
+        (r"<\|tool_call_start\|>(?P<python>.*?)(?:<\|tool_call_end\|>|$)", _python_calls),
+        # Mistral, older and newer
+        (rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[ARGS\])?{_JSON_TO}(?:(?=\[TOOL_CALLS\])|</s>|$)", _named_json),
+        (rf"\[TOOL_CALLS\]{_JSON_TO}(?:</s>|$)", _json_inside),
+        # Granite
+        (rf"<\|tool_call\|>{_JSON_TO}(?:<\|end_of_text\|>|$)", _json_inside),
+        # Llama 3: nothing but the call
+        (r"^\s*(?:<\|python_tag\|>)?\s*(?P<json>[\[{].*?)\s*(?:<\|e\w+_id\|>\s*)*$", _json_inside),
+    )
+)
+_MARKS = re.compile(r"<｜tool▁calls▁(?:begin|end)｜>|<\|tool_calls_section_(?:begin|end)\|>")

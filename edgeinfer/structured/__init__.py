@@ -1,0 +1,1 @@
+"""Answers that keep to a JSON schema or a grammar."""

@@ -1,0 +1,89 @@
+"""What an answer has to look like: a JSON schema, a Lark or GBNF grammar, or a regular expression, compiled.
+
+The compiler and the masks are llguidance's (https://github.com/guidance-ai/llguidance).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from edgeinfer.errors import SettingError
+
+SHORT_SPACES = {"whitespace_pattern": r" ?|\n[ \t]{0,20}"}
+"""Between values: a space, or a new line with its indentation; a small model would get lost in more."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """`kind`: what a person calls it; `compiled`: as llguidance reads it."""
+
+    kind: str
+    compiled: str
+
+
+def engine() -> ModuleType:
+    """llguidance, imported when it is first needed. Raises `SettingError` where it isn't installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise SettingError(
+            "schema, grammar: need llguidance, which isn't installed; pip install 'edgeinfer[structured]'"
+        ) from None
+    return llguidance
+
+
+def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
+    """The grammar of the JSON texts that a schema allows.
+
+    `schema`: its text, or what `json.loads` makes of it; `True` or `{}` allow any JSON.
+
+    Raises:
+        SettingError: it isn't JSON, or no schema at all; or llguidance isn't installed.
+    """
+    found: Any = schema
+    if isinstance(schema, str):
+        try:
+            found = json.loads(schema)
+        except ValueError as error:
+            raise SettingError(f"schema: saw no JSON ({error}), wanted a JSON schema") from None
+    if not isinstance(found, Mapping | bool):
+        raise SettingError(f"schema: saw {type(found).__name__} {str(found)[:40]!r}, wanted a JSON schema")
+    if found is True:
+        found = {}
+    try:
+        text = json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"schema: {error}; wanted what JSON can hold") from None
+    options = SHORT_SPACES if found else {}
+    compiled = engine().LLMatcher.grammar_from_json_schema(text, overrides=options or None)
+    return Grammar("schema", str(compiled))
+
+
+def grammar(text: str) -> Grammar:
+    """A grammar in Lark's syntax, or in llama.cpp's GBNF.
+
+    Raises:
+        SettingError: it can't be read; or llguidance isn't installed.
+    """
+    if not isinstance(text, str):
+        raise SettingError(f"grammar: saw {type(text).__name__}, wanted the text of a grammar")
+    llguidance = engine()
+    try:
+        return Grammar("grammar", str(llguidance.grammar_from("grammar", text)))
+    except ValueError as error:
+        raise SettingError(f"grammar: {_first_line(str(error))}") from None
+
+
+def asked_for(schema: Mapping[str, Any] | str | bool | None, text: str | None) -> Grammar | None:
+    """The one of a schema and a grammar that is given. Raises `SettingError` for both at once."""
+    if schema is not None and text is not None:
+        raise SettingError("schema, grammar: saw both, wanted one of them")
+    if schema is not None:
+        return json_schema(schema)
+    return None if text is None else grammar(text)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "can't be read"

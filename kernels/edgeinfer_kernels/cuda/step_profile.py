@@ -1,0 +1,94 @@
+"""What each kernel of a decode step adds to it, as the driver's own profiler sees replayed graphs."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+FIRST_KERNEL = "embed_kernel"
+"""A step begins with it."""
+OUTPUT, DOWN = "output", "down"
+_ATTENTION, _RESIDUAL = "decode_attention_kernel", "residual_kernel"
+ROLES = {
+    "rows_kernel": "q, k, v",
+    _ATTENTION: "attention",
+    "gated_kernel": "gate and up",
+    "head_kernel": "head",
+}
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """One run of a kernel: its name, and when it began and ended by the device's clock, in seconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class KernelShare:
+    """A kernel's part of a step: how often it runs there, and the median seconds that a run adds.
+
+    Kernels overlap by dependent launch: what a run adds is from the end of the one before to its own.
+    """
+
+    role: str
+    runs: int
+    seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        """Of all its runs in a step."""
+        return self.runs * self.seconds
+
+
+def kernel_runs(device: torch.device, work: Callable[[], object]) -> list[KernelRun]:
+    """The kernels that run on a GPU while `work` does, in the order in which they begin."""
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize(device)
+    found = [
+        KernelRun(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+        for event in profile.events() or ()
+        if event.name.endswith("_kernel")
+    ]
+    return sorted(found, key=lambda run: run.begin)
+
+
+def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
+    """The shares of a step's kernels, medians over the steps among `runs`, in their order within a step.
+
+    Steps that are cut off, or have another number of kernels than most, don't count.
+    """
+    steps: list[list[KernelRun]] = []
+    for run in runs:
+        if run.name == FIRST_KERNEL:
+            steps.append([])
+        if steps:
+            steps[-1].append(run)
+    if not steps:
+        return []
+    usual, _ = Counter(len(step) for step in steps).most_common(1)[0]
+    added: dict[str, list[float]] = defaultdict(list)
+    counted = [step for step in steps if len(step) == usual]
+    for step in counted:
+        for before, run, role in zip([None, *step], step, _roles(step), strict=False):
+            added[role].append(run.end - (run.begin if before is None else before.end))
+    return [KernelShare(role, len(times) // len(counted), median(times)) for role, times in added.items()]
+
+
+def _roles(step: Sequence[KernelRun]) -> list[str]:
+    """What each run is for; of a layer's two residuals the one behind attention closes attention."""
+    found: list[str] = []
+    last = ""
+    for run in step:
+        if run.name == _RESIDUAL:
+            found.append(OUTPUT if last == _ATTENTION else DOWN)
+        else:
+            found.append(ROLES.get(run.name, run.name.removesuffix("_kernel")))
+        last = run.name
+    return found

@@ -1,0 +1,176 @@
+"""Answers that keep to a schema or a grammar, whatever the model would like to say."""
+
+import json
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError
+from edgeinfer.structured.constraint import GrammarVocabulary
+from edgeinfer.structured.grammars import grammar, json_schema
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "pets"],
+    "additionalProperties": False,
+}
+PROMPT = [1, 5, 6]
+
+
+def is_person(found: Any) -> bool:
+    return (
+        set(found) == {"name", "age", "pets"}
+        and len(found["name"]) <= 8
+        and 0 <= found["age"] <= 99
+        and set(found["pets"]) <= {"cat", "dog"}
+        and len(found["pets"]) <= 2
+    )
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 1.0, "repeat_penalty": 1.5, "dry_multiplier": 0.8},
+        {"temperature": 0.8, "mirostat": 2},
+        {"temperature": 1.0, "logit_bias": {END: 50.0}},
+    ],
+)
+def test_noise_becomes_json_that_the_schema_allows(sampling: dict[str, Any]) -> None:
+    model = model_on(FakeEngine(drawn, 4096))
+    for seed in range(4):
+        answer = model.generate(PROMPT, schema=PERSON, seed=seed, max_tokens=2000, **sampling)
+        assert answer.finish_reason == "stop"
+        assert is_person(json.loads(answer.text)), answer.text
+
+
+def test_an_answer_ends_where_its_grammar_does_without_a_token_that_says_so() -> None:
+    engine = FakeEngine(drawn, 256)
+    answer = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
+    assert answer.text in ("yes", "no")
+    assert answer.finish_reason == "stop"
+    assert len(engine.ids) == len(PROMPT) + len(answer.text) - 1
+
+
+def test_the_end_is_one_of_the_choices_where_the_grammar_may_end_or_go_on() -> None:
+    def eager(ids: list[int]) -> np.ndarray:
+        logits = drawn(ids)
+        logits[END] = 20.0
+        return logits
+
+    answer = model_on(FakeEngine(eager, 256)).generate(PROMPT, grammar="root ::= [a-c]{2,}")
+    assert re.fullmatch("[a-c]{2}", answer.text)
+    assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("text", ['root ::= [a-z]{3} "!"', 'start: /[a-z]{3}/ "!"'])
+def test_a_grammar_is_read_in_either_syntax(text: str) -> None:
+    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, grammar=text, seed=3)
+    assert re.fullmatch("[a-z]{3}!", answer.text)
+
+
+def test_a_schema_may_be_a_text() -> None:
+    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema='{"enum": ["left", "right"]}')
+    assert json.loads(answer.text) in ("left", "right")
+
+
+def test_an_answer_that_is_cut_begins_as_the_schema_wants() -> None:
+    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
+    assert answer.finish_reason == "length"
+    assert re.match(r'\{\s*"n', answer.text)
+
+
+def test_a_stop_text_ends_it_earlier() -> None:
+    model = model_on(FakeEngine(drawn, 4096))
+    answer = model.generate(PROMPT, schema=PERSON, stop='"age"', max_tokens=500)
+    assert "age" not in answer.text
+    assert '"name"' in answer.text
+
+
+def test_turns_of_a_chat_keep_to_it_too() -> None:
+    chat = model_on(FakeEngine(drawn, 4096)).chat()
+    assert is_person(json.loads(chat.say("Who?", schema=PERSON, max_tokens=1500).text))
+    assert chat.say("And?", grammar='root ::= "nobody"').text == "nobody"
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength (5) is greater than maxLength (2)"),
+        ({"enum": []}, "Unsatisfiable schema"),
+        ({"allOf": [{"type": "string"}, {"type": "number"}]}, "Unsatisfiable schema: incompatible types"),
+        (False, "Unsatisfiable schema: schema is false"),
+        ({"$ref": "#/nowhere"}, "'/nowhere' does not exist"),
+        ({"type": "wish"}, "Invalid type: wish"),
+        ({"if": {}}, 'Unimplemented keys: ["if"]'),
+        ("{", "saw no JSON"),
+        ("[]", "saw list '[]', wanted a JSON schema"),
+        ({"enum": [{1, 2}]}, "wanted what JSON can hold"),
+    ],
+)
+def test_what_nothing_can_satisfy_is_refused_before_anything_is_read(schema: Any, told: str) -> None:
+    engine = FakeEngine(drawn)
+    with pytest.raises(SettingError) as caught:
+        model_on(engine).stream(PROMPT, schema=schema)
+    assert str(caught.value).startswith("schema: ")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not engine.read
+
+
+@pytest.mark.parametrize("text", ["root ::= (", "root ::= nothing", "start: /(/", ""])
+def test_a_grammar_that_cannot_be_read_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(SettingError, match=r"^grammar: .+$"):
+        model_on(FakeEngine(drawn)).stream(PROMPT, grammar=text)
+
+
+def test_a_schema_and_a_grammar_exclude_each_other() -> None:
+    with pytest.raises(SettingError, match="saw both, wanted one of them"):
+        model_on(FakeEngine(drawn)).stream(PROMPT, schema={}, grammar='root ::= "a"')
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(SettingError, match=r"need llguidance, .*pip install 'edgeinfer\[structured\]'"):
+        model_on(FakeEngine(drawn)).stream(PROMPT, schema={})
+
+
+def test_tokens_without_a_choice_are_known() -> None:
+    model = model_on(FakeEngine(drawn))
+    vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
+    way = vocabulary.constraint(grammar('root ::= "abc" [0-9]'))
+    way.accept(byte_ids("a")[0])
+    assert way.forced() == byte_ids("bc")
+    assert np.flatnonzero(way.allowed()).tolist() == byte_ids("b")
+    assert not way.finished
+
+
+def test_any_json_is_a_schema_too() -> None:
+    model = model_on(FakeEngine(drawn))
+    way = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(json_schema(True))
+    assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(way.allowed()).tolist())
+    assert byte_ids("x")[0] not in np.flatnonzero(way.allowed())
+
+
+def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
+    answers = []
+    for draft in (None, "auto"):
+        with edgeinfer.load("tiny", device="cpu", draft=draft) as model:
+            for settings in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4}):
+                answer = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
+                assert is_person(json.loads(answer.text))
+                answers.append(answer.ids)
+    assert answers[:2] == answers[2:]

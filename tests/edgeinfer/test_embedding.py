@@ -1,0 +1,84 @@
+"""Texts as vectors: what they are made of, and llama.cpp's beside them."""
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.embedding import pooled, pooling_of
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
+from edgeinfer_quant_formats import GGUFFile, decode
+from tests.edgeinfer.conftest import ZooFile
+
+TEXTS = ["The fox ran into the wood.", "A small fox ran into a forest.", "Two and two are four."]
+
+
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "qwen3moe"])
+def test_the_rows_times_the_head_are_the_logits(zoo_file: ZooFile, name: str) -> None:
+    path = zoo_file(name)
+    with edgeinfer.load(path, device="cpu", draft=None) as model:
+        ids = list(range(3, 30))
+        rows, logits = model.engine.rows(ids), model.logits(ids)
+    with GGUFFile.open(path) as file:
+        name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+        info = file.tensors[name]
+        head = decode(file.raw(name), info.format.name).reshape(-1, rows.shape[1])
+    assert rows.shape == (27, head.shape[1])
+    np.testing.assert_allclose(rows @ head.T, logits, rtol=0, atol=0.02 * np.abs(logits).max())
+
+
+def test_vectors_are_means_of_length_one_unless_asked_otherwise() -> None:
+    rows = np.array([[3.0, 0.0], [0.0, 4.0], [3.0, 8.0]], np.float32)
+    np.testing.assert_allclose(pooled(rows, "mean", False), [2, 4])
+    np.testing.assert_allclose(pooled(rows, "cls", False), [3, 0])
+    np.testing.assert_allclose(pooled(rows, "last", False), [3, 8])
+    np.testing.assert_allclose(pooled(rows, "mean", True), np.array([2, 4]) / np.sqrt(20), rtol=1e-6)
+    assert not pooled(np.zeros((2, 3), np.float32), "mean", True).any()
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model:
+        together = model.embed(TEXTS)
+        assert together.shape == (3, model.engine.rows([1]).shape[1])
+        for text, vector in zip(TEXTS, together, strict=True):
+            np.testing.assert_array_equal(model.embed(text), vector)
+            assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-6)
+        near, far = together[0] @ together[1], together[0] @ together[2]
+        assert near > far
+        last = model.embed(TEXTS[0], pooling="last", normalise=False)
+        ids = model._encode_text(TEXTS[0])
+        model.engine.rewind(0)
+        np.testing.assert_array_equal(last, model.engine.rows(ids)[-1])
+        # An answer behind it isn't disturbed by what the cache held.
+        assert model.generate("Once", max_tokens=5, temperature=0.0).ids
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "mean"), ("x", "mean")],
+)
+def test_the_file_says_how_rows_become_one(number: object, name: str) -> None:
+    assert pooling_of(number) == name
+
+
+def test_what_has_no_vector_is_refused(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), device="cpu", context=16, draft=None) as model:
+        assert model.embed([]).shape[0] == 0
+        with pytest.raises(SettingError, match="pooling: saw 'rank', wanted mean, cls, last"):
+            model.embed("the rain", pooling="rank")
+        with pytest.raises(ContextOverflowError, match="the context holds 16"):
+            model.embed("the rain " * 30)
+    with pytest.raises(EdgeInferError, match="has been closed"):
+        model.embed("the rain")
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(("pooling", "number"), [("mean", 1), ("last", 3)])
+def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model:
+        ours = model.embed(TEXTS, pooling=pooling)
+        path = edgeinfer.catalogue.find_model("tiny").path
+    theirs = llama_cpp.Llama(str(path), embedding=True, pooling_type=number, n_ctx=512, verbose=False)
+    for text, vector in zip(TEXTS, ours, strict=True):
+        other = np.array(theirs.embed(text), np.float64)
+        assert vector @ other / np.linalg.norm(other) > 0.9995

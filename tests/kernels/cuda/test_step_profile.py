@@ -1,0 +1,43 @@
+"""Kernels' shares of a step, from runs that somebody else has timed."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from edgeinfer_kernels.cuda.step_profile import KernelRun, KernelShare, step_shares
+
+LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel", "residual_kernel")
+
+
+def steps(*lengths: int, begin: float = 0.0) -> list[KernelRun]:
+    """Steps of so many layers; a run adds a second, in which it overlaps the one before by half of one."""
+    found, now = [], begin
+    for layers in lengths:
+        for index, name in enumerate(("embed_kernel", *LAYER * layers, "head_kernel")):
+            found.append(KernelRun(name, now - 0.5 if index else now, now + 1.0))
+            now += 1.0
+        now += 10.0
+    return found
+
+
+def test_every_run_adds_what_lies_behind_the_end_of_the_one_before() -> None:
+    assert step_shares(steps(2, 2, 2)) == [
+        KernelShare("embed", 1, 1.0),
+        KernelShare("q, k, v", 2, 1.0),
+        KernelShare("attention", 2, 1.0),
+        KernelShare("output", 2, 1.0),
+        KernelShare("gate and up", 2, 1.0),
+        KernelShare("down", 2, 1.0),
+        KernelShare("head", 1, 1.0),
+    ]
+
+
+def test_steps_that_are_cut_off_and_what_is_before_the_first_do_not_count() -> None:
+    whole = steps(1, 1, 1)
+    cut = [KernelRun("softmax_kernel", -9.0, -8.0), *whole, *steps(1, begin=100.0)[:3]]
+    assert step_shares(cut) == step_shares(whole)
+    assert sum(share.total_seconds for share in step_shares(cut)) == pytest.approx(7.0)
+
+
+def test_nothing_comes_of_nothing() -> None:
+    assert step_shares([KernelRun("head_kernel", 0.0, 1.0)]) == []
