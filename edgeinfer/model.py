@@ -350,7 +350,9 @@ class Model:
 
 def _messages(prompt: Prompt) -> Sequence[Message] | None:
     """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
-    if isinstance(prompt, str | bytes | bytearray) or not len(prompt) or not isinstance(prompt[0], Mapping):
+    if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
+        return None
+    if not isinstance(prompt[0], Mapping):
         return None
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer.language_model import Engine
 from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.speculation.drafts import Draft, Drafter
 from edgeinfer.speculation.pacing import MOST_DRAFTED, PROBE_LENGTH, Pace
 from edgeinfer.speculation.shadow import Shadow
-from edgeinfer.speculation.verification import Verified, verify
+from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer.speculation.verification import Verified, leaf_taken, verify
 
 MEASURED_ROWS = (1, 1, MOST_DRAFTED + 1, MOST_DRAFTED + 1, 4, 4, 2, 2)
 """The passes that are timed when a model has been loaded, the first of each to warm up."""
@@ -112,13 +113,21 @@ class Speculator:
         The tokens that follow; the cache then holds the history and those of them before the last.
         """
         begin = time.perf_counter()
-        logits = self._engine.append_all([history[-1], *draft.ids])
+        tree = TreePass.of(self._engine, draft)
+        if tree is None:
+            draft = replace(draft, others=())
+            logits = self._engine.append_all([history[-1], *draft.ids])
+        else:
+            logits = tree.read(history[-1])
         found = verify(draft, logits, history, sampler, end_ids)
+        if tree is not None:
+            tree.keep(leaf_taken(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
-        self.pace.passed(1 + len(draft.ids), time.perf_counter() - begin)
+        guesses = len(draft.ids) + len(draft.leaves)
+        self.pace.passed(1 + guesses, time.perf_counter() - begin)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
-        count.drafted += len(draft.ids)
+        count.drafted += guesses
         count.stood += stood
         count.passes += 1
         count.tokens += len(found)

@@ -80,10 +80,16 @@ class LayerCache:
         return rows[:, :end, :head_dim], self.values[:, :end, :head_dim]
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the keys and values of `count` positions to others, one by one from the first."""
-        for i in range(count):
-            a, b = source + i, target + i
-            self.keys[:, b // LANES, :, b % LANES] = self.keys[:, a // LANES, :, a % LANES]
+        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        for first in range(0, count, LANES):
+            a, b, some = source + first, target + first, min(LANES, count - first)
+            if a % LANES + some <= LANES and b % LANES + some <= LANES:
+                mine, theirs = self.keys[:, a // LANES], self.keys[:, b // LANES]
+                theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
+                continue
+            for i in range(some):
+                at, to = a + i, b + i
+                self.keys[:, to // LANES, :, to % LANES] = self.keys[:, at // LANES, :, at % LANES]
         self.values[:, target : target + count] = self.values[:, source : source + count].copy()
 
     @property
