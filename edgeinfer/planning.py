@@ -99,7 +99,7 @@ def _check(kv: str, context: int | None) -> None:
 def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
     """Those of the draft model that `load` would take; None: none, or no model drafts."""
     path = found.draft_path if draft == "auto" else None
-    if draft not in ("auto", "lookup", None):
+    if draft not in ("auto", "lookup", "self", None):
         path = find_model(draft).path
     if path is None:
         return None

@@ -12,7 +12,7 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
-from edgeinfer_kernels.backend import Backend, Places, PlacingBackend, Rows
+from edgeinfer_kernels.backend import Backend, LayeredBackend, Places, PlacingBackend, Rows
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -113,6 +113,20 @@ class Transformer:
             x = self.backend.embed(ids)
             self.backend.all_layers_at(x, places)
         return self._logits(x)
+
+    def read_by_some_layers(
+        self, token: int, position: int, layers: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Logits (vocabulary,) of one token that went up some layers only; the cache holds what it held.
+
+        Their keys and values are written at `position`, which must lie behind the text.
+        """
+        assert isinstance(self.backend, LayeredBackend)
+        with device_failures():
+            x = self.backend.embed([token])
+            self.backend.some_layers(x, position, layers)
+        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        return logits
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""

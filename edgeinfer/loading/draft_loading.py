@@ -16,9 +16,12 @@ from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.first_of import FirstOf
+from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import LayeredBackend
 from edgeinfer_quant_formats import GGUFFile
 
 MOST_EXTRA_TOKENS = 1024
@@ -33,10 +36,13 @@ class LoadedDrafter:
     notes: tuple[str, ...] = ()
 
 
-def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> LoadedDrafter:
+def load_drafter(
+    found: ModelFile, source: ModelSource, target: Tokenizer, engine: Transformer, taken: int
+) -> LoadedDrafter:
     """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back.
 
-    `source`, `target`: the model and its tokenizer; `taken`: bytes of main memory that it took of a budget.
+    `source`, `target`, `engine`: the model, its tokenizer and who runs it; `taken`: bytes of main memory that
+    it took of a budget.
 
     Raises:
         SettingError: the draft that was named can't follow this model.
@@ -50,7 +56,10 @@ def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken
     lookup = PromptLookup([_read_reference(path, target) for path in wishes.references])
     if wishes.draft == "lookup":
         return LoadedDrafter(lookup)
-    if wishes.draft != "auto":
+    model: Drafter
+    if wishes.draft == "self":
+        model = _layer_skipping(engine)
+    elif wishes.draft != "auto":
         model = _draft_model(find_model(wishes.draft), source, target, taken)
     elif found.draft_path is None:
         return LoadedDrafter(lookup)
@@ -59,7 +68,18 @@ def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken
             model = _draft_model(find_model(found.draft_path), source, target, taken)
         except (OutOfMemoryError, SettingError) as error:
             return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
-    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model)
+    notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
+    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes)
+
+
+def _cost(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f} MB of main memory (--draft none, draft=None leave it out)"
+
+
+def _layer_skipping(engine: Transformer) -> LayerSkipping:
+    if not isinstance(engine.backend, LayeredBackend):
+        raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")
+    return LayerSkipping(engine, kept_layers(len(engine.specification.layers)))
 
 
 def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
@@ -86,7 +106,14 @@ def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken
         room = None if wishes.ram is None else max(0, wishes.ram - taken)
         own = replace(wishes, context=source.context, ram=room, device="cpu", progress=None)
         loaded = load_on_cpu(ModelSource(found.name, file, config, own))
-        return DraftModel(loaded.engine, target.vocabulary_size, loaded.ram_bytes, file.close)
+        return DraftModel(
+            loaded.engine,
+            target.vocabulary_size,
+            loaded.ram_bytes,
+            file.close,
+            leaves=wishes.draft_leaves,
+            name=found.name,
+        )
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):

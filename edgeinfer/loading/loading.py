@@ -38,6 +38,7 @@ def load(
     sparse: Sparse = "auto",
     instruction_set: str | None = None,
     draft: str | None = "auto",
+    draft_leaves: int = 0,
     references: str | Path | Iterable[str | Path] = (),
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
@@ -56,7 +57,9 @@ def load(
     steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
     made says that it pays; "predicted" also guesses which are active; "off".
     `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
-    (what followed the last words before), a name or path of a small model of the same vocabulary, or None.
+    (what followed the last words before), "self" (the model with half of its layers), a name or path of a
+    small model of the same vocabulary, or None. `draft_leaves`: tokens that a draft model offers beside those
+    of its draft, a tree on the CPU.
     `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
     the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
@@ -84,6 +87,7 @@ def load(
         sparse=sparse,
         instruction_set=instruction_set,
         draft=draft,
+        draft_leaves=draft_leaves,
         references=_paths(references),
         kv=kv,
         engine=engine,
@@ -160,7 +164,7 @@ def _drafting(
     """
     if source.wishes.draft == "auto" and loaded.on_gpu and not source.wishes.references:
         return LoadedDrafter(None)
-    return load_drafter(found, source, tokenizer, loaded.ram_bytes)
+    return load_drafter(found, source, tokenizer, loaded.engine, loaded.ram_bytes)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:

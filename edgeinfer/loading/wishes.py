@@ -10,6 +10,7 @@ from edgeinfer.language_model import Progress
 from edgeinfer_kernels.backend import CacheType
 
 MOST_THREADS = 1024
+MOST_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -40,6 +41,8 @@ class Wishes:
     """Whether the CPU reads active neurons only, see `sparse_choice`."""
     instruction_set: str | None
     draft: str | None
+    draft_leaves: int
+    """Tokens of a draft beside its branch."""
     references: tuple[Path, ...]
     """Files whose text the answer may repeat."""
     kv: CacheType
@@ -62,7 +65,12 @@ class Wishes:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
-            raise SettingError(f"draft: saw {self.draft!r}, wanted 'auto', 'lookup', a model, or None")
+            wanted = "'auto', 'lookup', 'self', a model, or None"
+            raise SettingError(f"draft: saw {self.draft!r}, wanted {wanted}")
+        if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
+            raise SettingError(
+                f"draft_leaves: saw {self.draft_leaves!r}, wanted a whole number from 0 to {MOST_LEAVES}"
+            )
         if self.references and self.draft is None:
             raise SettingError(
                 "references: they are for drafts; leave them out, or take draft 'auto' or 'lookup'"

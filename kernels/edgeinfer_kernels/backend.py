@@ -185,6 +185,19 @@ class PlacingBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredBackend(Protocol):
+    """A backend that can leave layers out."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
+        """As `all_layers`, by these layers only."""
+        ...
+
+
 class BlockBackend(Backend[Activations], Protocol):
     """A backend in main memory, whose blocks can be run one by one; x is (tokens, width) float32."""
 

@@ -197,9 +197,18 @@ Draft = Annotated[
     str | None,
     Option(
         "--draft",
-        metavar="auto|lookup|none|MODEL",
+        metavar="auto|lookup|self|none|MODEL",
         help="What guesses tokens ahead: a small model of the same vocabulary, or what followed the same "
-        "words before. It changes the speed, never what may be said. [dim](auto)[/]",
+        "words before, or half of the model's own layers. It changes the speed, never what may be said. "
+        "[dim](auto)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
+DraftLeaves = Annotated[
+    int | None,
+    Option(
+        "--draft-leaves",
+        help="Tokens that a draft model offers beside those of its draft, on the CPU. [dim](0)[/]",
         rich_help_panel=MACHINE,
     ),
 ]

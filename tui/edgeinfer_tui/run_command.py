@@ -49,6 +49,7 @@ def run(
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
+    draft_leaves: options.DraftLeaves = None,
     reference: options.Reference = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,

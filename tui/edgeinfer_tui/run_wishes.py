@@ -20,6 +20,7 @@ LOADING = (
     "repack",
     "sparse",
     "draft",
+    "draft_leaves",
     "kv",
     "chat_template",
     "assume_pre_tokenizer",

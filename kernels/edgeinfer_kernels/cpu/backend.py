@@ -94,6 +94,15 @@ class _PlaceTable:
         self.address = address(self._fields)
 
 
+class _Program:
+    """Steps for the team in one call: (function, block, call) each; `run`: what the team is given."""
+
+    def __init__(self, runner: int, steps: Sequence[tuple[int, int, int]]) -> None:
+        self._steps = np.array(steps, np.int64)
+        self._count = np.array([len(steps)], np.int64)
+        self.run = runner, address(self._steps), address(self._count)
+
+
 class CpuBackend:
     """A decoder on the processor.
 
@@ -250,16 +259,24 @@ class CpuBackend:
         # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
+        self._ropes, self._rope_calls = ropes, calls
+        self._programs = dict[tuple[int, ...], _Program]()
+        self._run_program = self._program_of(range(len(ropes))).run
+
+    def _program_of(self, layers: Sequence[int]) -> "_Program":
+        """The blocks of some layers as one list for the team; made once."""
+        key = tuple(layers)
+        if key in self._programs:
+            return self._programs[key]
         steps = []
-        for layer, rope in enumerate(ropes):
-            call, (function, block) = address(calls[rope]), self._feed_forward[layer]
+        for layer in layers:
+            call, (function, block) = address(self._rope_calls[self._ropes[layer]]), self._feed_forward[layer]
             if self._routes_early(layer):
                 steps.append((self._functions["route_block"], block, call))
             steps.append((self._functions["attention_block"], self._attention[layer], call))
             steps.append((self._functions[function], block, call))
-        self._program = np.array(steps, np.int64)
-        self._steps = np.array([len(steps)], np.int64)
-        self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
+        self._programs[key] = _Program(self._functions["run_program"], steps)
+        return self._programs[key]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -285,6 +302,12 @@ class CpuBackend:
         for table, call in self._calls:
             _fill(call, x, start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
+
+    def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
+        """Both blocks of these layers, for a step of STEP_TOKENS at most."""
+        for table, call in self._calls:
+            _fill(call, x, start, table.address_of(start, len(x)))
+        self.team.run(*self._program_of(layers).run)
 
     def all_layers_at(self, x: Activations, places: Places) -> None:
         """Both blocks of every layer for tokens of several texts, `most_placed` at most."""

@@ -232,6 +232,12 @@ class ReferenceBackend:
             self.attention_block(layer, x, start)
             self.feed_forward_block(layer, x)
 
+    def some_layers(self, x: Array, start: int, layers: Sequence[int]) -> None:
+        """Both blocks of these layers."""
+        for layer in layers:
+            self.attention_block(layer, x, start)
+            self.feed_forward_block(layer, x)
+
     def all_layers_at(self, x: Array, places: Places) -> None:
         """Both blocks of every layer for tokens of several texts."""
         self._places = places

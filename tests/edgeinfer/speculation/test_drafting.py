@@ -34,7 +34,7 @@ def plain() -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module", params=["auto", "lookup"])
+@pytest.fixture(scope="module", params=["auto", "lookup", "self"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=2, draft=request.param, context=256) as model:
         yield model
@@ -126,6 +126,15 @@ def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file
         with edgeinfer.load(model, device="cpu", threads=1) as loaded:
             assert loaded._speculator is not None
             assert isinstance(loaded._speculator.drafter, kind)
+
+
+def test_auto_says_what_the_draft_costs() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
+        assert model._speculator is not None
+        megabytes = f"{model._speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
+        assert [note for note in model.notes if note.startswith("drafting with")] == [
+            f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
+        ]
 
 
 def test_a_draft_of_another_vocabulary_is_refused_in_one_line(zoo_file: ZooFile) -> None:
