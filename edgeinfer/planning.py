@@ -178,8 +178,8 @@ def load_notes(sizes: ModelSizes, plan: MemoryPlan) -> list[str]:
     notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
-    if plan.draft == "gpu":
-        notes.append("loading keeps a draft model in main memory yet")
+    if plan.draft == "gpu" and any(layer.whole_on != "gpu" for layer in plan.layers):
+        notes.append("loading keeps the draft of a divided model in main memory yet")
     if plan.cut is not None:
         return notes
     try:

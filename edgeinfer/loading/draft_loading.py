@@ -12,7 +12,8 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
 from edgeinfer.loading.cpu_loading import load_on_cpu
-from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.first_of import FirstOf
@@ -37,12 +38,11 @@ class LoadedDrafter:
 
 
 def load_drafter(
-    found: ModelFile, source: ModelSource, target: Tokenizer, engine: Transformer, taken: int
+    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
 ) -> LoadedDrafter:
     """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back.
 
-    `source`, `target`, `engine`: the model, its tokenizer and who runs it; `taken`: bytes of main memory that
-    it took of a budget.
+    `source`, `target`: the model and its tokenizer; `beside`: as it has been loaded.
 
     Raises:
         SettingError: the draft that was named can't follow this model.
@@ -58,14 +58,14 @@ def load_drafter(
         return LoadedDrafter(lookup)
     model: Drafter
     if wishes.draft == "self":
-        model = _layer_skipping(engine)
+        model = _layer_skipping(beside.engine)
     elif wishes.draft != "auto":
-        model = _draft_model(find_model(wishes.draft), source, target, taken)
+        model = _draft_model(find_model(wishes.draft), source, target, beside)
     elif found.draft_path is None:
         return LoadedDrafter(lookup)
     else:
         try:
-            model = _draft_model(find_model(found.draft_path), source, target, taken)
+            model = _draft_model(find_model(found.draft_path), source, target, beside)
         except (OutOfMemoryError, SettingError) as error:
             return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
     notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
@@ -97,19 +97,22 @@ def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
         ) from error
 
 
-def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> DraftModel:
+def _draft_model(
+    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+) -> DraftModel:
     wishes, file = source.wishes, GGUFFile.open(found.path)
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         if not same_tokens(file.metadata, source.file.metadata):
             check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
-        room = None if wishes.ram is None else max(0, wishes.ram - taken)
-        own = replace(wishes, context=source.context, ram=room, device="cpu", progress=None)
-        loaded = load_on_cpu(ModelSource(found.name, file, config, own))
+        ram = None if wishes.ram is None else max(0, wishes.ram - beside.ram_bytes)
+        vram = None if wishes.vram is None else max(0, wishes.vram - beside.vram_bytes)
+        own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
+        loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
         return DraftModel(
             loaded.engine,
             target.vocabulary_size,
-            loaded.ram_bytes,
+            loaded.vram_bytes or loaded.ram_bytes,
             file.close,
             leaves=wishes.draft_leaves,
             name=found.name,
@@ -119,6 +122,18 @@ def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):
             raise SettingError(f"draft: {found.name}: {error}") from error
         raise
+
+
+def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
+    """On the GPU that holds all of the model, if the draft fits there too; else on the CPU."""
+    if beside.whole_gpu is not None:
+        from edgeinfer.loading.gpu_loading import load_on_gpu
+
+        try:
+            return load_on_gpu(draft, beside.whole_gpu)
+        except GpuUnavailableError:
+            pass
+    return load_on_cpu(draft)
 
 
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -164,7 +164,7 @@ def _drafting(
     """
     if source.wishes.draft == "auto" and loaded.on_gpu and not source.wishes.references:
         return LoadedDrafter(None)
-    return load_drafter(found, source, tokenizer, loaded.engine, loaded.ram_bytes)
+    return load_drafter(found, source, tokenizer, loaded)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:
