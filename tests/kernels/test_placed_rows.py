@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+from edgeinfer_kernels.backend import PAGE, LayerCache, Places, PlacingBackend
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
@@ -126,3 +126,18 @@ def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="17 tokens at places of their own; 16 go in one step"):
         backend.all_layers_at(x, Places(np.arange(count), np.zeros((count, 4), np.int64)))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "count"), [(16, 48, 16), (32, 96, 37), (21, 60, 3), (14, 35, 20)]
+)
+def test_positions_are_copied_whatever_page_they_begin_in(source: int, target: int, count: int) -> None:
+    cache = LayerCache(
+        RANDOM.standard_normal((2, 12, 32, PAGE)).astype(np.float16),
+        RANDOM.standard_normal((2, 12 * PAGE, 32)).astype(np.float16),
+    )
+    keys, values = (np.array(read) for read in cache.read(12 * PAGE, 32))
+    cache.copy(source, target, count)
+    for before, after in zip((keys, values), cache.read(12 * PAGE, 32), strict=True):
+        before[:, target : target + count] = before[:, source : source + count].copy()
+        np.testing.assert_array_equal(after, before)

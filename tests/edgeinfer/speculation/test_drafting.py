@@ -128,6 +128,15 @@ def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file
             assert isinstance(loaded._speculator.drafter, kind)
 
 
+def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
+        assert model.engine.ids == []
+        assert model._speculator is not None
+        pace = model._speculator.pace
+        assert 0 < pace.pass_seconds(1) < pace.pass_seconds(8) < 8 * pace.pass_seconds(1)
+        assert pace.least_chances(1)[0] > 0
+
+
 def test_auto_says_what_the_draft_costs() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model._speculator is not None
