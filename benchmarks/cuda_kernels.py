@@ -23,6 +23,8 @@ from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
+from edgeinfer_kernels.cuda.host_turns import StepTurns
+from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
@@ -30,6 +32,7 @@ from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.workspace import Workspace
+from edgeinfer_kernels.division import LayerDivision, device_half, turns_of
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
 
 NORM = NormSpecification("rms", 1e-5)
@@ -79,6 +82,23 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
     argmax(logits, buffers, chosen, results)
 
 
+def divided_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
+    """The decode step of a model whose host has the feed-forwards, or all experts but one."""
+    specification, weights = empty_decoder(shape, kind)
+    divisions = [LayerDivision(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
+    facts, there = device_half(specification, weights, divisions)
+    arena = Arena()
+    model = DeviceModel(facts, there, arena, POSITIONS, divisions=divisions)
+    mailbox = Mailbox(torch.device("cpu"), tokens, facts.width, most_used(facts))
+    launches = StepLaunches(
+        model,
+        Workspace(model, arena),
+        Tuning(),
+        dependent=capability >= DEPENDENT_LAUNCH_FROM,
+    )
+    DecodeStep(launches, StepTurns(turns_of(weights, divisions), mailbox)).launch(tokens)
+
+
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     """The decode step of a model, and what a prompt does with its matrices."""
     specification, weights = empty_decoder(shape, kind)
@@ -124,6 +144,7 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
     for shape, (kind, tokens) in product(shapes, steps):
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability)
+            divided_step(shape, kind, tokens, capability)
         for launch in found:
             if launch.key not in seen:
                 seen.add(launch.key)

@@ -2,80 +2,73 @@
 
 import difflib
 import os
-import re
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from edgeinfer.errors import UnknownModelError
+from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
+from edgeinfer.errors import NotPulledError, UnknownModelError
+from edgeinfer.found_models import OtherFolders, found_file, found_models
+from edgeinfer.model_file import ModelFile, Source, models_under
 from edgeinfer.user_folders import user_folder
 
+__all__ = ["ModelFile", "default_models_folder", "find_model", "list_models", "read_catalogue"]
+
 BUILTIN_NAME = "tiny"
-LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 MOST_LISTED = 8
 
-Source = Literal["built in", "models folder", "path"]
 
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A model on this disk. What the catalogue doesn't say is None or empty."""
-
-    name: str
-    path: Path
-    source: Source
-    draft_path: Path | None = None
-    parameters: str = ""
-    context: int | None = None
-    licence: str = ""
-    notes: str = ""
-    prompt_style: Literal["raw", "chat"] | None = None
-    """How a bare prompt is best put to this model; None: in its chat template if it has one."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file, all parts of a split model together."""
-        return sum(part.stat().st_size for part in _parts(self.path))
-
-
-def find_model(name_or_path: str | Path | None = None, *, models_folder: Path | None = None) -> ModelFile:
+def find_model(
+    name_or_path: str | Path | None = None,
+    *,
+    models_folder: Path | None = None,
+    others: OtherFolders | None = None,
+) -> ModelFile:
     """The model that a user means.
 
-    A catalogue name; a path to a .gguf file (`~` is the home folder) or to a folder that holds one; the
-    name of a file in the models folder, with or without `.gguf`; None or nothing: the built-in model.
+    A catalogue name, as `qwen3-8b`, or with a quantisation, `qwen3-8b:Q4_K_M` (without one: of several on
+    this disk, the one that came last); a path to a .gguf file (`~` is the home folder) or to a folder that
+    holds one; the name of a file in the models folder, with or without `.gguf`, or of a model that another
+    program has put on this disk; None or nothing: the built-in model.
 
     Raises:
         UnknownModelError: nothing of that name, or a folder that holds no model or several.
+        NotPulledError: in the catalogue, and not on this disk yet.
+        CatalogueError: an entry of the user's own that can't be read.
     """
     wanted = str(name_or_path or BUILTIN_NAME)
     folder = models_folder or default_models_folder()
+    others = others or OtherFolders.usual()
     entries = read_catalogue()
-    if wanted in entries:
-        return _from_catalogue(wanted, entries[wanted], folder)
+    name, quant = split_quant(wanted, entries)
+    if name is not None:
+        return _from_catalogue(entries[name], quant, entries, folder, others)
     # os.path answers "no" to a text that can't be a path at all, where pathlib raises.
     path = Path(os.path.expanduser(wanted))
     if os.path.isdir(path):
         return _from_path(_only_model_in(path))
     if os.path.exists(path):
         return _from_path(path)
-    for model in _in_folder(folder):
+    for model in [*_in_folder(folder), *found_models(others)]:
         if wanted in (model.name, model.path.name):
             return model
     raise _unknown(wanted, path, entries, folder)
 
 
-def list_models(*, models_folder: Path | None = None) -> list[ModelFile]:
-    """Every model at hand: those of the catalogue that are on this disk, then the models folder by name."""
-    folder = models_folder or default_models_folder()
+def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:
+    """Every model at hand: the catalogue's that are on this disk, then the models folder by name, then what
+    other programs have put here. A model with several quantisations is listed with each, as `name:Q4_K_M`.
+    """
+    folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
+    entries = read_catalogue()
     known = [
-        _from_catalogue(name, entry, folder)
-        for name, entry in read_catalogue().items()
-        if _locate(entry["file"], folder)
+        _described(entry, quant, model, entries, folder, others)
+        for entry in entries.values()
+        for quant, model in _located(entry, folder, others)
     ]
-    taken = {path for model in known for path in (model.path, model.draft_path)}
-    return known + [model for model in _in_folder(folder) if model.path not in taken]
+    taken = {path.resolve() for model in known for path in (model.path, model.draft_path) if path}
+    rest = [*_in_folder(folder), *found_models(others)]
+    return known + [model for model in rest if model.path.resolve() not in taken]
 
 
 def default_models_folder() -> Path:
@@ -83,32 +76,98 @@ def default_models_folder() -> Path:
     return user_folder("data") / "models"
 
 
-def read_catalogue() -> dict[str, dict[str, Any]]:
-    """`models.toml`, name -> entry: from the package, or from the repository in a source checkout."""
-    packaged = Path(__file__).with_name("models.toml")
-    checkout = Path(__file__).parents[1] / "models.toml"
-    return tomllib.loads((packaged if packaged.exists() else checkout).read_text(encoding="utf-8"))
+def split_quant(wanted: str, entries: Mapping[str, CatalogueEntry]) -> tuple[str | None, str]:
+    """A catalogue name and a quantisation ("": none is named) of `NAME[:QUANT]`; None: no such name."""
+    if wanted in entries:
+        return wanted, ""
+    name, colon, quant = wanted.rpartition(":")
+    return (name, quant) if colon and name in entries else (None, "")
 
 
-def _from_catalogue(name: str, entry: Mapping[str, Any], folder: Path) -> ModelFile:
-    path = _locate(entry["file"], folder)
-    if path is None:
-        raise UnknownModelError(f"{name}: in the catalogue, but {entry['file']} is not in {folder}")
-    return ModelFile(
-        name=name,
-        path=path,
-        source="built in" if path.parent == _builtin_folder() else "models folder",
-        draft_path=_locate(entry["draft"], folder) if "draft" in entry else None,
-        parameters=entry.get("parameters", ""),
-        context=entry.get("context"),
-        licence=entry.get("licence", ""),
-        notes=entry.get("notes", ""),
-        prompt_style=entry.get("prompt_style"),
+def place_of(entry: CatalogueEntry, file: str, folder: Path) -> Path:
+    """Where a file of an entry lies in the models folder, or will."""
+    return folder / (entry.repository or "") / file
+
+
+def _from_catalogue(
+    entry: CatalogueEntry,
+    quant: str,
+    entries: Mapping[str, CatalogueEntry],
+    folder: Path,
+    others: OtherFolders,
+) -> ModelFile:
+    here = list(_located(entry, folder, others))
+    if quant:
+        here = [(label, model) for label, model in here if label.lower() == quant.lower()]
+    if not here:
+        raise _not_pulled(entry, quant, folder)
+    label, model = max(here, key=lambda pair: pair[1].path.stat().st_mtime)
+    found = _described(entry, label, model, entries, folder, others)
+    return found if quant else replace(found, name=entry.name)
+
+
+def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
+    name = f"{entry.name}:{quant}" if quant else entry.name
+    if entry.repository is None and entry.url is None:
+        return UnknownModelError(f"{name}: in the catalogue, but {entry.file} is not in {folder}")
+    return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
+
+
+def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
+    """The quantisations of an entry that are on this disk."""
+    root = folder / (entry.repository or "")
+    if entry.repository is None:
+        places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))
+        for quant in entry.quants:
+            file = entry.file_of(quant)
+            here = [(source, place / file) for source, place in places if (place / file).exists()]
+            if here:
+                source, path = here[0]
+                yield quant, ModelFile(entry.name, path, source)
+        return
+    ours = {}
+    for path in models_under(root):
+        label = entry.quant_of_file(path.relative_to(root).as_posix())
+        if label is not None:
+            ours[label] = ModelFile(entry.name, path, "models folder")
+    for quant in [*entry.quants, *(label for label in ours if label not in entry.quants)]:
+        found = ours.get(quant) or found_file(entry.repository, entry.file_of(quant), others)
+        if found:
+            yield quant, found
+
+
+def _described(
+    entry: CatalogueEntry,
+    quant: str,
+    model: ModelFile,
+    entries: Mapping[str, CatalogueEntry],
+    folder: Path,
+    others: OtherFolders,
+) -> ModelFile:
+    """What was found, with what the catalogue says of it."""
+    return replace(
+        model,
+        name=entry.name_of(quant),
+        draft_path=_draft_of(entry, entries, folder, others),
+        parameters=entry.parameters,
+        context=entry.context,
+        licence=entry.licence,
+        notes=entry.notes,
+        prompt_style=entry.prompt_style,
     )
 
 
-def _locate(file: str, folder: Path) -> Path | None:
-    return next((path for path in (_builtin_folder() / file, folder / file) if path.exists()), None)
+def _draft_of(
+    entry: CatalogueEntry, entries: Mapping[str, CatalogueEntry], folder: Path, others: OtherFolders
+) -> Path | None:
+    """The file of an entry's draft, if it is on this disk: another entry's model, or a file."""
+    if entry.draft is None:
+        return None
+    if entry.draft in entries:
+        here = [model.path for _, model in _located(entries[entry.draft], folder, others)]
+        return max(here, key=lambda path: path.stat().st_mtime, default=None)
+    places = (_builtin_folder() / entry.draft, place_of(entry, entry.draft, folder))
+    return next((path for path in places if path.exists()), None)
 
 
 def _builtin_folder() -> Path:
@@ -117,37 +176,41 @@ def _builtin_folder() -> Path:
 
 def _from_path(path: Path) -> ModelFile:
     # The catalogue knows its own files by whatever path they are named.
-    for name, entry in read_catalogue().items():
-        if path.name == entry["file"] and path.resolve().parent == _builtin_folder().resolve():
-            return _from_catalogue(name, entry, path.parent)
+    if path.resolve().parent == _builtin_folder().resolve():
+        entries = read_catalogue()
+        for entry in entries.values():
+            if path.name == entry.file:
+                return _from_catalogue(entry, "", entries, path.parent, OtherFolders.usual())
     return ModelFile(name=path.stem, path=path, source="path")
 
 
 def _in_folder(folder: Path) -> list[ModelFile]:
-    return [ModelFile(path.stem, path, "models folder") for path in _models_under(folder, "**/*.gguf")]
-
-
-def _models_under(folder: Path, pattern: str) -> list[Path]:
-    """GGUF files, one for each model: of a split one, the first part."""
-    return sorted(path for path in folder.glob(pattern) if not LATER_PART.search(path.name))
+    return [ModelFile(path.stem, path, "models folder") for path in models_under(folder)]
 
 
 def _only_model_in(folder: Path) -> Path:
-    found = _models_under(folder, "*.gguf")
+    found = models_under(folder, "*.gguf")
     if len(found) == 1:
         return found[0]
     if not found:
         raise UnknownModelError(f"{folder}: a folder without a .gguf file; name a model file")
-    names = ", ".join(path.name for path in found[:MOST_LISTED])
-    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-    raise UnknownModelError(f"{folder}: a folder with {len(found)} models; name one of {names}{more}")
+    names = first_few([path.name for path in found])
+    raise UnknownModelError(f"{folder}: a folder with {len(found)} models; name one of {names}")
 
 
-def _unknown(wanted: str, path: Path, entries: Mapping[str, Any], folder: Path) -> UnknownModelError:
+def first_few(names: Sequence[str]) -> str:
+    """Names for a message, which shall not become long."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def _unknown(
+    wanted: str, path: Path, entries: Mapping[str, CatalogueEntry], folder: Path
+) -> UnknownModelError:
     """The error for a name that leads nowhere, with the nearest that lead somewhere."""
     is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in wanted
     if is_path and os.path.isdir(path.parent):
-        beside = {str(other.relative_to(path.parent)) for other in _models_under(path.parent, "*.gguf")}
+        beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
         near = difflib.get_close_matches(path.name, beside, n=3)
         hint = (
             f"did you mean {' or '.join(near)}?"
@@ -157,10 +220,10 @@ def _unknown(wanted: str, path: Path, entries: Mapping[str, Any], folder: Path) 
         return UnknownModelError(f"{_shortened(wanted)}: no such file; {hint}")
     if is_path:
         return UnknownModelError(f"{_shortened(wanted)}: no such file, nor is there such a folder")
-    names = [*entries, *(model.name for model in _in_folder(folder))]
-    near = difflib.get_close_matches(wanted, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:MOST_LISTED])}."
-    way_out = "Name one of `edgeinfer list` or the path of a .gguf file"
+    names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
+    near = difflib.get_close_matches(wanted.partition(":")[0], names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
+    way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
     return UnknownModelError(f"{_shortened(wanted)}: no such model; {hint} {way_out}")
 
 
@@ -168,11 +231,3 @@ def _shortened(wanted: str) -> str:
     """One line of what was typed, however long it was."""
     line = " ".join(wanted.split())
     return line if len(line) <= 60 else line[:57] + "..."
-
-
-def _parts(path: Path) -> list[Path]:
-    """All files of a model whose first part is `path`."""
-    first = re.search(r"-00001-of-(\d{5})\.gguf$", path.name)
-    if first is None:
-        return [path]
-    return sorted(path.parent.glob(f"{path.name[: first.start()]}-*-of-{first[1]}.gguf"))

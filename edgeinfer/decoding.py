@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.errors import ContextOverflowError, SettingError
+from edgeinfer.expert_use import ExpertUse
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
@@ -85,6 +86,7 @@ class TokenStream:
         self._request = request
         self._on_end = on_end
         self._clock = AnswerClock()
+        self._experts = ExpertUse(engine)
         self._speculator = speculator
         self._drafts = DraftCount()
         self._tokens: list[Token] = []
@@ -144,6 +146,7 @@ class TokenStream:
 
     def _speed(self) -> Speed:
         speed = self._clock.speed(len(self._tokens), self._engine.bytes_per_token)
+        speed = replace(speed, gpu_experts=self._experts.gpu_share)
         if not self._speculator or not self._drafts.drafted:
             return speed
         return replace(

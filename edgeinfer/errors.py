@@ -9,6 +9,26 @@ class UnknownModelError(EdgeInferError):
     """The name is neither in the catalogue nor a GGUF file on this disk."""
 
 
+class NotPulledError(UnknownModelError):
+    """The name is in the catalogue, and its files are not on this disk yet. `name`: what to pull."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class CatalogueError(EdgeInferError):
+    """An entry of models.toml, or of the user's own, that can't be read."""
+
+
+class DownloadError(EdgeInferError):
+    """A file can't be fetched, or isn't what was promised."""
+
+
+class OfflineError(DownloadError):
+    """The hub can't be reached, or was switched off."""
+
+
 class UnsupportedModelError(EdgeInferError):
     """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
 

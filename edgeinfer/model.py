@@ -74,26 +74,10 @@ class Model:
         return self.engine.context
 
     @overload
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        n: None = None,
-        best_of: int | None = None,
-        beams: int | None = None,
-        **settings: Any,
-    ) -> Generation: ...
+    def generate(self, prompt: Prompt, *, n: int, **settings: Any) -> list[Generation]: ...
 
     @overload
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        n: int,
-        best_of: int | None = None,
-        beams: int | None = None,
-        **settings: Any,
-    ) -> list[Generation]: ...
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation: ...
 
     def generate(
         self,

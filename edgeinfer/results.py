@@ -28,6 +28,8 @@ class Speed:
     prompt_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
     gigabytes_per_second: float = 0.0
+    gpu_experts: float | None = None
+    """The share of the experts in use that the GPU computed; None: they aren't divided."""
     accepted_share: float | None = None
     """Drafted tokens that stood; None: nothing was drafted."""
     tokens_per_pass: float | None = None

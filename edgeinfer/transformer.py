@@ -14,6 +14,7 @@ from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer_kernels.backend import Backend, LayeredBackend, Places, PlacingBackend, Rows
 from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_offload.split_backend import SplitBackend
 
 
 class Transformer:
@@ -49,6 +50,13 @@ class Transformer:
     @property
     def vocabulary_size(self) -> int:
         return self.specification.vocabulary_size
+
+    @property
+    def expert_pairs(self) -> tuple[int, int]:
+        """How many experts tokens have asked for in layers where they are divided, and how many of them the
+        CPU computed.
+        """
+        return self.backend.pairs if isinstance(self.backend, SplitBackend) else (0, 0)
 
     def _forward(self, ids: Sequence[int]) -> Rows:
         """One step: the rows above the last layer; the cache then holds the tokens."""

@@ -1,4 +1,4 @@
-"""Where this platform wants a user's data, state and caches to lie."""
+"""Where this platform wants a user's data, settings, state and caches to lie."""
 
 import os
 import sys
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Literal
 
-Kind = Literal["data", "state", "cache"]
+Kind = Literal["data", "config", "state", "cache"]
 
 XDG: dict[Kind, tuple[str, str]] = {
     "data": ("XDG_DATA_HOME", ".local/share"),
+    "config": ("XDG_CONFIG_HOME", ".config"),
     "state": ("XDG_STATE_HOME", ".local/state"),
     "cache": ("XDG_CACHE_HOME", ".cache"),
 }

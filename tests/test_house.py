@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # package -> (floor, folder, third-party packages that this part may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
-    "edgeinfer_tui": (5, "tui/edgeinfer_tui", {"typer", "click", "rich", "textual"}),
+    "edgeinfer_tui": (5, "tui/edgeinfer_tui", {"typer", "click", "rich", "textual", "uvicorn"}),
     "edgeinfer": (
         4,
         "edgeinfer",
-        {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance"},
+        {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance", "starlette"},
     ),
     "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
     "edgeinfer_kernels": (

@@ -197,7 +197,8 @@ def placed(plan: MemoryPlan) -> str:
     attention = sum(layer.attention == "gpu" for layer in plan.layers)
     if attention == whole:
         return f"{whole} of {len(plan.layers)} layers"
-    return f"{attention} of {len(plan.layers)} attentions, {whole} whole layers"
+    what = "experts" if any(layer.experts for layer in plan.layers) else "feed-forwards"
+    return f"{attention} of {len(plan.layers)} attentions, {plan.feed_forward_share:.0%} of {what}"
 
 
 def planned_rate(plan: MemoryPlan, workload: Workload) -> float:

@@ -164,6 +164,7 @@ class _Reader:
             found,
             () if ending else self._lengths(prefix, _FEED_FORWARD_VECTORS),
             any(f"{prefix}ffn_{part}{ending}.bias" in self._tensors for part in ("gate", "up")),
+            not ending and f"{prefix}post_ffw_norm.weight" in self._tensors,
         )
 
     def _experts(self, prefix: str, index: int) -> ExpertSizes:

@@ -68,7 +68,7 @@ def load(
     (first use only).
 
     Raises:
-        UnknownModelError: no such name or file.
+        UnknownModelError: no such name or file; NotPulledError: a name whose files aren't here yet.
         UnsupportedModelError: the file holds what edgeinfer doesn't run; the text names the way out.
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
         SettingError: a setting out of its range, or a draft of another vocabulary.
@@ -97,6 +97,7 @@ def load(
         build_progress=build_progress,
     )
     found = find_model(model)
+    found.note_use()
     if wishes.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 

@@ -1,4 +1,4 @@
-"""Loading a model that is larger than the GPU: whole layers on either side of a cut. Imports torch."""
+"""Loading a model that is larger than the GPU: divided between it and the CPU as planned. Imports torch."""
 
 from dataclasses import dataclass, replace
 
@@ -6,23 +6,32 @@ from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
+from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.host_half import HostHalf
+from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes, Repacking
+from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.split_backend import SplitBackend
-from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.this_machine import (
+    measure_gpu,
+    meets_in_graph,
+    unmeasured_machine,
+    with_cpu_speeds,
+    with_gpu,
+)
 
 ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""
@@ -30,21 +39,22 @@ SHARE_LEFT = 0.9
 
 
 def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
-    """An engine with the lower layers on the CPU, the others and the head on the GPU.
+    """An engine with as much on the GPU as makes it fastest, the rest on the CPU.
 
     Raises:
-        GpuUnavailableError: not one layer fits the GPU, or it has no kernels for them.
+        GpuUnavailableError: nothing of it fits the GPU, or it has no kernels for it.
         OutOfMemoryError: main memory is too small for the rest.
     """
     wishes, cache_folder = source.wishes, user_folder("cache")
     kernels = load_kernels(
         cache_folder,
         choose(wishes.instruction_set),
-        kernel_units(source.weights, head=False),
+        [SERVICE, *kernel_units(source.weights, head=False)],
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)
     budget, notes = wishes.vram, []
+    measure_gpu(gpu, cache_folder, sorted({matrix.format for matrix in source.sizes.matrices()}))
     for attempt in range(ATTEMPTS):
         plan = _planned(source, gpu, threads, budget)
         try:
@@ -53,7 +63,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             if attempt == ATTEMPTS - 1:
                 raise GpuUnavailableError(f"{source.name}: {error}") from error
             budget = int(SHARE_LEFT * plan.vram_bytes)
-            notes = ["other programs took memory of the GPU meanwhile: fewer layers are there"]
+            notes = ["other programs took memory of the GPU meanwhile: less of the model is there"]
             continue
         loaded.notes[:0] = notes
         return loaded
@@ -61,12 +71,18 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
 
 
 def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:
-    """The fastest cut within the budgets, at the speeds of this machine."""
+    """The fastest placement within the budgets, at the speeds of this machine."""
     wishes, cache_folder = source.wishes, user_folder("cache")
     machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, kernel_formats(source.weights))
     machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
     asked = PlanWishes(
-        context=source.context, kv=wishes.kv, device="layers", vram=vram, ram=wishes.ram, repack=wishes.repack
+        context=source.context,
+        kv=wishes.kv,
+        vram=vram,
+        ram=wishes.ram,
+        repack=wishes.repack,
+        streams=False,
+        routing=known_routing(source.file.path, source.sizes)[0],
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -76,14 +92,14 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         )
         way_out = f"; with a context of {largest} it fits (--context, context=)" if largest else ""
         raise OutOfMemoryError(f"{source.name}: {error}{way_out}") from error
-    if plan.cut is None or plan.head != "gpu":
-        raise GpuUnavailableError(f"{source.name}: {plan.why_not or 'no layer is faster on the GPU'}")
+    if plan.head != "gpu":
+        raise GpuUnavailableError(f"{source.name}: {plan.why_not or 'no part is faster on the GPU'}")
     return plan
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """Both sides of a model that is cut as the plan says."""
+    """Both sides of a model that is divided as the plan says."""
 
     source: ModelSource
     gpu: Gpu
@@ -93,52 +109,67 @@ class _Sides:
 
     def load(self) -> LoadedEngine:
         """Bring everything into place. Raises `DeviceMemoryError`."""
-        source, plan, cut = self.source, self.plan, self.plan.cut
-        assert cut is not None
+        source, plan, facts = self.source, self.plan, self.source.specification
         placing = Placing(source)
-        above = self._above(cut, placing)
+        device = cuda_device(self.gpu.index)
+        mailbox = Mailbox(device, CPU_BATCH, facts.width, most_used(facts))
+        above = self._on_device(mailbox, placing)
+        caches = self._host_caches()
         try:
-            kind: CacheType = "f32" if source.wishes.kv == "f32" else "f16"
-            lower = source.specification.of_layers(0, cut)
-            cache = KVCache.allocate(lower, source.context, kind)
-            below = CpuBackend(
-                lower,
-                source.weights.below(cut),
-                cache.layers,
+            host = HostHalf(
+                facts,
+                source.weights,
+                self._divisions,
+                caches,
                 self.kernels,
+                mailbox.addresses,
                 batch=CPU_BATCH,
                 threads=self.threads,
-                repack=source.wishes.repack,
-                head=False,
                 on_placed=placing,
             )
         except BaseException:
             above.close()
             raise
-        repacking = Repacking(below.repacked_bytes, below.repack_seconds, placing.released)
-        cached = KVCache(source.context, cache.layers, self._device_cache_bytes())
+        meets = meets_in_graph(self.gpu, user_folder("cache"))
+        above.serve_with(host, meets_in_graph=meets)
+        cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
-            source.specification,
-            SplitBackend(below, above),
+            facts,
+            SplitBackend(host, above),
             cached,
             min(CPU_BATCH, above.batch),
             plan.weight_bytes_per_token,
             source.context,
         )
-        count = len(plan.layers)
-        note = f"{count - cut} of {count} layers and the head are on the GPU, the others on the CPU"
-        found = replace(plan, repacking=repacking)
-        return LoadedEngine(engine, lambda: found, plan.bytes_on("cpu"), on_gpu=True, notes=[note])
+        notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=notes)
 
-    def _above(self, cut: int, placing: Placing) -> CudaBackend:
-        source, facts = self.source, self.source.specification
+    @property
+    def _divisions(self) -> tuple[LayerDivision, ...]:
+        return tuple(layer.division for layer in self.plan.layers)
+
+    def _host_caches(self) -> dict[int, LayerCache]:
+        """Those of the layers whose attention is the CPU's, by layer."""
+        source = self.source
+        kind: CacheType = "f32" if source.wishes.kv == "f32" else "f16"
+        return {
+            index: LayerCache.allocate(layer.attention, source.context, kind)
+            for index, (layer, division) in enumerate(
+                zip(source.specification.layers, self._divisions, strict=True)
+            )
+            if not division.attention
+        }
+
+    def _on_device(self, mailbox: Mailbox, placing: Placing) -> CudaBackend:
+        source = self.source
         backend = CudaBackend(
-            facts.of_layers(cut, len(facts.layers)),
-            source.weights.above(cut),
+            source.specification,
+            source.weights,
             source.context,
             cuda_device(self.gpu.index),
-            DeviceOptions(quantised_cache=source.wishes.kv == "q8_0", embeds=False),
+            DeviceOptions(quantised_cache=source.wishes.kv == "q8_0", divisions=self._divisions),
             on_placed=placing,
+            mailbox=mailbox,
         )
         return made_ready(backend, self.gpu, self.plan.weight_bytes_per_token)
 
@@ -148,3 +179,14 @@ class _Sides:
             for item in self.plan.items
             if item.device == "gpu" and item.item.endswith("keys and values")
         )
+
+
+def placed_note(plan: MemoryPlan) -> str:
+    """What of a divided model is on the GPU, in a sentence."""
+    layers = plan.layers
+    attention = sum(layer.attention == "gpu" for layer in layers)
+    second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
+    return (
+        f"on the GPU: attention of {attention} of {len(layers)} layers, "
+        f"{plan.feed_forward_share:.0%} of the {second}, and the head; the rest is on the CPU"
+    )

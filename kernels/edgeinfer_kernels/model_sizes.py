@@ -47,7 +47,7 @@ class MatrixSize:
 class FeedForwardSizes:
     """up, down and, where it is gated, gate; `vectors`: lengths of norms and of what is added behind down.
 
-    `biased`: gate or up has a bias.
+    `biased`: gate or up has a bias. `post_normed`: a norm stands behind the sum.
     """
 
     up: MatrixSize
@@ -55,10 +55,16 @@ class FeedForwardSizes:
     gate: MatrixSize | None = None
     vectors: tuple[int, ...] = ()
     biased: bool = False
+    post_normed: bool = False
 
     @property
     def neurons(self) -> int:
         return self.up.rows
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether two sides can have some of its neurons each: without a norm behind the sum."""
+        return not self.post_normed
 
     def matrices(self) -> list[MatrixSize]:
         return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
@@ -252,4 +258,5 @@ def _feed_forward(w: FeedForwardWeights) -> FeedForwardSizes:
         None if w.ffn_gate is None else MatrixSize.of(w.ffn_gate),
         _lengths(w.ffn_down_bias, w.ffn_norm, w.ffn_norm_bias, w.ffn_post_norm),
         any_of((w.ffn_gate_bias, w.ffn_up_bias)),
+        w.ffn_post_norm is not None,
     )

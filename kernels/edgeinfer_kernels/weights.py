@@ -1,12 +1,13 @@
 """The weights of a decoder as backends take them: matrices in their file's bytes, vectors in float32."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_quant_formats import decode
+from edgeinfer_quant_formats import block_format, decode
 
 Vector = npt.NDArray[np.float32]
 
@@ -30,7 +31,8 @@ class MatrixFacts(Protocol):
 class Matrix:
     """A weight matrix: `raw` is (rows, bytes of a row) uint8, most often a view of the memory map.
 
-    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`.
+    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`; with `picked`
+    it is those of these numbers alone, in this order.
     """
 
     name: str
@@ -39,18 +41,40 @@ class Matrix:
     columns: int
     raw: npt.NDArray[np.uint8]
     experts: int = 1
+    picked: tuple[int, ...] = ()
 
     def expert(self, index: int) -> "Matrix":
         """One expert's matrix, without a copy."""
-        raw = self.raw[index * self.rows : (index + 1) * self.rows]
+        first = (self.picked[index] if self.picked else index) * self.rows
+        raw = self.raw[first : first + self.rows]
         return Matrix(self.name, self.format, self.rows, self.columns, raw)
 
     def take_rows(self, first: int, last: int) -> "Matrix":
         """The matrix of rows first..last, without a copy."""
         return Matrix(self.name, self.format, last - first, self.columns, self.raw[first:last])
 
+    def take_columns(self, first: int, last: int) -> "Matrix":
+        """The matrix of columns first..last, whole blocks of its format; its rows lie apart in memory.
+
+        Raises `FormatError`: a block would be cut.
+        """
+        row_bytes = block_format(self.format).row_bytes
+        begin, end = (row_bytes(column) if column else 0 for column in (first, last))
+        raw = self.raw[:, begin:end]
+        return Matrix(self.name, self.format, self.rows, last - first, raw)
+
+    def take_experts(self, numbers: Sequence[int]) -> "Matrix":
+        """The matrices of these experts, in this order, without a copy."""
+        first, count = (numbers[0] if numbers else 0), len(numbers)
+        if list(numbers) == list(range(first, first + count)):
+            raw = self.raw[first * self.rows : (first + count) * self.rows]
+            return replace(self, raw=raw, experts=count)
+        return replace(self, experts=count, picked=tuple(numbers))
+
     def decoded(self) -> npt.NDArray[np.float32]:
         """(rows, columns) float32, of all experts if there are several."""
+        if self.picked:
+            return np.concatenate([self.expert(index).decoded() for index in range(self.experts)])
         return decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
@@ -61,7 +85,7 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        return int(self.raw.nbytes)
+        return self.experts * self.rows * int(self.raw.shape[1])
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,25 @@ class FeedForwardWeights:
     def matrices(self) -> list[Matrix]:
         return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
 
+    def of_neurons(self, first: int, last: int) -> "FeedForwardWeights":
+        """The part of neurons first..last; norms and what is added behind down stay as they are."""
+
+        def part(bias: Vector | None) -> Vector | None:
+            return None if bias is None else bias[first:last]
+
+        return replace(
+            self,
+            ffn_up=self.ffn_up.take_rows(first, last),
+            ffn_down=self.ffn_down.take_columns(first, last),
+            ffn_gate=None if self.ffn_gate is None else self.ffn_gate.take_rows(first, last),
+            ffn_gate_bias=part(self.ffn_gate_bias),
+            ffn_up_bias=part(self.ffn_up_bias),
+        )
+
+    def bare(self) -> "FeedForwardWeights":
+        """The matrices alone."""
+        return FeedForwardWeights(self.ffn_up, self.ffn_down, self.ffn_gate)
+
 
 @dataclass(frozen=True)
 class ExpertWeights:
@@ -138,6 +181,22 @@ class ExpertWeights:
             ffn_gate_bias=bias(self.ffn_gate_exps, self.ffn_gate_exps_bias),
             ffn_up_bias=bias(self.ffn_up_exps, self.ffn_up_exps_bias),
             ffn_down_bias=bias(self.ffn_down_exps, self.ffn_down_exps_bias),
+        )
+
+    def of_experts(self, numbers: Sequence[int]) -> "ExpertWeights":
+        """The mixture with these of its experts only, in this order; the router still chooses from all."""
+
+        def part(stack: Matrix, biases: Vector | None) -> Vector | None:
+            return None if biases is None else biases.reshape(-1, stack.rows)[list(numbers)].reshape(-1)
+
+        return replace(
+            self,
+            ffn_up_exps=self.ffn_up_exps.take_experts(numbers),
+            ffn_down_exps=self.ffn_down_exps.take_experts(numbers),
+            ffn_gate_exps=self.ffn_gate_exps.take_experts(numbers),
+            ffn_gate_exps_bias=part(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_up_exps_bias=part(self.ffn_up_exps, self.ffn_up_exps_bias),
+            ffn_down_exps_bias=part(self.ffn_down_exps, self.ffn_down_exps_bias),
         )
 
     def stacks(self) -> list[Matrix]:

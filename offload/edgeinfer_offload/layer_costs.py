@@ -210,7 +210,7 @@ def _neurons(layer: LayerSizes, pricing: Pricing) -> _Divided:
     """A dense feed-forward for every number of groups on the GPU: neurons there, the CPU's, the GPU's."""
     sizes = layer.divisible()
     whole = sizes.neurons
-    counts = [0, *range(NEURON_GROUP, whole, NEURON_GROUP), whole]
+    counts = [0, *(range(NEURON_GROUP, whole, NEURON_GROUP) if sizes.is_divisible else ()), whole]
     cpu, gpu = [], []
     for count in counts:
         hot, cold = sizes.part(count), sizes.part(whole - count)

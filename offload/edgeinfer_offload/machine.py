@@ -10,8 +10,8 @@ KERNEL_SHARE = 0.9
 """Of the read bandwidth: what our kernels reach in a format that hasn't been measured."""
 LAUNCH_SECONDS = 4e-6
 """What a kernel of a decode step takes beside reading: measured on an H200, 160 kernels a step."""
-HAND_OVER_SECONDS = 18e-6
-"""Activations to the other side and back with events, where it hasn't been measured: an H200's."""
+HAND_OVER_SECONDS = 10e-6
+"""Activations to the other side and back within a graph, where it hasn't been measured: an H200's."""
 CACHE_CEILING = 2.0e12
 """Bytes per second of keys and values that attention reads at most: measured on an H200 at depth 4096."""
 CPU_BLOCK_SECONDS = 3e-6

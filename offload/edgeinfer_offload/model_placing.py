@@ -108,10 +108,13 @@ class ModelPlacing:
     def _gpu_fixed(self) -> int:
         return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes
 
-    @cached_property
-    def staging(self) -> int:
-        """Pinned main memory: the way of the weights, and the logits' way back."""
-        return STAGING_BYTES + 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
+    def staging(self, shared: bool) -> int:
+        """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
+        between CPU and GPU, the mailbox too.
+        """
+        logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
+        mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
+        return STAGING_BYTES + logits + mailbox
 
     def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
         costs = [(head, self.head[head])]
@@ -138,10 +141,9 @@ class ModelPlacing:
         drafts: list[int | None] = [CPU] if self.draft else [None]
         if self.draft and self.draft[GPU]:
             drafts.append(GPU)
-        sides = [(CPU, CPU), (GPU, CPU), (GPU, GPU)]
         if self.pricing.graphics is None:
-            sides, drafts = sides[:1], drafts[:1]
-        return [self._ends(head, embedding, draft) for head, embedding in sides for draft in drafts]
+            return [self._ends(CPU, CPU, drafts[0])]
+        return [self._ends(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, side: int) -> Placement:
         """Everything on one side."""
@@ -150,29 +152,26 @@ class ModelPlacing:
         found = self.search.placement(choices, self._ends(side, side, draft))
         return found if side == CPU else replace(found, seconds=found.seconds + SYNCHRONISE_SECONDS)
 
+    def _draft_alone(self) -> Placement | None:
+        """Nothing on the GPU but the draft model; None: there is none, or no room for it."""
+        if not self.draft or not self.draft[GPU]:
+            return None
+        budget, here = self._budget(self.vram), [Choice(CPU, CPU, 0) for _ in self.costs]
+        found = self.search.placement(here, self._ends(CPU, CPU, GPU))
+        if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
+            return None
+        return replace(found, seconds=found.seconds + float(budget.penalty(found.cpu_bytes)))
+
     @property
     def streams(self) -> bool:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
-        return self.wishes.device == "any"
+        return self.wishes.streams and self.wishes.device == "any"
 
     def _budget(self, vram: float, *, shared: bool = True) -> Budget:
         """For placements that use the GPU and, if it is `shared`, the CPU."""
         fixed = self._gpu_fixed + (STREAM_BYTES if shared and self.streams else 0)
-        cpu_fixed = self.staging + (self.cpu_workspace if shared else 0)
+        cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
-
-    def _cuts(self, budget: Budget) -> list[Placement]:
-        """Whole layers, the upper ones and the head on the GPU, for every number that fits."""
-        draft = CPU if self.draft else None
-        ends, here = self._ends(GPU, CPU, draft), Choice(CPU, CPU, 0)
-        found = []
-        for first in range(1, len(self.costs)):
-            above = [Choice(GPU, GPU, cost.units) for cost in self.costs[first:]]
-            placed = self.search.placement([here] * first + above, ends)
-            if placed.gpu_bytes + budget.gpu_fixed <= budget.gpu_bytes:
-                waiting = float(budget.penalty(placed.cpu_bytes))
-                found.append(replace(placed, seconds=placed.seconds + waiting))
-        return found
 
     @property
     def _cpu_room(self) -> float:
@@ -197,13 +196,8 @@ class ModelPlacing:
             alone, there = self._budget(vram, shared=False), self.whole(GPU)
             if there.gpu_bytes + alone.gpu_fixed <= vram:
                 candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
-        if self.pricing.graphics and self.wishes.device in ("any", "layers"):
-            split: list[Placement] = []
-            if self.wishes.device == "any":
-                best_split = self.search.best(self._budget(vram))
-                split = [best_split] if best_split else []
-            elif self.can_be_whole:
-                split = self._cuts(self._budget(vram))
+        if self.pricing.graphics and self.wishes.device == "any":
+            split = [p for p in (self.search.best(self._budget(vram)), self._draft_alone()) if p]
             candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         return best if best and best.seconds < float("inf") else None

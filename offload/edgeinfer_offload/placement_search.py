@@ -37,8 +37,8 @@ class Choice(NamedTuple):
     units: int
 
 
-PAIRS = ((CPU, CPU), (CPU, GPU), (GPU, CPU), (GPU, GPU))
-"""Sides of attention and cache, in the order of the tables' rows."""
+PAIRS = ((CPU, CPU), (GPU, GPU))
+"""Sides of attention and cache, in the order of the tables' rows: keys and values lie where they are read."""
 
 
 class LayerTable:
@@ -62,8 +62,9 @@ class LayerTable:
             fixed += [(attention, always)] if always else []
             self.cpu_bytes[row] = costs.cpu_bytes + sum(c.nbytes for side, c in fixed if side == CPU)
             self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
-            apart = hand_over if attention != cache else 0.0
-            own[row] = block + placed[0].seconds + placed[1].seconds + apart
+            own[row] = block + placed[0].seconds + placed[1].seconds
+            if attention == CPU:  # what has its attention here is here
+                own[row, 1:] = np.inf
             self.out[row] = out
         half = hand_over / 2
         crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
@@ -218,11 +219,9 @@ class Search:
     @staticmethod
     def _least(table: LayerTable, side: int, units: int) -> Choice:
         """Attention and cache on that side where that can be, and so many units."""
-        for pair in ((side, side), (side, CPU), (CPU, CPU)):
-            choice = Choice(*pair, units)
-            if np.isfinite(table.seconds[CPU][table.index(choice)]):
-                return choice
-        return Choice(CPU, CPU, 0)
+        choice = Choice(side, side, units)
+        possible = np.isfinite(table.seconds[CPU][table.index(choice)])
+        return choice if possible else Choice(CPU, CPU, 0)
 
     def _frontier(self, ends: Ends) -> list[tuple[Choice, ...]]:
         """Placements that are the fastest for their bytes, from few bytes to many."""

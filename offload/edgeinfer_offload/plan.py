@@ -177,7 +177,7 @@ def _around_the_layers(
     fixed("CUDA context", "gpu", placing.driver_bytes)
     if placing.works_on_cpu(chosen) and placing.streams:
         fixed("weights that a prompt streams", "gpu", STREAM_BYTES)
-    fixed("staging for the GPU", "cpu", placing.staging)
+    fixed("staging for the GPU", "cpu", placing.staging(placing.works_on_cpu(chosen)))
     crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
     if crossing:
         items.append(PlannedItem("hand-over", "link", 0, 1000 * crossing, "hand-over"))

@@ -1,6 +1,6 @@
-"""A decoder cut in two: the lower layers in main memory, the upper ones and the head on a GPU.
+"""A decoder that is divided between a device and its host, as one backend.
 
-A row of the residual stream crosses once a token, width · 4 bytes, however many layers lie on either side.
+Rows of the residual stream cross where the plan says so, width · 4 bytes a token and way, through a mailbox.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Backend, Rows
+from edgeinfer_kernels.backend import Activations, Rows
+from edgeinfer_kernels.routing import PairCounts
 
 
-class UpperLayers(Protocol):
-    """The GPU's half, as `edgeinfer_kernels.cuda.backend.CudaBackend` without an embedding."""
+class DeviceHalf(Protocol):
+    """The device's half, as `edgeinfer_kernels.cuda.backend.CudaBackend` with divisions."""
 
     batch: int
     most_recent: int
 
-    def enter(self, x: Activations, start: int) -> Rows:
-        """Rows from below the first of its layers, at positions start…, to above the last."""
+    def enter(self, tokens: int, start: int) -> Rows:
+        """The tokens whose embeddings lie in the mailbox, at positions start…, to above the last layer."""
         ...
 
-    def choose_above(
-        self, x: Activations, start: int, draw: Sequence[float] | None, recent: Sequence[int]
-    ) -> int:
-        """The token that follows the one whose row x is; -1: the host has to sample."""
+    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
+        """The token that follows the one whose embedding lies in the mailbox; -1: the host has to sample."""
         ...
 
     def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]: ...
@@ -37,48 +36,67 @@ class UpperLayers(Protocol):
     def close(self) -> None: ...
 
 
-class RowsBetween:
-    """Rows of the residual stream on their way: in main memory, then on the GPU."""
+class HostPart(Protocol):
+    """The host's half, as `edgeinfer_kernels.cpu.host_half.HostHalf`."""
 
-    def __init__(self, below: Activations) -> None:
-        self.below = below
+    def embed(self, ids: Sequence[int]) -> Activations:
+        """Embeddings of tokens, in the mailbox."""
+        ...
+
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts the device has asked for, and how many of them were the host's."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RowsBetween:
+    """Rows of the residual stream on their way: embedded on the host, then above the device's last layer."""
+
+    def __init__(self, embedded: Activations) -> None:
+        self.embedded = embedded
         self.above: Rows | None = None
 
     def __len__(self) -> int:
-        return len(self.below)
+        return len(self.embedded)
 
     def __getitem__(self, part: slice) -> "RowsBetween":
-        rows = RowsBetween(self.below[part])
+        rows = RowsBetween(self.embedded[part])
         rows.above = None if self.above is None else self.above[part]
         return rows
 
 
 class SplitBackend:
-    """`lower` has the embedding and the first layers, `upper` all others and the head."""
+    """`host` has the embedding and its part of the layers, `device` the rest of them and the head."""
 
     name = "split"
 
-    def __init__(self, lower: Backend[Activations], upper: UpperLayers) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.most_recent = upper.most_recent
+    def __init__(self, host: HostPart, device: DeviceHalf) -> None:
+        self.host = host
+        self.device = device
+        self.most_recent = device.most_recent
+
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts the device has asked for, and how many of them were the host's."""
+        return self.host.pairs
 
     def embed(self, ids: Sequence[int]) -> RowsBetween:
-        return RowsBetween(self.lower.embed(ids))
+        return RowsBetween(self.host.embed(ids))
 
     def all_layers(self, x: RowsBetween, start: int) -> None:
-        self.lower.all_layers(x.below, start)
-        x.above = self.upper.enter(x.below, start)
+        x.above = self.device.enter(len(x), start)
 
     def logits(self, x: RowsBetween) -> npt.NDArray[np.float32]:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
-        return self.upper.logits(x.above)
+        return self.device.logits(x.above)
 
     def normed(self, x: RowsBetween) -> npt.NDArray[np.float32]:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
-        return self.upper.normed(x.above)
+        return self.device.normed(x.above)
 
     def choose(
         self,
@@ -89,21 +107,20 @@ class SplitBackend:
         following: Sequence[float] | None = None,
         room: bool = True,
     ) -> int:
-        """Read one token at `start` and choose the next on the GPU; -1: the host has to sample.
+        """Read one token at `start` and choose the next on the device; -1: the host has to sample.
 
-        The GPU can't run ahead, as main memory has the next token's embedding: `following` and `room` are
+        The device can't run ahead, as the host has the next token's embedding: `following` and `room` are
         what `CudaBackend.choose` takes.
         """
-        x = self.lower.embed([token_id])
-        self.lower.all_layers(x, start)
-        return self.upper.choose_above(x, start, draw, recent)
+        self.host.embed([token_id])
+        return self.device.choose_above(start, draw, recent)
 
     def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]:
         """One draw as `choose` takes it."""
-        return self.upper.draw_request(settings, recent, chance)
+        return self.device.draw_request(settings, recent, chance)
 
     def close(self) -> None:
         try:
-            self.upper.close()
+            self.device.close()
         finally:
-            self.lower.close()
+            self.host.close()

@@ -80,6 +80,7 @@ GPU_FIGURES = (
     "pageable_to_gpu",
     "pageable_from_gpu",
     "hand_over_seconds",
+    "meets_in_graph",
 )
 
 
@@ -120,6 +121,11 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         own.get("hand_over_seconds", HAND_OVER_SECONDS),
     )
     return replace(machine, graphics=graphics, link=link, origin="measured")
+
+
+def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
+    """Whether the GPU and its host can hand over within a graph; taken for granted until it is measured."""
+    return remembered_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:

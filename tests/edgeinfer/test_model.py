@@ -1,6 +1,7 @@
 """A loaded model: text and ids in, tokens and logits out, from one thread or several, until it is closed."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,7 +212,8 @@ def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
         said = model.chat().say("the rain", **settings)
         asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
         assert asked.ids == said.ids
-        for wrong in ([{"content": "no role"}], [{"role": "user", "content": "a"}, 5]):
+        wrongs: tuple[list[Any], ...] = ([{"content": "no role"}], [{"role": "user", "content": "a"}, 5])
+        for wrong in wrongs:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)
         with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):

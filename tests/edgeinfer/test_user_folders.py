@@ -13,9 +13,11 @@ HOME = Path("/home/eva")
     ("platform", "kind", "folder"),
     [
         ("linux", "data", "/home/eva/.local/share/edgeinfer"),
+        ("linux", "config", "/home/eva/.config/edgeinfer"),
         ("linux", "state", "/home/eva/.local/state/edgeinfer"),
         ("linux", "cache", "/home/eva/.cache/edgeinfer"),
         ("darwin", "data", "/home/eva/Library/Application Support/edgeinfer"),
+        ("darwin", "config", "/home/eva/Library/Application Support/edgeinfer"),
         ("darwin", "cache", "/home/eva/Library/Caches/edgeinfer"),
         ("win32", "state", "/home/eva/AppData/Local/edgeinfer/state"),
     ],

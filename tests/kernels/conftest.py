@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import InstructionSet, choose, detect
-from edgeinfer_kernels.cpu.kernel_units import EXPERTS, row_units
+from edgeinfer_kernels.cpu.kernel_units import EXPERTS, SERVICE, row_units
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 
@@ -24,7 +24,7 @@ def instruction_set(name: str) -> InstructionSet:
 
 @cache
 def _kernels(isa: str) -> Kernels:
-    return load_kernels(user_folder("cache"), instruction_set(isa), [EXPERTS, *row_units(FIELDS)])
+    return load_kernels(user_folder("cache"), instruction_set(isa), [EXPERTS, SERVICE, *row_units(FIELDS)])
 
 
 @pytest.fixture(scope="session")

@@ -97,23 +97,6 @@ def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() ->
     assert crossings <= 2
 
 
-def test_a_plan_of_whole_layers_is_cut_once_and_slower_the_less_fits() -> None:
-    before = float("inf")
-    for gibibytes in (0.5, 1.5, 2, 3, 4, 5, 8):
-        plan = planned(dense_model(), gibibytes, device="layers")
-        assert plan.cut is not None
-        assert plan.bytes_on("gpu") <= gibibytes * GIB
-        assert plan.ms_per_token <= before
-        assert plan.prediction.stream_from is None
-        before = plan.ms_per_token
-        halves = [layer.whole_on for layer in plan.layers]
-        assert halves == ["cpu"] * plan.cut + ["gpu"] * (32 - plan.cut)
-        assert plan.head == ("gpu" if plan.cut < 32 else "cpu")
-    assert planned(dense_model(), 0.5, device="layers").cut == 32
-    assert planned(dense_model(), 8, device="layers").cut == 0
-    assert planned(dense_model(), 3).cut is None
-
-
 def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
     small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
     assert [layer.attention for layer in small.layers] == ["gpu"] * 48
@@ -145,7 +128,6 @@ def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     plan = planned(dense_model(), 1.5, draft=draft)
     assert plan.draft == "gpu"
-    assert plan.head == "cpu"
     without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
     assert without.draft == "cpu"
     assert without.prediction.seconds == pytest.approx(

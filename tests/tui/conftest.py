@@ -1,5 +1,6 @@
 """A command line with a fake model behind it."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,6 +68,15 @@ def opened() -> Iterator[list["Terminal"]]:
     yield terminals
     for terminal in terminals:
         terminal.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have settings and chats of his own."""
+    for name in [name for name in os.environ if name.startswith("EDGEINFER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="session", autouse=True)

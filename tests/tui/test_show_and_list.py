@@ -49,16 +49,37 @@ def test_show_of_a_file_that_is_no_model_is_one_line(edgeinfer: CommandLine, tmp
 def test_list_has_the_built_in_model_first(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     (tmp_path / "edgeinfer/models").mkdir(parents=True)
     (tmp_path / "edgeinfer/models/own.gguf").write_bytes(b"GGUF")
     rows = [line.split() for line in edgeinfer("list").out.splitlines()]
-    assert rows[0] == ["NAME", "PARAMETERS", "SIZE", "FROM", "NOTES"]
-    assert rows[1][:4] == ["tiny", "30M", "19.7", "MiB"]
+    assert rows[0] == ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST", "USED", "FITS", "FROM", "NOTES"]
+    assert rows[1][:5] == ["tiny", "30M", "Q4_K_M", "19.7", "MiB"]
+    assert "yes," in rows[1]
     assert rows[2][0] == "own"
+    assert "?" in rows[2]
     listed = json.loads(edgeinfer("list", "--json").out)
     assert [model["name"] for model in listed] == ["tiny", "own"]
-    assert listed[0]["licence"] == "CC-BY-4.0"
+    assert (listed[0]["licence"], listed[0]["fits"], listed[1]["fits"]) == ("CC-BY-4.0", True, None)
+
+
+def test_list_all_shows_the_catalogue(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    pulled = tmp_path / "edgeinfer/models/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf"
+    pulled.parent.mkdir(parents=True)
+    pulled.write_bytes(b"GGUF")
+    rows = [line.split() for line in edgeinfer("list", "--all").out.splitlines()]
+    assert rows[0] == ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
+    assert ["qwen3-8b", "8.2B", "40960", "yes", "Apache-2.0"] in [row[:5] for row in rows]
+    assert ["qwen3-4b", "4B", "40960", "Apache-2.0"] in [row[:4] for row in rows]
+    listed = {model["name"]: model for model in json.loads(edgeinfer("list", "--all", "--json").out)}
+    assert len(listed) > 30
+    assert (listed["qwen3-8b"]["here"], listed["qwen3-4b"]["here"]) == (True, False)
+    assert listed["qwen3-8b"]["files"]["Q6_K"] == "Qwen3-8B-Q6_K.gguf"
 
 
 def test_without_a_command_the_help_is_shown(edgeinfer: CommandLine) -> None:
@@ -71,7 +92,9 @@ def test_version(edgeinfer: CommandLine) -> None:
     assert edgeinfer("--version").out.startswith("edgeinfer ")
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "eval", "show", "list", "quantize", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["run", "bench", "eval", "show", "list", "quantize", "doctor", "pull", "rm"]
+)
 def test_every_command_explains_itself(edgeinfer: CommandLine, command: str) -> None:
     outcome = edgeinfer(command, "--help")
     assert outcome.code == 0

@@ -1,6 +1,7 @@
-"""`edgeinfer list`: the models that are on this machine."""
+"""`edgeinfer list`: the models that are on this machine, and those that can be pulled."""
 
 import json
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,42 +9,120 @@ import typer
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.progress_line import shown_ago
 
 if TYPE_CHECKING:
-    from edgeinfer.catalogue import ModelFile
+    from edgeinfer.catalogue_entries import CatalogueEntry
+    from edgeinfer.model_listing import ListedModel
+
+HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
+ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
 
 
 @reporting
 def list_(
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="The catalogue: what can be pulled.", show_default=False)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """List the models on this machine: the built-in one and those in your models folder."""
-    from edgeinfer.catalogue import default_models_folder, list_models
+    """List the models on this machine: built in, pulled, in your models folder, or put there by others.
+
+    FITS says whether a model fits the memory that is free now, with 4096
+    tokens of context, and about how fast it would answer. Models of Ollama,
+    LM Studio, llama.cpp and the Hugging Face cache are used where they lie.
+    """
+    from edgeinfer.catalogue import default_models_folder, list_models, read_catalogue
+    from edgeinfer.fitting import known_machine
+    from edgeinfer.model_listing import listed
 
     models = list_models()
+    if everything:
+        here = {model.name.partition(":")[0] for model in models}
+        _print_catalogue(list(read_catalogue().values()), here, as_json)
+        return
+    machine = known_machine()
+    found = [listed(model, machine) for model in models]
     if as_json:
-        print(json.dumps([_fields(model) for model in models], indent=2))
+        print(json.dumps([_fields(one) for one in found], indent=2, allow_nan=False))
+        return
+    print_columns(HEAD, [_row(one) for one in found], right={1, 3})
+    print(f"\nModels are pulled to {default_models_folder()}; your own .gguf files are found there by name.")
+
+
+def _row(listed: "ListedModel") -> list[str]:
+    model = listed.model
+    return [
+        model.name,
+        model.parameters,
+        listed.quant,
+        shown_bytes(model.size_bytes),
+        shown_ago(time.time() - model.last_used),
+        _fits(listed),
+        model.source,
+        model.notes or str(model.path),
+    ]
+
+
+def _fits(listed: "ListedModel") -> str:
+    if listed.fit is None:
+        return "?"
+    if not listed.fit.fits:
+        return "no"
+    speed = listed.fit.tokens_per_second
+    return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
+
+
+def _print_catalogue(entries: "list[CatalogueEntry]", here: set[str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
         return
     rows = [
         [
-            model.name,
-            model.parameters,
-            shown_bytes(model.size_bytes),
-            model.source,
-            model.notes or str(model.path),
+            entry.name,
+            entry.parameters,
+            str(entry.context or ""),
+            "yes" if entry.name in here else "",
+            entry.licence,
+            entry.notes,
         ]
-        for model in models
+        for entry in entries
     ]
-    print_columns(["NAME", "PARAMETERS", "SIZE", "FROM", "NOTES"], rows, right={1, 2})
-    print(f"\nYour own .gguf files are found by name in {default_models_folder()}")
+    print_columns(ALL_HEAD, rows, right={2})
+    print(
+        "\nFetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K. More: edgeinfer show NAME"
+    )
 
 
-def _fields(model: "ModelFile") -> dict[str, object]:
+def _entry_fields(entry: "CatalogueEntry", here: bool) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "repository": entry.repository,
+        "url": entry.url,
+        "files": {quant: entry.file_of(quant) for quant in entry.quants},
+        "size_bytes": dict(entry.size_bytes),
+        "sha256": dict(entry.sha256),
+        "draft": entry.draft,
+        "parameters": entry.parameters or None,
+        "context": entry.context,
+        "licence": entry.licence or None,
+        "notes": entry.notes or None,
+        "here": here,
+    }
+
+
+def _fields(listed: "ListedModel") -> dict[str, object]:
+    model, fit = listed.model, listed.fit
     return {
         "name": model.name,
         "path": str(model.path),
         "source": model.source,
+        "type": listed.quant or None,
         "size_bytes": model.size_bytes,
+        "last_used": model.last_used,
+        "fits": None if fit is None else fit.fits,
+        "memory_bytes": None if fit is None else fit.nbytes,
+        "tokens_per_second": None if fit is None else fit.tokens_per_second,
         "draft_path": None if model.draft_path is None else str(model.draft_path),
         "parameters": model.parameters or None,
         "context": model.context,

@@ -10,6 +10,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from edgeinfer_tui.completion import models_here
+
 
 class EngineName(StrEnum):
     """Who does the arithmetic."""
@@ -44,7 +46,9 @@ REPORT = "What is reported, on stderr"
 ModelArgument = Annotated[
     str | None,
     Argument(
-        help="A name from `edgeinfer list`, or a .gguf file. [dim]tiny if left out[/]", show_default=False
+        help="A name from `edgeinfer list`, or a .gguf file. [dim]tiny if left out[/]",
+        show_default=False,
+        autocompletion=models_here,
     ),
 ]
 PromptArgument = Annotated[

@@ -8,6 +8,7 @@ import typer
 from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.settings import filled
 
 
 @reporting
@@ -47,16 +48,16 @@ def plan(
     from edgeinfer.planning import plan_model
 
     given = {"context": context, "vram": vram, "ram": ram, "device": device, "threads": threads}
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if kv is not None:
-        settings["kv"] = kv.value
-    if repack is not None:
-        settings["repack"] = repack
-    if draft is not None:
-        settings["draft"] = None if draft == "none" else draft
+    given |= {"model": model, "kv": kv, "repack": repack, "draft": draft}
+    settings: dict[str, Any] = {name: value for name, value in filled(given).items() if value is not None}
+    wanted = settings.pop("model", None)
+    if "kv" in settings:
+        settings["kv"] = settings["kv"].value
+    if settings.get("draft") == "none":
+        settings["draft"] = None
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
-        found = plan_model(model, **settings, build_progress=progress.step("compiling kernels to measure"))
+        found = plan_model(wanted, **settings, build_progress=progress.step("compiling kernels to measure"))
     for note in found.notes:
         say(note)
     if as_json:

@@ -53,6 +53,13 @@ class ProgressLine:
             self._drawn_at = -1.0
 
 
+def shown_ago(seconds: float) -> str:
+    """How long ago something was: now, 12 min ago, 3 days ago."""
+    if seconds < 60:
+        return "now"
+    return f"{shown_time(seconds)} ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
+
+
 def shown_time(seconds: float) -> str:
     """A time to wait: 40 s, 12 min, 3.5 h."""
     if seconds < 90:

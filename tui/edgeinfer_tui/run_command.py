@@ -2,19 +2,23 @@
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import interrupts, library, options
+from edgeinfer_tui import interrupts, library, options, session_options
 from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.chat_session import ChatSession, open_session
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
-from edgeinfer_tui.library import LoadedModel, Stream
+from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
+from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import dropped_turns_line, status_line
 
 if TYPE_CHECKING:
@@ -38,6 +42,9 @@ def run(
     grammar: options.GrammarFile = None,
     system: options.System = None,
     raw: options.Raw = None,
+    continue_: session_options.Continue = False,
+    session: session_options.Session = None,
+    private: session_options.Private = False,
     chat_template: options.ChatTemplate = None,
     assume_pre_tokenizer: options.PreTokenizer = None,
     context: options.Context = None,
@@ -94,8 +101,13 @@ def run(
       git diff | edgeinfer run ~/models/coder.gguf "Describe this change."
 
       edgeinfer run               [dim]# chat with the built-in model[/]
+
+      edgeinfer run --continue    [dim]# go on with the last chat[/]
     """
-    wishes = run_wishes(invocation.params)
+    wishes = run_wishes(filled(invocation.params))
+    kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
+    if kept is not None and kept.model and model is None:
+        wishes = replace(wishes, model=kept.model)
     _check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
@@ -112,9 +124,9 @@ def run(
             _describe(loaded, wishes, time.perf_counter() - start)
         interrupts.raise_exception()
         if text is None:
-            _chat(loaded, wishes)
+            _chat(loaded, wishes, kept)
         else:
-            _answer(loaded, wishes, text)
+            _answer(loaded, wishes, text, kept)
 
 
 def _load(wishes: RunWishes) -> LoadedModel:
@@ -133,10 +145,14 @@ def _check_model(wishes: RunWishes) -> None:
     The one thing on the command line may be a prompt, where a model's name belongs.
     """
     from edgeinfer.catalogue import find_model
-    from edgeinfer.errors import UnknownModelError
+    from edgeinfer.errors import NotPulledError, UnknownModelError
 
     try:
         find_model(wishes.model)
+    except NotPulledError as missing:
+        if not _agrees_to_pull(missing.name):
+            raise
+        pull_model(missing.name)
     except UnknownModelError:
         if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
             raise
@@ -146,7 +162,17 @@ def _check_model(wishes: RunWishes) -> None:
         ) from None
 
 
-def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+def _agrees_to_pull(name: str) -> bool:
+    """Ask a person; a script gets the error with the command in it."""
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+        return False
+    try:
+        return typer.confirm(f"{name} isn't on this disk yet. Pull it now?", default=True, err=True)
+    except typer.Abort:
+        return False
+
+
+def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSession | None) -> None:
     """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
     if wishes.counts:
         _several(loaded, wishes, text)
@@ -154,7 +180,10 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     stream: Stream
-    if _in_chat_template(loaded, wishes):
+    if session is not None:
+        _check_template(loaded)
+        stream = session.conversation(loaded, wishes).stream(text, **settings)
+    elif _in_chat_template(loaded, wishes):
         stream = loaded.chat(system=wishes.system).stream(text, **settings)
     else:
         if _is_terminal(sys.stdout) and _is_terminal(sys.stderr):
@@ -204,16 +233,24 @@ def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:
     return has_template and loaded.prompt_style != "raw"
 
 
-def _chat(loaded: LoadedModel, wishes: RunWishes) -> None:
-    from edgeinfer_tui.line_chat import LineChat
-
+def _check_template(loaded: LoadedModel) -> None:
     if loaded.chat_format is None:
         from edgeinfer.errors import ChatTemplateError
 
         raise ChatTemplateError(
             f"{loaded.name}: no chat without a chat template; give one with --chat-template FILE, or a prompt"
         )
-    chat = loaded.chat(system=wishes.system)
+
+
+def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -> None:
+    from edgeinfer_tui.line_chat import LineChat
+
+    _check_template(loaded)
+    chat: Conversation = loaded.chat(system=wishes.system)
+    if session is not None:
+        chat = session.conversation(loaded, wishes)
+        if greeting := session.greeting():
+            print(greeting, file=sys.stderr)
     LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed).run()
 
 

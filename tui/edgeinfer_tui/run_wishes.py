@@ -76,6 +76,10 @@ class RunWishes:
     """How many answers `Model.generate` is to give, and of how many: n, best_of, beams."""
     system: str | None = None
     raw: bool | None = None
+    session: str | None = None
+    """The chat to go on with, or to begin."""
+    resume: bool = False
+    private: bool = False
     speed: bool = False
     verbose: bool = False
 
@@ -94,6 +98,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
             raise BadParameter(f"--{option}: saw {given[name]}, wanted a whole number of at least {least}")
     if given.get("raw") and "system" in given:
         raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
+    _check_session(given)
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
         loading["chat_template"] = text_of(loading["chat_template"], "--chat-template")
@@ -112,6 +117,9 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         counts=_counts(given),
         system=given.get("system"),
         raw=given.get("raw"),
+        session=given.get("session"),
+        resume=given.get("continue_", False),
+        private=given.get("private", False),
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
@@ -120,6 +128,15 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
 def _counts(given: Mapping[str, Any]) -> dict[str, Any]:
     names = {"answers": "n", "best_of": "best_of", "beams": "beams"}
     return {names[option]: given[option] for option in names if option in given}
+
+
+def _check_session(given: Mapping[str, Any]) -> None:
+    named, resumed = "session" in given, given.get("continue_")
+    if named and resumed:
+        raise BadParameter("--continue takes the last chat, --session the one named; drop one of them")
+    if (named or resumed) and (given.get("private") or given.get("raw")):
+        other = "--private keeps none" if given.get("private") else "--raw knows none"
+        raise BadParameter(f"--session and --continue go on with a kept chat, {other}; drop one of them")
 
 
 def _answering(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ def status_line(answer: "Generation", context: int) -> str:
     ]
     if speed.gigabytes_per_second:
         parts.append(f"{speed.gigabytes_per_second:.1f} GB/s")
+    if speed.gpu_experts is not None:
+        parts.append(f"{speed.gpu_experts:.0%} of experts on the GPU")
     if speed.accepted_share is not None:
         parts.append(f"draft accepted {speed.accepted_share:.0%}")
     if speed.tokens_per_pass is not None:

@@ -1,15 +1,15 @@
 """The numba backend: whole blocks in one call, int8 activations against quantised rows."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from struct import pack_into
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, Places, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
+from edgeinfer_kernels.cpu.calls import PlaceTable, RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
@@ -17,81 +17,30 @@ from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
-    expert_bytes,
     float_rows,
     int_fields,
-    interleave,
     interleaved_bytes,
-    kernel_format,
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, PLACE, STEP_TOKENS, structure_bytes
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.routing import Routing
-from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification, RopeSpecification
+from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
-
-OnPlaced = Callable[[Matrix], None]
-"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
-
 
 ALWAYS_USED = ("attention_block", "head_block", "run_program")
 """The kernels that the steps of every model are made of; layers name the others."""
-
-
-ROPE_POSITIONS = 256
-"""Positions whose cosines and sines are computed together: one by one they'd cost 50 us a token."""
-
-
-class _RopeTable:
-    """Cosines and sines of the positions last asked for and some behind them; without a `rope`, none."""
-
-    def __init__(self, rope: RopeSpecification | None) -> None:
-        self._rope = rope
-        self._start = self._end = 0
-
-    def address_of(self, start: int, count: int) -> int:
-        """Where `count` positions from `start` on lie, 0 without RoPE; made for many positions at a time."""
-        if self._rope is None:
-            return 0
-        if not self._start <= start <= start + count <= self._end:
-            self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
-            self._start, self._end = start, start + len(self._table)
-            self._address, self._stride = address(self._table), self._table.strides[0]
-        return self._address + (start - self._start) * self._stride
-
-
-CALL_FIELDS = f"{len(CALL)}q"
-
-
-def _fill(call: npt.NDArray[np.int64], x: Activations, start: int, rope: int, places: int = 0) -> None:
-    """Write a CALL; without RoPE `rope` is 0."""
-    pack_into(CALL_FIELDS, call.data, 0, quick_address(x), x.strides[0], len(x), start, rope, places)
-
-
-class _PlaceTable:
-    """The PLACEs of some tokens; `address` is theirs."""
-
-    def __init__(self, places: Places) -> None:
-        self._pages = np.ascontiguousarray(places.pages, np.int64)
-        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
-        count = len(places.positions)
-        self._fields = np.zeros((count, len(PLACE)), np.int64)
-        self._fields[:, PLACE.position // 8] = places.positions
-        self._fields[:, PLACE.pages // 8] = address(self._pages) + self._pages.strides[0] * np.arange(count)
-        if self._copies:
-            self._fields[:, PLACE.copies // 8] = [address(copies) for copies in self._copies]
-        self.address = address(self._fields)
 
 
 class _Program:
@@ -166,19 +115,10 @@ class CpuBackend:
 
     def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
         """Move every matrix into the kernels' layout; by id."""
-        placed, begin = {}, time.perf_counter()
-        with ThreadPoolExecutor(max_workers=self.team.threads) as pool:
-            for matrix, memory in zip(
-                matrices, pool.map(lambda m: interleave(m, self._kernels), matrices), strict=True
-            ):
-                name = f"rows_{kernel_format(matrix)}"
-                kernel, by_tiles = self._kernels.address(name), self._kernels.find(f"tile_{name}")
-                stride = expert_bytes(matrix)
-                placed[id(matrix)] = Placed(kernel, self._arena.keep(memory), by_tiles, stride)
-                self.repacked_bytes += interleaved_bytes(matrix)
-                if on_placed:
-                    on_placed(matrix)
+        begin = time.perf_counter()
+        placed = repack(matrices, self._kernels, self._arena, self.team.threads, on_placed)
         self.repack_seconds = time.perf_counter() - begin
+        self.repacked_bytes = sum(map(interleaved_bytes, matrices))
         return placed
 
     def _build(
@@ -254,7 +194,7 @@ class CpuBackend:
         used = [*ALWAYS_USED, *early, *(name for name, _ in self._feed_forward)]
         self._functions = {name: self._kernels.address(name) for name in used}
         ropes = [layer.attention.rope for layer in self.specification.layers]
-        tables = {rope: _RopeTable(rope) for rope in ropes}
+        tables = {rope: RopeTable(rope) for rope in ropes}
         calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
         # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
         self._layer_tables = [tables[rope] for rope in ropes]
@@ -288,7 +228,7 @@ class CpuBackend:
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
-        _fill(self._call, x, start, rope)
+        fill_call(self._call, quick_address(x), x.strides[0], len(x), start, rope)
         self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
@@ -299,25 +239,28 @@ class CpuBackend:
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)
             return
+        at = quick_address(x)
         for table, call in self._calls:
-            _fill(call, x, start, table.address_of(start, len(x)))
+            fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """Both blocks of these layers, for a step of STEP_TOKENS at most."""
+        at = quick_address(x)
         for table, call in self._calls:
-            _fill(call, x, start, table.address_of(start, len(x)))
+            fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
         self.team.run(*self._program_of(layers).run)
 
     def all_layers_at(self, x: Activations, places: Places) -> None:
         """Both blocks of every layer for tokens of several texts, `most_placed` at most."""
         if len(x) > STEP_TOKENS:
             raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
-        table = _PlaceTable(places)
+        table, at = PlaceTable(places), quick_address(x)
         start = int(places.positions.min())
         count = int(places.positions.max()) + 1 - start
         for ropes, call in self._calls:
-            _fill(call, x, start, ropes.address_of(start, count), table.address)
+            rope = ropes.address_of(start, count)
+            fill_call(call, at, x.strides[0], len(x), start, rope, table.address)
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:

@@ -18,6 +18,13 @@ class RoutingRows(NamedTuple):
     stride: int
 
 
+class GivenRouting(NamedTuple):
+    """Where a device puts the experts that it has chosen, `RoutingRows`, and the address of their weights."""
+
+    rows: RoutingRows
+    weights: int
+
+
 class ExpertBlockBuilder:
     """Makes EXPERTS out of what `builder` knows: its arena, workspace and placed matrices."""
 
@@ -27,47 +34,64 @@ class ExpertBlockBuilder:
     def experts(self, facts: ExpertsSpecification, w: ExpertWeights, routing: RoutingRows | None) -> int:
         """An EXPERTS, which writes its choices to `routing` if there is one."""
         builder, rows = self._builder, self._builder.workspace.rows
-        gate, _ = rows("expert.gate")
-        out, _ = rows("expert.out")
         scores, scores_stride = rows("expert.scores")
         ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * facts.used)
-        hidden, width = w.ffn_up_exps.rows, builder.width
         first_readers = [w.ffn_gate_inp, *w.stacks()[:1], w.ffn_gate_exps]
         if w.shared is not None:
             first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
         return builder.arena.fill(
             EXPERTS,
-            norm=builder.norm(facts.norm, width, w.ffn_norm),
             router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
             early=int(facts.early),
-            count=facts.count,
-            used=facts.used,
             gating=GATING_CODES[facts.gating],
             normalised=int(facts.normalised),
             weight_scale=bits(facts.scale),
-            activation=ACTIVATION_CODES[facts.activation],
-            residual_scale=bits(facts.residual_scale),
             scores=scores,
             scores_stride=scores_stride,
             ids=ids,
             ids_stride=ids_stride,
             weights=rows("expert.weights")[0],
-            places=rows("expert.places")[0],
-            entries=rows("expert.entries")[0],
-            active=rows("expert.active")[0],
-            normed=builder.input("normed", width, first_readers),
-            gathered=self._pair_input("expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
-            hidden=self._pair_input("expert.hidden", hidden, [w.ffn_down_exps], always=True),
-            gate=gate,
-            gate_matrix=builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
-            up_matrix=builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
-            down_matrix=builder.matrix(w.ffn_down_exps, w.ffn_down_exps_bias),
-            out=out,
-            out_stride=aligned(4 * padded(width)),
+            normed=builder.input("normed", builder.width, first_readers),
+            **self._own(facts, w),
             **self._early(facts, w),
             **self._shared(w),
-            **builder.scratch(),
         )
+
+    def chosen_experts(self, facts: ExpertsSpecification, w: ExpertWeights, given: GivenRouting) -> int:
+        """An EXPERTS of some of a mixture's experts, for what a device has chosen."""
+        builder = self._builder
+        return builder.arena.fill(
+            EXPERTS,
+            ids=given.rows.ids,
+            ids_stride=given.rows.stride,
+            weights=given.weights,
+            normed=builder.input("normed", builder.width, [w.ffn_up_exps, w.ffn_gate_exps]),
+            **self._own(facts, w),
+        )
+
+    def _own(self, facts: ExpertsSpecification, w: ExpertWeights) -> dict[str, int]:
+        """What concerns the experts themselves."""
+        builder, rows = self._builder, self._builder.workspace.rows
+        hidden, width = w.ffn_up_exps.rows, builder.width
+        return {
+            "norm": builder.norm(facts.norm, width, w.ffn_norm),
+            "count": w.ffn_up_exps.experts,
+            "used": facts.used,
+            "activation": ACTIVATION_CODES[facts.activation],
+            "residual_scale": bits(facts.residual_scale),
+            "places": rows("expert.places")[0],
+            "entries": rows("expert.entries")[0],
+            "active": rows("expert.active")[0],
+            "gathered": self._pair_input("expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+            "hidden": self._pair_input("expert.hidden", hidden, [w.ffn_down_exps], always=True),
+            "gate": rows("expert.gate")[0],
+            "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
+            "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
+            "down_matrix": builder.matrix(w.ffn_down_exps, w.ffn_down_exps_bias),
+            "out": rows("expert.out")[0],
+            "out_stride": aligned(4 * padded(width)),
+            **builder.scratch(),
+        }
 
     def _pair_input(self, name: str, columns: int, readers: list[Matrix], always: bool = False) -> int:
         """An INPUT with a row for each pair; floats only if they are read, or `always`."""

@@ -9,6 +9,8 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers, matrices_by_neuron, predi
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 EXPERTS = "experts"
+SERVICE = "service"
+"""What serving a device takes, where a model is divided."""
 
 
 def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
@@ -40,4 +42,4 @@ def sparse_units(formats: Iterable[str]) -> list[str]:
 
 def every_unit() -> list[str]:
     """All units that any model may need beside those that all need."""
-    return [EXPERTS, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]
+    return [EXPERTS, SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]

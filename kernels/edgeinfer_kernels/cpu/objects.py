@@ -32,7 +32,7 @@ from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, ma
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
 """The unit that every model needs."""
-BUILD_TIMES = {BLOCKS: 8.0, "experts": 2.5, "sparse": 2.5}
+BUILD_TIMES = {BLOCKS: 8.0, "experts": 2.5, "sparse": 2.5, "service": 0.5}
 """How long a unit takes to build, the rows of a format taking 1."""
 IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]

@@ -49,6 +49,17 @@ other that takes its key and value, ended by -1.
 PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 24
 """A step of a program is three int64: the addresses of a function, its block and its call."""
+SERVED_STEP_BYTES = 40
+"""A step that serves a device has two more: the turn that it waits for or 0, the one that it ends or 0."""
+SERVICE = structure("Service", "mailbox steps")
+"""Whom a program serves: the address of a MAILBOX, and how many steps it has."""
+MAILBOX = structure("Mailbox", "sent answered lost given_up", pitch=2 * CACHE_LINE)
+"""What a device and its host tell each other in a step, whose turns are numbered from 1. sent: the turn for
+which the device has put rows into the mailbox; answered: the one whose results lie there. Who raises one of
+them has written what it stands for, who has seen it may read that; both begin at 0. lost, given_up: not 0
+once the device, the host, has waited for so long that it went on without.
+"""
+MAILBOX_BYTES = 4 * 2 * CACHE_LINE
 MATRIX = structure(
     "Matrix", "kernel tile_kernel weights rows columns quantised bias expert_stride bias_stride"
 )
@@ -106,7 +117,7 @@ EXPERTS = structure(
     "residual_scale scores scores_stride ids ids_stride weights places entries active "
     "normed gathered hidden gate gate_matrix up_matrix down_matrix out out_stride "
     "shared_gate_matrix shared_up_matrix shared_down_matrix shared_hidden shared_gate shared_out "
-    "shared_out_stride shared_router scratch scratch_stride",
+    "shared_out_stride shared_router pairs_seen pairs_here scratch scratch_stride",
 )
 """A mixture of experts. `ids` (int64, the best liked expert first) and `weights` (float32) are `used` a
 token; a pair is a token with one of its experts, and pair t·used + slot has its activations in row
@@ -114,7 +125,8 @@ token; a pair is a token with one of its experts, and pair t·used + slot has it
 lie together: `active` is the number of experts in use, then (expert, first row, pairs) int64 for each, and
 `entries`[pair] says which of these is the pair's. early: the scores are there already (`route_block`, which
 reads x through router_norm into router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its
-float32 vector.
+float32 vector. Where a device has chosen, `ids` are places among the experts that are here, -1 for the
+others; pairs_seen, pairs_here: how many of either it has asked for.
 """
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.backend import Activations, BackendError
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
@@ -23,6 +23,8 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
 )
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
+from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
+from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
@@ -34,6 +36,7 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.division import device_half, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
@@ -103,6 +106,10 @@ class CudaBackend:
 
     On a device without CUDA (the tests' CPU) the same kernels are launched one by one.
 
+    With `divisions` among the options it is what of the decoder they leave to the device, the rest being its
+    host's: `serve_with` names that, and rows come and go by the `mailbox`. Steps then begin with `enter` and
+    `choose_above`.
+
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
         DeviceMemoryError: the device has less memory than `count_parts` says.
@@ -121,9 +128,14 @@ class CudaBackend:
         *,
         tuning: Tuning | None = None,
         on_placed: OnPlaced | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
-        self.specification = specification
-        self._weights, self._options = weights, options or DeviceOptions()
+        self._options = options or DeviceOptions()
+        divisions = self._options.divisions
+        turns = turns_of(weights, divisions) if divisions else None
+        if divisions:
+            specification, weights = device_half(specification, weights, divisions)
+        self.specification, self._weights = specification, weights
         self.device = device
         self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -152,12 +164,18 @@ class CudaBackend:
             tuning or Tuning(),
             dependent=dependent,
         )
-        self.step = DecodeStep(launches)
+        self._mailbox = mailbox
+        self._prompt_turns = None
+        step_turns = None
+        if turns is not None:
+            assert mailbox is not None, "a divided decoder has a mailbox"
+            step_turns = StepTurns(turns, mailbox)
+            self._parts.prefill.turns = self._prompt_turns = PromptTurns(turns, mailbox, device)
+        self.step = DecodeStep(launches, step_turns)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._ids = self._host(chunk, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
-        self._host_x = self._host(chunk * specification.width, torch.float32).view(chunk, -1)
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
@@ -194,42 +212,38 @@ class CudaBackend:
         prefill.read(len(ids), start)
         self._synchronise()
 
-    def enter(self, x: Activations, start: int) -> DeviceRows:
-        """Take rows (tokens, width) that another backend has brought up to the first layer here further up.
-
-        The tokens are at positions start…; for a decoder that doesn't embed.
+    def serve_with(self, host: Host, *, meets_in_graph: bool = True) -> None:
+        """Who takes the host's turns of a divided decoder, from now on; `meets_in_graph`: see
+        `mailbox_speed.py`.
         """
-        if len(x) > self.batch:
-            raise ValueError(f"{len(x)} tokens in one step; the backend was loaded for {self.batch}")
-        rows = DeviceRows(0, len(x), len(x) <= MOST_TOKENS)
+        assert self._prompt_turns is not None, "only a divided decoder has a host"
+        self._prompt_turns.host = self._steps.host = host
+        self._steps.meets_in_graph = self._cuda and meets_in_graph
+
+    def enter(self, tokens: int, start: int) -> DeviceRows:
+        """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
+        rows = DeviceRows(0, tokens, tokens <= MOST_TOKENS)
         with _device_errors():
-            self._bring(x, rows.in_step)
+            self._check_open()
             if rows.in_step:
-                self._steps.set_state([0] * len(x), start)
-                self._steps.run(len(x))
+                self._steps.set_state([0] * tokens, start)
+                self._steps.run(tokens)
             else:
-                self._parts.prefill.read(len(x), start)
-                self._synchronise()
+                self._parts.prefill.read(tokens, start)
+            self._synchronise()
         return rows
 
-    def _bring(self, x: Activations, in_step: bool) -> None:
-        """Rows of the host to where a step, or a prompt, begins."""
-        if self._closed:
-            raise BackendError("the model has been closed; load it again")
-        self._synchronise()  # what was brought before has been read
-        self._host_x[: len(x)].copy_(torch.from_numpy(x))
-        target = self._parts.workspace.x if in_step else self._parts.prefill.x
-        target[: len(x)].copy_(self._host_x[: len(x)], non_blocking=True)
-
-    def choose_above(
-        self, x: Activations, start: int, draw: Sequence[float] | None, recent: Sequence[int]
-    ) -> int:
-        """`choose` for a decoder that doesn't embed; x: the token's row (1, width) below its first layer."""
+    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
+        """`choose` for a divided decoder: the token's embedding lies in the mailbox."""
         with _device_errors():
-            self._bring(x, in_step=True)
+            self._check_open()
             self._steps.set_state([0], start)
             self._choosing_step(start, draw, recent)
             return self._chosen_at(start)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("the model has been closed; load it again")
 
     def choose(
         self,
@@ -259,8 +273,7 @@ class CudaBackend:
         following: Sequence[float] | None,
         room: bool,
     ) -> int:
-        if self._closed:
-            raise BackendError("the model has been closed; load it again")
+        self._check_open()
         drawing = draw is not None
         if self._ahead != (token_id, start, drawing):
             self._steps.set_state([token_id], start)

@@ -11,6 +11,7 @@ from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_ke
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
 from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS
+from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample
 from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS
 
@@ -32,12 +33,18 @@ class CapturedSteps:
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._start = 0
+        self.host: Host | None = None
+        """Who takes the turns of a divided model."""
+        self.meets_in_graph = self._cuda
+        """Whether the device can wait for its host within a graph."""
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
     def set_state(self, ids: Sequence[int], start: int) -> None:
         """The step's tokens: a chain, of which each sees itself and those before."""
         count = len(ids)
+        self._start = start
         state = self._state.numpy()
         state[:count] = ids
         state[8 : 8 + count] = np.arange(start, start + count)
@@ -46,12 +53,29 @@ class CapturedSteps:
         self.step.workspace.state.copy_(self._state, non_blocking=True)
 
     def run(self, tokens: int, choice: str = NONE) -> None:
-        """A step of the tokens in `state`."""
-        if not self._cuda:
+        """A step of the tokens in `state`; in a divided model also what the host has to do for it."""
+        if self.step.turns:
+            self._run_divided(tokens, choice, self.step.turns)
+        elif not self._cuda:
             self._launch(tokens, choice)
+        else:
+            self._graph(tokens, choice).replay()
+
+    def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
+        return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
+
+    def _run_divided(self, tokens: int, choice: str, turns: StepTurns) -> None:
+        """The step before has to be over, on both sides."""
+        assert self.host is not None
+        mailbox, host, start = turns.mailbox, self.host, self._start
+        if not self.meets_in_graph:
+            self._launch_with_host(tokens, choice, turns, host)
             return
-        graph = self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
+        graph = self._graph(tokens, choice)
+        mailbox.begin(answered=0 if turns.turns.host[0] else 1)
         graph.replay()
+        host.serve(tokens, start)
+        mailbox.check()
 
     def warm_up(self) -> None:
         """Compile and record the steps of one token."""
@@ -63,6 +87,22 @@ class CapturedSteps:
     def forget(self) -> None:
         """Record anew what is asked for from now on: the step is cut in another way."""
         self._graphs.clear()
+
+    def _launch_with_host(self, tokens: int, choice: str, turns: StepTurns, host: Host) -> None:
+        """Kernels one by one; the host takes each turn when all that goes before it has been done."""
+        start = self._start
+
+        def take_turn(turn: int, count: int) -> None:
+            if self._cuda:
+                torch.cuda.current_stream(self._device).synchronize()
+            host.take_turn(turn, count, start)
+
+        turns.mailbox.open()
+        turns.between = take_turn
+        try:
+            self._launch(tokens, choice)
+        finally:
+            turns.between = None
 
     def _launch(self, tokens: int, choice: str) -> None:
         self.step.launch(tokens)
@@ -89,9 +129,12 @@ class CapturedSteps:
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         """Compile and record a step. What the warm-up writes lies behind the cached tokens.
 
-        Rows that have been brought into x are there again when the graph is replayed.
+        Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
         """
-        space = self.step.workspace
+        space, turns = self.step.workspace, self.step.turns
+        rows = turns.mailbox.rows[:tokens].clone() if turns else None
+        if turns:
+            turns.mailbox.open()
         state, x = space.state.clone(), space.x.clone()
         self._launch(tokens, choice)
         torch.cuda.synchronize(self._device)
@@ -100,5 +143,7 @@ class CapturedSteps:
             self._launch(tokens, choice)
         space.state.copy_(state)
         space.x.copy_(x)
+        if turns and rows is not None:
+            turns.mailbox.rows[:tokens].copy_(rows)
         self._graphs[tokens, choice] = graph
         return graph

@@ -4,30 +4,37 @@
 
 A mixture of experts takes the place of gate, up and down (`step_experts.py`).
 
-Where a norm stands behind a block, or is a layer norm, a join kernel follows the block.
+Where a norm stands behind a block, or is a layer norm, a join kernel follows the block. In a divided model x
+goes out to the host at its turns, and comes back with what the host has added (`host_turns.py`).
 """
 
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.step_experts import StepExperts
 from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.workspace import Activations, Workspace
-from edgeinfer_kernels.specification import AttentionSpecification
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    FeedForwardSpecification,
+    LayerSpecification,
+)
 
 
 class DecodeStep:
     """A step's kernels, one after the other on the current stream.
 
-    Where the model has no embedding, a step begins with rows that lie in the workspace's x.
+    `turns`: of a divided model, whose step begins with the host's rows.
     """
 
-    def __init__(self, launches: StepLaunches) -> None:
+    def __init__(self, launches: StepLaunches, turns: StepTurns | None = None) -> None:
         self.launches = launches
-        self.experts = StepExperts(launches)
+        self.turns = turns
+        self.experts = StepExperts(launches, turns)
 
     @property
     def model(self) -> DeviceModel:
@@ -48,7 +55,7 @@ class DecodeStep:
 
     def launch(self, tokens: int) -> None:
         """From `state` to `logits`, and the new keys and values into the caches."""
-        source = self._embed(tokens) if self.model.embeds else self._enter(tokens)
+        source = self._enter(tokens) if self.turns else self._embed(tokens)
         space, layers = self.workspace, self.model.layers
         for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
             ffn, post = layer.feed_forward, layer.attention.post_norm
@@ -66,24 +73,69 @@ class DecodeStep:
                 self.tuning.output,
                 tokens,
             )
-            if isinstance(ffn, DeviceExperts):
-                target = Source(space.entering[0], space.squares[0])
-                self.experts.launch(facts.feed_forward, ffn, source, self._norm_above(index), target, tokens)
-                source = target
-                continue
-            self.launches.gated(facts.feed_forward.activation, ffn, source, space.hidden, tokens)
-            source = self._close_block(
-                ffn.down,
-                ffn.down_bias,
-                space.hidden,
-                NextNorm(facts.feed_forward.norm, ffn.post_norm, None) if ffn.post_norm is not None else None,
-                facts.feed_forward.residual_scale,
-                self._norm_above(index),
-                Source(space.entering[0], space.squares[0]),
-                self.tuning.down,
-                tokens,
-            )
+            source = self._second_block(index, facts, layer, source, tokens)
+            turn = self.turns.turns.behind[index] if self.turns else 0
+            if self.turns and turn:
+                self.turns.send(self.launches, turn, tokens)
+                source = self._receive(turn, None, 0.0, index, tokens)
         self.launches.head(source, tokens)
+
+    def _second_block(
+        self, index: int, facts: LayerSpecification, layer: DeviceLayer, source: Source, tokens: int
+    ) -> Source:
+        """The feed-forward of a layer, or a mixture, with the host's turn if it has one."""
+        space, ffn = self.workspace, layer.feed_forward
+        turn = self.turns.turns.within[index] if self.turns else 0
+        if isinstance(ffn, DeviceExperts):
+            target = Source(space.entering[0], space.squares[0])
+            above = self._norm_above(index)
+            self.experts.launch(facts.feed_forward, ffn, source, above, target, tokens, turn)
+            return target
+        assert isinstance(facts.feed_forward, FeedForwardSpecification)
+        if turn:
+            return self._shared_with_host(index, facts.feed_forward, ffn, source, turn, tokens)
+        hidden = space.hidden(ffn)
+        self.launches.gated(facts.feed_forward.activation, ffn, source, hidden, tokens)
+        return self._close_block(
+            ffn.down,
+            ffn.down_bias,
+            hidden,
+            NextNorm(facts.feed_forward.norm, ffn.post_norm, None) if ffn.post_norm is not None else None,
+            facts.feed_forward.residual_scale,
+            self._norm_above(index),
+            Source(space.entering[0], space.squares[0]),
+            self.tuning.down,
+            tokens,
+        )
+
+    def _shared_with_host(
+        self,
+        index: int,
+        facts: FeedForwardSpecification,
+        ffn: DeviceFeedForward,
+        source: Source,
+        turn: int,
+        tokens: int,
+    ) -> Source:
+        """A dense feed-forward of which the host has some neurons, or all: both halves at once, one sum."""
+        assert self.turns is not None
+        self.turns.send(self.launches, turn, tokens)
+        if not ffn.hidden:
+            return self._receive(turn, None, 0.0, index, tokens)
+        space = self.workspace
+        hidden = space.hidden(ffn)
+        self.launches.gated(facts.activation, ffn, source, hidden, tokens)
+        read = Source(hidden, source.squares)
+        self.launches.rows((ffn.down,), read, space.y, ffn.down_bias, self.tuning.down, tokens)
+        return self._receive(turn, space.y, facts.residual_scale, index, tokens)
+
+    def _receive(self, turn: int, y: Tensor | None, scale: float, index: int, tokens: int) -> Source:
+        """The host's rows and scale·y in x, with the norm above layer `index`."""
+        assert self.turns is not None
+        target = Source(self.workspace.entering[0], self.workspace.squares[0])
+        norm = self._norm_above(index)
+        self.turns.receive(self.launches, turn, y, scale, norm, target.activations, tokens)
+        return target
 
     def _norm_above(self, index: int) -> NextNorm:
         """The norm that follows a layer: the next one's first, or the head's."""
@@ -105,10 +157,8 @@ class DecodeStep:
         return Source(out, squares)
 
     def _enter(self, tokens: int) -> Source:
-        """The rows in x, as the first layer reads them."""
-        out = self.workspace.entering[0]
-        self.launches.join(None, None, 0.0, self._norm_above(-1), out, tokens)
-        return Source(out, self.workspace.squares[0])
+        """The host's rows behind its first turn, as the first layer reads them."""
+        return self._receive(1, None, 0.0, -1, tokens)
 
     def _attention(
         self, facts: AttentionSpecification, layer: DeviceLayer, source: Source, tokens: int

@@ -50,10 +50,15 @@ class DeviceFeedForward:
 class DeviceExperts:
     """Experts' matrices on top of each other, and the router: as a matrix for steps, as floats for prompts.
 
-    `shared` is a feed-forward for every token, `shared_router` one row that says how much of it.
+    `here`: how many experts are on the device; `places` (2, experts) int32: where each lies among these, and
+    among those of the host, -1: it doesn't. `hidden`: elements of an expert's hidden row. `shared` is a
+    feed-forward for every token, `shared_router` one row that says how much of it.
     """
 
     count: int
+    here: int
+    places: Tensor
+    hidden: int
     router: DeviceMatrix
     router_rows: Tensor
     router_bias: Tensor | None
@@ -68,11 +73,6 @@ class DeviceExperts:
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
     norm_bias: None = None
-
-    @property
-    def hidden(self) -> int:
-        """Elements of an expert's hidden row."""
-        return self.up.shapes.rows // self.count
 
     @property
     def shared_hidden(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,12 @@ from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     DecoderSpecification,
     ExpertsSpecification,
+    FeedForwardSpecification,
     RopeSpecification,
 )
 from edgeinfer_kernels.weights import (
@@ -113,7 +116,8 @@ class _Fill:
 class DeviceModel:
     """Everything of a decoder that lies on the device; built in a counting arena it only tells its size.
 
-    `embeds` False: rows of the residual stream come from another backend, and there is no embedding.
+    `divisions`: of a divided decoder, whose layers and weights are those of `division.device_half`. It begins
+    with rows of the residual stream that its host brings, and there is no embedding.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a layer without a kernel.
@@ -127,8 +131,10 @@ class DeviceModel:
         context: int,
         *,
         quantised_cache: bool = False,
-        embeds: bool = True,
+        divisions: Sequence[LayerDivision] = (),
     ) -> None:
+        self._divisions = [division for division in divisions if division.attention]
+        embeds = not divisions
         self.specification = specification
         self.embeds = embeds
         self.context = context
@@ -136,7 +142,7 @@ class DeviceModel:
         self.positions = context + SPARE_POSITIONS
         self._arena = arena
         self._fills: list[_Fill] = []
-        self._vectors: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
+        self._vectors: list[tuple[Tensor, npt.NDArray[Any]]] = []
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self._tables: dict[tuple[RopeSpecification | None, int], Tensor] = {}
         self.parts: list[Part] = []
@@ -159,7 +165,9 @@ class DeviceModel:
         marks.append(arena.used)
         second = weights.feed_forward
         feed_forward = (
-            self._experts(second) if isinstance(second, ExpertWeights) else self._feed_forward(second)
+            self._experts(second, facts.feed_forward, self._experts_of(index, second))
+            if isinstance(second, ExpertWeights)
+            else self._feed_forward(second)
         )
         marks.append(arena.used)
         cache = DeviceCache.take(arena, facts.attention, self.positions, self.quantised_cache)
@@ -170,10 +178,15 @@ class DeviceModel:
             self._part_experts(index, feed_forward)
         return DeviceLayer(attention, feed_forward, cache)
 
+    def _experts_of(self, index: int, w: ExpertWeights) -> Sequence[int]:
+        """The numbers of the experts whose matrices `w` has."""
+        return self._divisions[index].experts if self._divisions else range(w.ffn_up_exps.experts)
+
     def _matrix(self, source: Matrix) -> DeviceMatrix:
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
-        self._fills.append(_Fill(source, target, 0, None))
+        parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
+        self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
         return target
 
     def _vector(self, values: Vector | None, size: int = 0) -> Tensor | None:
@@ -282,15 +295,34 @@ class DeviceModel:
         self.parts[place] = Part(whole.name, whole.nbytes - resting, read=True)
         self.parts.append(Part(f"layer {index} resting experts", resting, read=False))
 
-    def _experts(self, w: ExpertWeights) -> DeviceExperts:
+    def _places(self, count: int, experts: Sequence[int]) -> Tensor:
+        """(2, count) int32: where each expert lies here, and where on the host."""
+        places = np.full((2, count), -1, np.int32)
+        places[0, list(experts)] = np.arange(len(experts))
+        others = np.flatnonzero(places[0] < 0)
+        places[1, others] = np.arange(len(others))
+        tensor = self._arena.take(places.shape, torch.int32)
+        self._vectors.append((tensor, places))
+        return tensor
+
+    def _experts(
+        self,
+        w: ExpertWeights,
+        facts: FeedForwardSpecification | ExpertsSpecification,
+        experts: Sequence[int],
+    ) -> DeviceExperts:
         check_expert_rows(w)
         shared_router = None
         if w.ffn_gate_inp_shexp is not None:
             row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
             raw = row.view(np.uint8)[None]
             shared_router = Matrix("ffn_gate_inp_shexp", "F32", 1, len(row), raw)
+        assert isinstance(facts, ExpertsSpecification)
         return DeviceExperts(
-            count=w.ffn_up_exps.experts,
+            count=facts.count,
+            here=w.ffn_up_exps.experts,
+            places=self._places(facts.count, experts),
+            hidden=w.ffn_up_exps.rows,
             router=self._matrix(w.ffn_gate_inp),
             router_rows=self._rows(w.ffn_gate_inp),
             router_bias=self._vector(w.ffn_gate_inp_bias, padded_rows(w.ffn_gate_inp.rows)),
@@ -319,7 +351,8 @@ class DeviceModel:
         for tensor, matrix in self._decoded:
             tensor.copy_(torch.from_numpy(matrix.decoded()))
         for entry in self._fills:
-            self._fill(entry, uploader)
+            if entry.source.nbytes:  # of a divided layer the device may have nothing of a matrix
+                self._fill(entry, uploader)
             if on_placed:
                 on_placed(entry.source)
         self._vectors.clear()

@@ -10,6 +10,7 @@ from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZ
 from edgeinfer_kernels.cuda.prefill import Prefill
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.workspace import Workspace
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -21,8 +22,8 @@ class DeviceOptions:
     quantised_cache: bool = False
     """Keys and values in eight bits (q8_0)."""
     chunk: int = CHUNK
-    embeds: bool = True
-    """It begins with token ids; otherwise with rows that another backend has brought up to its layers."""
+    divisions: tuple[LayerDivision, ...] = ()
+    """What of each layer of the whole decoder is on the device; none: all of it."""
 
 
 class Drawing:
@@ -70,7 +71,7 @@ class DeviceParts:
             arena,
             context,
             quantised_cache=options.quantised_cache,
-            embeds=options.embeds,
+            divisions=options.divisions,
         )
         return cls(
             model,

@@ -7,6 +7,8 @@ arena, to the byte; a test compares the two.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
 from edgeinfer_kernels.cuda.plane_formats import (
     BLOCK,
     FLOAT_CODES,
@@ -16,7 +18,14 @@ from edgeinfer_kernels.cuda.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
-from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
+from edgeinfer_kernels.model_sizes import (
+    NEURON_GROUP,
+    ExpertSizes,
+    FeedForwardSizes,
+    LayerSizes,
+    MatrixSize,
+    ModelSizes,
+)
 
 ALIGNMENT = 256
 """Every piece of the device's memory begins at a multiple of so many bytes."""
@@ -27,7 +36,9 @@ CHUNK = 512
 MOST_TOKENS = 8
 """Tokens of a decode step at most."""
 STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24."""
+"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at
+25 whether the host was lost.
+"""
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
 SLICE = 2048
@@ -101,13 +112,15 @@ def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
 
 
 def shared_bytes(experts: ExpertSizes) -> int:
-    """What a mixture has once: its router, in planes and as floats, and the shared expert with its own.
+    """What a mixture has once: its router, in planes and as floats, where each expert lies, and the shared
+    expert with its own.
 
     Raises `UnsupportedOnDeviceError`.
     """
     routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in _routers(experts))
     bias = taken(padded_rows(experts.count), 4) if experts.router_biased else 0
-    return routers + bias + (feed_forward_bytes(experts.shared) if experts.shared else 0)
+    places = taken(2 * experts.count, 4)
+    return routers + places + bias + (feed_forward_bytes(experts.shared) if experts.shared else 0)
 
 
 def _routers(experts: ExpertSizes) -> list[MatrixSize]:
@@ -214,7 +227,9 @@ def _step_bytes(sizes: ModelSizes) -> int:
     dense = [layer.feed_forward.neurons for layer in layers if layer.feed_forward]
     experts = [mixture.expert.neurons for mixture in mixtures]
     shared = [mixture.shared.neurons for mixture in mixtures if mixture.shared]
-    hidden = activations(max(dense, default=0), downs) + activations(max(shared, default=0), downs)
+    padded_hidden = max((neurons for neurons in dense if neurons % NEURON_GROUP), default=0)
+    hidden = activations(padded_hidden, downs) + activations(max(dense, default=0), downs)
+    hidden += activations(max(shared, default=0), downs)
     hidden += activations(max(experts, default=0), downs, _used(sizes))
     early = activations(width, _has_floats(of_width)) if any(m.early for m in mixtures) else 0
     rows = 2 * entering + mixed + hidden + early + _routing_bytes(sizes, tokens)
@@ -244,6 +259,11 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
         floats += [chunk * width, chunk * width, chunk]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
+
+
+def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
+    """Pinned main memory through which the halves of a divided model hand over; see `mailbox.py`."""
+    return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
 
 
 def _drawing_bytes(vocabulary: int) -> int:

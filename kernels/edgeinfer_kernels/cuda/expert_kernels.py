@@ -107,6 +107,7 @@ def expert_gated_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """hidden = activation(gate·h) · (up·h) of a token's chosen expert; program (16 rows, token·USED + slot).
+    Of an expert below 0, which lies elsewhere, nothing.
 
     Reads sixteen rows of both matrices once a pair; writes 12 words for 32 hidden values.
     """
@@ -114,7 +115,10 @@ def expert_gated_kernel(
     wait_for_producers(DEPENDENT)
     program, pair = tl.program_id(0), tl.program_id(1)
     token = pair // USED
-    row = tl.load(ids + pair) * EXPERT_ROWS + program * ROWS
+    expert = tl.load(ids + pair)
+    if expert < 0:
+        return
+    row = expert * EXPERT_ROWS + program * ROWS
     words = PLANES * BLOCKS
     gates, ups = project_pair(
         gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, GATE, UP, False
@@ -170,9 +174,11 @@ def expert_down_kernel(
     words = PLANES * BLOCKS
     for slot in range(USED):
         pair = token * USED + slot
-        row = tl.load(ids + pair) * WIDTH + program * ROWS
-        value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, TILE, False)
-        if BIAS:
-            value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
-        total += value * tl.load(weights + pair)
+        expert = tl.load(ids + pair)
+        if expert >= 0:
+            row = expert * WIDTH + program * ROWS
+            value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, TILE, False)
+            if BIAS:
+                value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
+            total += value * tl.load(weights + pair)
     tl.store(place, total)

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
+from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.workspace import Workspace
@@ -38,7 +39,8 @@ MATRIX = 4096
 @dataclass(frozen=True)
 class GpuSpeed:
     """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
-    pinned and pageable; seconds that activations take to the host and back.
+    pinned and pageable; seconds that activations take to the host and back, and whether they do so within a
+    graph: 1, or 0.
     """
 
     bytes_per_second: float
@@ -48,6 +50,7 @@ class GpuSpeed:
     pageable_to_gpu: float
     pageable_from_gpu: float
     hand_over_seconds: float
+    meets_in_graph: float
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
     a, b = (torch.ones((matrix, matrix), dtype=torch.float16, device=device) for _ in range(2))
     multiplying = _best_seconds(device, lambda: torch.mm(a, b))
     pinned, pageable = (_copies(device, copy_bytes, pinned) for pinned in (True, False))
+    turn = turn_seconds(device)
     return GpuSpeed(
         bytes_per_second=read_bytes / reading,
         operations_per_second=2 * matrix**3 / multiplying,
@@ -82,7 +86,8 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         from_gpu=copy_bytes / pinned[1],
         pageable_to_gpu=copy_bytes / pageable[0],
         pageable_from_gpu=copy_bytes / pageable[1],
-        hand_over_seconds=_hand_over(device),
+        hand_over_seconds=_hand_over(device) if turn is None else turn,
+        meets_in_graph=float(turn is not None),
     )
 
 

@@ -7,7 +7,7 @@ from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_p
 
 
 @triton.jit
-def _normalised(
+def normalised(
     value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
 ):
     """A whole row's norm: (groups, 16) float32, rms or layer, times weight, plus bias."""
@@ -58,12 +58,12 @@ def join_kernel(
     inside = column < WIDTH
     value = tl.load(y + token * stride + column, mask=inside, other=0.0)
     if POST:
-        value = _normalised(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
+        value = normalised(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
     if ADDS:
         pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
         tl.store(pointers, value, mask=inside)
     if NORM:
-        value = _normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
+        value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
     target = out + token * (PLANES * BLOCKS)
     quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)

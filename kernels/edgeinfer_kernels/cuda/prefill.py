@@ -5,6 +5,8 @@ hundreds of tokens that beats a product on packed weights. Activations are float
 that none overflows; sums and the residual stream are float32.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceLayer, De
 from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
+from edgeinfer_kernels.cuda.host_turns import PromptTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_experts import FeedForwardSlice, PrefillExperts, ScaledRows
@@ -37,6 +40,8 @@ class Prefill:
 
     def __init__(self, model: DeviceModel, arena: Arena, chunk: int, capability: int) -> None:
         self.model = model
+        self.turns: PromptTurns | None = None
+        """Those of the host, in a divided model."""
         self.chunk = chunk
         self._capability = capability
         facts = model.specification
@@ -66,7 +71,7 @@ class Prefill:
         for layer in self.model.layers:
             found += [*layer.attention.qkv.parts, layer.attention.output]
             found += [*layer.feed_forward.entered, *layer.feed_forward.downs]
-        return found
+        return [matrix for matrix in found if matrix.shapes.blocks]
 
     def _scratch_weights(self) -> int:
         most = 0
@@ -79,12 +84,14 @@ class Prefill:
     def read(self, tokens: int, start: int) -> Tensor:
         """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
 
-        Without an embedding the first rows of `x` are taken.
+        In a divided model the host's first turn brings the first rows of `x`.
         """
         facts, model = self.model.specification, self.model
         x = self.x[:tokens]
         self._ones.fill_(1.0)
-        if model.embeds:
+        if self.turns:
+            self.turns.receive(1, x, start)
+        else:
             self._embed(x)
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         first = model.layers[0].attention
@@ -95,10 +102,25 @@ class Prefill:
                 self._experts.route_early(layer_facts.feed_forward, second, x)
             self._attention(layer_facts, layer, x, h, start)
             if isinstance(second, DeviceExperts):
-                self._mixture(layer_facts.feed_forward, second, x, h, index)
+                self._mixture(layer_facts.feed_forward, second, x, h, index, start)
             else:
-                self._feed_forward(layer_facts, second, x, h, index)
+                self._feed_forward(layer_facts, second, x, h, index, start)
+            turn = self.turns.turns.behind[index] if self.turns else 0
+            if self.turns and turn:
+                self.turns.send(x)
+                self.turns.receive(turn, x, start)
+                self._norm_above(x, h, index)
         return x
+
+    def _norm_above(self, x: Tensor, h: ScaledRows, index: int) -> None:
+        """The norm of what follows layer `index`."""
+        norm, weight, bias, last = self._following(index)
+        if not last:
+            norm_rows(x, norm, weight, bias, h.rows, h.scales)
+
+    def _turn_within(self, index: int) -> int:
+        """The host's turn in layer `index`'s feed-forward; 0: it has none."""
+        return self.turns.turns.within[index] if self.turns else 0
 
     def _embed(self, x: Tensor) -> None:
         facts, embedding = self.model.specification, self.model.embedding
@@ -154,10 +176,25 @@ class Prefill:
         return out
 
     def _feed_forward(
-        self, layer_facts: LayerSpecification, w: DeviceFeedForward, x: Tensor, h: ScaledRows, index: int
+        self,
+        layer_facts: LayerSpecification,
+        w: DeviceFeedForward,
+        x: Tensor,
+        h: ScaledRows,
+        index: int,
+        start: int,
     ) -> None:
-        facts = layer_facts.feed_forward
+        facts, turn = layer_facts.feed_forward, self._turn_within(index)
+        if self.turns and turn:
+            self.turns.send(x)
+        if not w.hidden:
+            assert self.turns is not None
+            self.turns.receive(turn, x, start)
+            self._norm_above(x, h, index)
+            return
         y, scales = self.dense(facts.activation, FeedForwardSlice.whole(w), h)
+        if self.turns and turn:
+            self.turns.receive(turn, x, start)
         norm, weight, bias, last = self._following(index)
         join_rows(
             x, y, scales, w.down_bias, facts.norm, w.post_norm, facts.residual_scale,
@@ -171,9 +208,14 @@ class Prefill:
         x: Tensor,
         h: ScaledRows,
         index: int,
+        start: int,
     ) -> None:
         assert isinstance(facts, ExpertsSpecification)
-        y = self._experts.read(self, facts, w, h)
+        turns, turn = self.turns, self._turn_within(index)
+        send = partial(turns.send, x) if turns and turn else None
+        y = self._experts.read(self, facts, w, h, send)
+        if turns and turn:
+            turns.receive(turn, x, start)
         norm, weight, bias, last = self._following(index)
         join_rows(
             x, y, self._ones[: len(x)], None, facts.norm, None, facts.residual_scale,

@@ -3,6 +3,7 @@
 Which tokens go where the host has to know: it waits for the choice once a layer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,42 +88,44 @@ class PrefillExperts:
             scores += w.router_bias[: w.count]
 
     def read(
-        self, product: DenseRows, facts: ExpertsSpecification, w: DeviceExperts, h: ScaledRows
+        self,
+        product: DenseRows,
+        facts: ExpertsSpecification,
+        w: DeviceExperts,
+        h: ScaledRows,
+        send: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Tensor:
-        """Σ weight · expert(h), and the shared expert's part, (tokens, width) float32."""
+        """Σ weight · expert(h) of the experts that are here, and the shared expert's part, (tokens, width)
+        float32. `send` is given where the chosen experts lie on the host, and their weights.
+        """
         tokens = len(h.rows)
         floats = self._floats[:tokens]
         floats.copy_(h.rows)
         floats *= h.scales[:, None]
         if not facts.early:
             self._score(w, floats)
+        self._choose(facts, tokens)
+        pairs = tokens * facts.used
+        ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
+        if send is not None:
+            send(w.places[1][ids], weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:
             y, scales = product.dense(facts.activation, FeedForwardSlice.whole(w.shared), h)
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
-        for expert, index, weights in self._groups(facts, tokens):
-            self._add_expert(product, facts, w, h, expert, index, weights, total)
+        for group in _groups(facts, w, ids, weights) if w.here else ():
+            self._add_expert(product, facts, w, h, *group, total)
         return total
 
-    def _groups(self, facts: ExpertsSpecification, tokens: int) -> list[tuple[int, Tensor, Tensor]]:
-        """(expert, its tokens, their weights) of every expert in use."""
-        space, pairs = self._routing, tokens * facts.used
+    def _choose(self, facts: ExpertsSpecification, tokens: int) -> None:
+        space = self._routing
         choose_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, facts.scale,
             COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALISED=facts.normalised,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
-        order = torch.argsort(space.ids[:pairs], stable=True)
-        counts = torch.bincount(space.ids[:pairs], minlength=facts.count).tolist()
-        tokens_of, weights = order // facts.used, space.weights[:pairs][order]
-        groups, first = [], 0
-        for expert, count in enumerate(counts):
-            if count:
-                groups.append((expert, tokens_of[first : first + count], weights[first : first + count]))
-            first += count
-        return groups
 
     def _add_expert(
         self,
@@ -145,3 +148,19 @@ class PrefillExperts:
             y += w.down_bias[expert * self._width : (expert + 1) * self._width]
         y *= weights[:, None]
         total.index_add_(0, index, y)
+
+
+def _groups(
+    facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
+) -> list[tuple[int, Tensor, Tensor]]:
+    """(place, its tokens, their weights) of every expert in use that lies on the device."""
+    places = w.places[0][ids]
+    order = torch.argsort(places, stable=True)
+    counts = torch.bincount(places + 1, minlength=w.here + 1).tolist()
+    tokens_of, weights = order // facts.used, weights[order]
+    groups, first = [], int(counts[0])
+    for place, count in enumerate(counts[1:]):
+        if count:
+            groups.append((place, tokens_of[first : first + count], weights[first : first + count]))
+        first += count
+    return groups

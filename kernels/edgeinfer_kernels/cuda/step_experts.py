@@ -11,16 +11,20 @@ from edgeinfer_kernels.cuda.expert_kernels import (
     expert_down_kernel,
     expert_gated_kernel,
 )
+from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
 from edgeinfer_kernels.cuda.workspace import ROWS
 from edgeinfer_kernels.specification import ExpertsSpecification, FeedForwardSpecification
 
 
 class StepExperts:
-    """Launches a mixture's kernels with what `launches` knows."""
+    """Launches a mixture's kernels with what `launches` knows; `turns`: those of a host that has some of the
+    experts.
+    """
 
-    def __init__(self, launches: StepLaunches) -> None:
+    def __init__(self, launches: StepLaunches, turns: StepTurns | None = None) -> None:
         self._launches = launches
+        self._turns = turns
 
     def route_early(
         self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, tokens: int
@@ -46,8 +50,11 @@ class StepExperts:
         following: NextNorm,
         target: Source,
         tokens: int,
+        turn: int = 0,
     ) -> None:
-        """x += scale · Σ weight · expert(h), and a shared expert; its norm to the target."""
+        """x += scale · Σ weight · expert(h), and a shared expert; its norm to the target. `turn`: the host's,
+        which computes those of the experts that it has meanwhile.
+        """
         assert isinstance(facts, ExpertsSpecification)
         launches, space = self._launches, self._launches.workspace
         if not facts.early:
@@ -66,11 +73,21 @@ class StepExperts:
             NORMALISED=facts.normalised,
             warps=1,
         )
+        turns = self._turns if turn else None
+        if turns:
+            turns.send(launches, turn, tokens, facts.used, w.places)
         if w.shared is not None:
             self._shared(facts, w, w.shared, source, tokens)
-        self._gated(facts, w, source, tokens)
-        self._down(facts, w, tokens)
-        launches.join(space.y, None, facts.residual_scale, following, target.activations, tokens)
+        if w.here:
+            self._gated(facts, w, source, tokens)
+        y = space.y if w.here or w.shared is not None else None
+        if y is not None:
+            self._down(facts, w, tokens)
+        if turns:
+            scale = facts.residual_scale
+            turns.receive(launches, turn, y, scale, following, target.activations, tokens)
+        else:
+            launches.join(y, None, facts.residual_scale, following, target.activations, tokens)
 
     def _shared(
         self,

@@ -23,8 +23,10 @@ from edgeinfer_kernels.cuda.device_sizes import (
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS
+from edgeinfer_kernels.model_sizes import NEURON_GROUP
 
 CACHED_AT = 24
+LOST_AT = 25
 ROWS = 16
 
 
@@ -35,6 +37,10 @@ class Activations:
     words: Tensor
     planes: int
     blocks: int
+
+    def of_blocks(self, blocks: int) -> "Activations":
+        """The same memory for shorter rows."""
+        return Activations(self.words, self.planes, blocks)
 
 
 def _has_floats(*matrices: DeviceMatrix | None) -> bool:
@@ -89,7 +95,10 @@ class Workspace:
         dense = [
             w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceFeedForward)
         ]
-        self.hidden = self._activations(arena, max((w.hidden for w in dense), default=0), floats)
+        padded = max((w.hidden for w in dense if w.hidden % NEURON_GROUP), default=0)
+        whole = max((w.hidden for w in dense if w.hidden % NEURON_GROUP == 0), default=0)
+        self._padded_hidden = self._activations(arena, padded, floats)
+        self._whole_hidden = self._activations(arena, max(padded, whole), floats)
         mixtures = [w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceExperts)]
         self.routing = RoutingSpace(facts, arena, MOST_TOKENS)
         hidden = max((w.hidden for w in mixtures), default=0)
@@ -99,6 +108,14 @@ class Workspace:
         )
         early = any(fact.early for fact in expert_facts(facts))
         self.early = self._activations(arena, facts.width, floats_enter, int(early))
+
+    def hidden(self, w: DeviceFeedForward) -> Activations:
+        """Hidden rows of a dense feed-forward, or of the part of one that is on the device.
+
+        What stands in the padding of rows stays zero, so that no rows of another length may lie there.
+        """
+        found = self._padded_hidden if w.hidden % NEURON_GROUP else self._whole_hidden
+        return found.of_blocks(w.down.shapes.blocks)
 
     @staticmethod
     def _activations(arena: Arena, columns: int, floats: bool, rows_a_token: int = 1) -> Activations:

@@ -5,7 +5,7 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda import gpu_speed
+from edgeinfer_kernels.cuda import gpu_speed, mailbox_speed
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 
 
@@ -14,6 +14,17 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
     found = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
     assert all(0 < figure < float("inf") for figure in astuple(found))
     assert found.hand_over_seconds < 1
+    assert found.meets_in_graph == 1
+
+
+def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox_speed, "PATIENCE", 0.01)
+    exchange = mailbox_speed._Exchange(torch.device(device))
+    exchange.mailbox.begin(answered=0)
+    assert not exchange.answer()
+    exchange.launch()  # on a GPU this would hang if it weren't let go
+    assert exchange.answer()
+    exchange.arena.close()
 
 
 def test_a_format_is_measured_on_a_large_and_a_small_head(

@@ -1,81 +1,145 @@
-"""A decoder cut at any layer gives what the whole one gives."""
+"""A decoder that is divided in any way gives what the whole one gives."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from edgeinfer_kernels.backend import LayerCache
-from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.split_backend import SplitBackend
-from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder, opened, worst
-from tests.random_models import ZOO
+from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
+from tests.kernels.cuda.divided import HERE, device_layer, divided
+from tests.random_models import ZOO, RandomModel
 
-CHUNK = 16
-
-
-@contextmanager
-def split(decoder: Decoder, device: str, at: int, kernels: Kernels) -> Iterator[SplitBackend]:
-    """The decoder's layers before `at` on the CPU, the others on the device."""
-    facts, weights = decoder.specification, decoder.weights
-    lower = facts.of_layers(0, at)
-    caches = [LayerCache.allocate(layer.attention, CONTEXT, "f32") for layer in lower.layers]
-    below = CpuBackend(lower, weights.below(at), caches, kernels, batch=CHUNK, threads=2, head=False)
-    above = CudaBackend(
-        facts.of_layers(at, len(facts.layers)),
-        weights.above(at),
-        CONTEXT,
-        torch.device(device),
-        DeviceOptions(chunk=CHUNK, embeds=False),
-        tuning=Tuning() if device == "cuda" else SMALL,
-    )
-    backend = SplitBackend(below, above)
-    try:
-        yield backend
-    finally:
-        backend.close()
+TOLERANCE = 0.05
+ATTENTION_ONLY = LayerDivision(attention=True)
 
 
-@pytest.mark.parametrize(("name", "at"), [("llama", 1), ("starcoder2", 2), ("smallthinker", 3)])
+def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
+    """Position -> logits of the last token of each step."""
+    found, done = {}, 0
+    for count in counts:
+        x = backend.embed(ids[done : done + count])
+        backend.all_layers(x, done)
+        found[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
+        done += count
+    return found
+
+
+def cut(at: int) -> Callable[[Decoder, int], LayerDivision]:
+    """Whole layers, those before `at` on the host."""
+    return lambda decoder, index: HERE if index < at else device_layer(decoder, index)
+
+
+def attention_alone(decoder: Decoder, index: int) -> LayerDivision:
+    """All attention on the device, all feed-forwards and experts on the host."""
+    return ATTENTION_ONLY
+
+
+def mixed(decoder: Decoder, index: int) -> LayerDivision:
+    """Every kind of layer in turn, those of the host between those of the device."""
+    kinds = [ATTENTION_ONLY, HERE, device_layer(decoder, index), HERE]
+    return kinds[index % 4]
+
+
+def halves(decoder: Decoder, index: int) -> LayerDivision:
+    """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
+    second = decoder.weights.layers[index].feed_forward
+    if hasattr(second, "ffn_up_exps"):
+        numbers = range(second.ffn_up_exps.experts)
+        return LayerDivision(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
+    return LayerDivision(True, neurons=(512, 1024, second.ffn_up.rows)[index % 3])
+
+
+Divide = Callable[[Decoder, int], LayerDivision]
+CASES: list[tuple[str, Divide]] = [
+    ("llama", cut(1)),
+    ("starcoder2", cut(2)),
+    ("smallthinker", cut(3)),
+    ("llama", attention_alone),
+    ("starcoder2", attention_alone),
+    ("gemma3", mixed),
+    ("granite", mixed),
+    ("llama", halves),
+    ("starcoder2", halves),
+    ("qwen3moe", attention_alone),
+    ("qwen2moe", attention_alone),
+    ("gpt-oss", halves),
+    ("qwen2moe", halves),
+    ("granitemoe", halves),
+    ("smallthinker", mixed),
+    ("smallthinker", halves),
+]
+
+
+def model_for(name: str, divide: Divide) -> RandomModel:
+    model = ZOO[name]
+    if divide is not halves or model.experts:
+        return model
+    return replace(model, feed_forward=1280, formats=("Q8_0", "Q4_0", "F16"))
+
+
+@pytest.mark.parametrize(("name", "divide"), CASES)
 def test_a_prompt_and_steps_give_the_logits_of_the_whole(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, at: int
+    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
-    with opened(ZOO[name], tmp_path) as decoder, split(decoder, device, at, kernels) as backend:
+    with opened(model_for(name, divide), tmp_path) as decoder:
+        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
-        found = {}
-        done = 0
-        for count in (10, 1, 3, 1):
-            x = backend.embed(ids[done : done + count])
-            backend.all_layers(x, done)
-            found[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
-            done += count
-        assert worst(found, decoder.reference_logits(ids)) < 0.05
+        with divided(decoder, device, divisions, kernels) as backend:
+            found = read_split(backend, ids, (10, 1, 3, 1))
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "granitemoe"])
+def test_steps_of_every_width_give_the_logits_of_the_whole(
+    device: str, kernels: Kernels, tmp_path: Path, name: str
+) -> None:
+    with opened(model_for(name, halves), tmp_path) as decoder:
+        divisions = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
+        ids = decoder.ids(36)
+        with divided(decoder, device, divisions, kernels) as backend:
+            found = read_split(backend, ids, tuple(range(1, 9)))
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
 def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
-    with opened(ZOO["llama"], tmp_path) as decoder, split(decoder, device, 1, kernels) as backend:
-        ids = decoder.ids(4)
-        x = backend.embed(ids)
-        backend.all_layers(x, 0)
-        token = int(backend.logits(x[-1:])[0].argmax())
-        for start in range(4, 6):
-            chosen = backend.choose(token, start)
-            again = backend.embed([token])
-            backend.all_layers(again, start)
-            assert chosen == int(backend.logits(again)[0].argmax())
-            token = chosen
+    with opened(ZOO["llama"], tmp_path) as decoder:
+        divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
+        with divided(decoder, device, divisions, kernels) as backend:
+            x = backend.embed(decoder.ids(4))
+            backend.all_layers(x, 0)
+            token = int(backend.logits(x[-1:])[0].argmax())
+            for start in range(4, 6):
+                chosen = backend.choose(token, start)
+                again = backend.embed([token])
+                backend.all_layers(again, start)
+                assert chosen == int(backend.logits(again)[0].argmax())
+                token = chosen
+
+
+def test_the_host_tells_how_many_experts_it_was_asked_for(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["granitemoe"], tmp_path) as decoder:
+        count = len(decoder.weights.layers)
+        for divide, expected in ((attention_alone, 1.0), (halves, None)):
+            divisions = [divide(decoder, index) for index in range(count)]
+            with divided(decoder, device, divisions, kernels) as backend:
+                read_split(backend, decoder.ids(12), (10, 1, 1))
+                seen, here = backend.pairs
+            assert seen == 12 * count * 3
+            assert here == seen if expected else 0 < here < seen
 
 
 def test_rows_that_stayed_below_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
-    with opened(ZOO["llama"], tmp_path) as decoder, split(decoder, device, 1, kernels) as backend:
-        with pytest.raises(ValueError, match="have not been up all layers"):
-            backend.logits(backend.embed([1, 2]))
-        with pytest.raises(ValueError, match="17 tokens in one step"):
-            backend.embed(list(range(17)))
+    with opened(ZOO["llama"], tmp_path) as decoder:
+        divisions = [cut(1)(decoder, index) for index in range(3)]
+        with divided(decoder, device, divisions, kernels) as backend:
+            with pytest.raises(ValueError, match="have not been up all layers"):
+                backend.logits(backend.embed([1, 2]))
+            with pytest.raises(ValueError, match="17 tokens in one step"):
+                backend.embed(list(range(17)))

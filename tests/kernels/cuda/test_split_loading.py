@@ -35,6 +35,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
         return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
 
     monkeypatch.setattr(split_loading, "with_cpu_speeds", slow)
+    monkeypatch.setattr(split_loading, "measure_gpu", lambda *_: None)
 
     def set_bytes(nbytes: int) -> None:
         gpu = Gpu(0, "a small GPU", 90, nbytes)
@@ -70,8 +71,8 @@ def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None],
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.notes
-        above: Any = engine.backend.upper
-        assert any("layers and the head are on the GPU" in note for note in model.notes)
+        above: Any = engine.backend.device
+        assert any(note.startswith("on the GPU: attention of ") for note in model.notes)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
         assert above.nbytes <= model.plan.bytes_on("gpu")

@@ -19,7 +19,7 @@ PROMPT_KERNELS = {
 STEP_KERNELS = {
     "embed_kernel", "rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel",
     "head_kernel", "choose_best_kernel", "join_kernel", "choose_experts_kernel", "expert_gated_kernel",
-    "expert_down_kernel",
+    "expert_down_kernel", "send_kernel", "receive_kernel",
 }  # fmt: skip
 PLANE_KERNELS = {"dequantise_kernel", "embed_rows_kernel"}
 STEP_TARGETS = (75, 80, 90, 120)

@@ -55,6 +55,8 @@ def gather(team, counter, block, tokens):
             break
         row = load_i64(normed + INPUT.floats) + pair // used * load_i64(normed + INPUT.float_stride)
         place = load_i64(load_i64(block + EXPERTS.places) + 8 * pair)
+        if place < 0:
+            continue
         entry = entry_at(block, load_i64(load_i64(block + EXPERTS.entries) + 8 * pair))
         start = load_i64(entry + 8)
         pairs = load_i64(entry + 16)
@@ -144,6 +146,8 @@ def activate_experts(team, counter, block, tokens):
         if pair >= pairs:
             break
         place = load_i64(load_i64(block + EXPERTS.places) + 8 * pair)
+        if place < 0:
+            continue
         entry = entry_at(block, load_i64(load_i64(block + EXPERTS.entries) + 8 * pair))
         expert = load_i64(entry)
         start = load_i64(entry + 8)
@@ -187,7 +191,10 @@ def combine_columns(block, token, x, first, last):
     for i in range(first, last, 16):
         total = splat_f32(np.float32(0))
         for slot in range(used):
-            row = out + load_i64(places + 8 * slot) * out_stride
+            place = load_i64(places + 8 * slot)
+            if place < 0:
+                continue
+            row = out + place * out_stride
             value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
             total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
         if shared:
@@ -230,11 +237,8 @@ def route_block(block, call, team, thread):
 
 
 @inner
-def place_pairs(team, block, call, scratch):
-    """Counters 2 to 4: experts chosen, rows given to the pairs and, for several tokens, filled."""
-    tokens = load_i64(call + CALL.tokens)
-    choose(team, 2, block, call, scratch)
-    barrier(team)
+def place_pairs(team, block, tokens, scratch):
+    """Counters 3 and 4: rows given to the pairs and, for several tokens, filled."""
     if next_item(team, 3) == 0:
         sort_by_expert(block, tokens, scratch)
     barrier(team)
@@ -282,8 +286,32 @@ def finish_shared(team, block, tokens, scratch):
 @exports.add("experts_block", 4)
 def experts_block(block, call, team, thread):
     """x += scale · Σ weight · expert(norm(x)), and a shared expert, for the tokens of `call`."""
-    tokens = load_i64(call + CALL.tokens)
     scratch = scratch_of(block, thread)
+    normed = load_i64(block + EXPERTS.normed)
+    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), normed)
+    barrier(team)
+    if load_i64(block + EXPERTS.early) == 0:
+        score(team, 1, block, load_i64(call + CALL.tokens), normed, scratch)
+        barrier(team)
+    choose(team, 2, block, call, scratch)
+    barrier(team)
+    add_experts(team, block, call, scratch)
+
+
+@exports.add("chosen_experts_block", 4)
+def chosen_experts_block(block, call, team, thread):
+    """`experts_block` where a device has chosen: `ids` and `weights` are there, and there are no others than
+    the experts.
+    """
+    scratch = scratch_of(block, thread)
+    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), load_i64(block + EXPERTS.normed))
+    add_experts(team, block, call, scratch)
+
+
+@inner
+def add_experts(team, block, call, scratch):
+    """Counters 3 to 13: from chosen experts to their results in x; begins with a barrier."""
+    tokens = load_i64(call + CALL.tokens)
     normed = load_i64(block + EXPERTS.normed)
     hidden = load_i64(block + EXPERTS.hidden)
     hidden_stride = load_i64(hidden + INPUT.float_stride)
@@ -292,12 +320,7 @@ def experts_block(block, call, team, thread):
     out = load_i64(block + EXPERTS.out)
     out_stride = load_i64(block + EXPERTS.out_stride)
     shared = load_i64(block + EXPERTS.shared_up_matrix) != 0
-    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), normed)
-    barrier(team)
-    if load_i64(block + EXPERTS.early) == 0:
-        score(team, 1, block, tokens, normed, scratch)
-        barrier(team)
-    place_pairs(team, block, call, scratch)
+    place_pairs(team, block, tokens, scratch)
     source = load_i64(block + EXPERTS.gathered) if tokens > 1 else normed
     gate_matrix = load_i64(block + EXPERTS.gate_matrix)
     up_matrix = load_i64(block + EXPERTS.up_matrix)

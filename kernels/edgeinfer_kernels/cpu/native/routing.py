@@ -145,23 +145,40 @@ def list_experts(block, pairs_of):
 
 
 @inner
+def count_pairs(block, seen, here):
+    """Add to what the block tells of how often its experts were asked for."""
+    store_i64(block + EXPERTS.pairs_seen, load_i64(block + EXPERTS.pairs_seen) + seen)
+    store_i64(block + EXPERTS.pairs_here, load_i64(block + EXPERTS.pairs_here) + here)
+
+
+@inner
 def sort_by_expert(block, tokens, scratch):
-    """Rows for all pairs, those of an expert together, in the order of the tokens."""
+    """Rows for all pairs, those of an expert together, in the order of the tokens; -1 for an expert (below 0)
+    that isn't here.
+    """
     used = load_i64(block + EXPERTS.used)
+    here = 0
     for expert in range(load_i64(block + EXPERTS.count)):
         store_i64(scratch + 8 * expert, 0)
     for token in range(tokens):
         ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
         for slot in range(used):
-            at = scratch + 8 * load_i64(ids + 8 * slot)
-            store_i64(at, load_i64(at) + 1)
+            expert = load_i64(ids + 8 * slot)
+            if expert >= 0:
+                store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
+                here += 1
+    count_pairs(block, tokens * used, here)
     list_experts(block, scratch)
     for token in range(tokens):
         ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
         for slot in range(used):
-            index = load_i64(scratch + 8 * load_i64(ids + 8 * slot))
-            entry = entry_at(block, index)
             pair = 8 * (token * used + slot)
+            expert = load_i64(ids + 8 * slot)
+            if expert < 0:
+                store_i64(load_i64(block + EXPERTS.places) + pair, -1)
+                continue
+            index = load_i64(scratch + 8 * expert)
+            entry = entry_at(block, index)
             pairs = load_i64(entry + 16)
             store_i64(load_i64(block + EXPERTS.entries) + pair, index)
             store_i64(load_i64(block + EXPERTS.places) + pair, load_i64(entry + 8) + pairs)

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cpu.native import (
     file_rows,
     interleave,
     read_memory,
+    service,
     sparse_feed_forward,
     team,
 )
@@ -33,6 +34,7 @@ from edgeinfer_kernels.cpu.native.tile_rows import make_tile_rows
 PARTS = {
     "blocks": (team, interleave, read_memory, attention, feed_forward, file_rows),
     "experts": (experts,),
+    "service": (service,),
     "sparse": (sparse_feed_forward,),
 }
 DECODE_ARGUMENTS = 6

@@ -1,0 +1,70 @@
+"""A model divided between GPU and CPU: does it answer as the CPU alone does, and what does a token take?
+
+python benchmarks/divided_steps.py --models llama-3-8b:8:Q4_0,qwen3-30b-a3b:12:Q4_0 --shares 0.2,0.5,0.8
+
+A model is a shape, how many of its layers, and a type. Ends with exit code 1 if an answer differs.
+"""
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from edgeinfer.benchmarking import suites
+from edgeinfer.benchmarking.divided_runs import HEAD, divided_rows
+from edgeinfer.benchmarking.random_files import write_random_file
+from edgeinfer.benchmarking.shapes import find_shape
+from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.errors import SettingError
+from edgeinfer.loading import gpu_loading
+
+
+def written(text: str, folder: Path) -> Path:
+    """A random file of "shape:layers:type"."""
+    name, layers, kind = (*text.split(":"), "", "")[:3]
+    if not layers.isdigit() or not kind:
+        raise SettingError(f"--models: saw {text!r}, wanted shape:layers:type")
+    shape = replace(find_shape(name), layers=int(layers))
+    path = folder / f"{name}-{layers}-layers-{kind}.gguf"
+    write_random_file(path, shape, kind)
+    return path
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="llama-3-8b:8:Q4_0,qwen3-30b-a3b:12:Q4_0", help="(%(default)s)")
+    parser.add_argument("--shares", default="0.2,0.6", help="of what all of it takes (%(default)s)")
+    parser.add_argument("--context", type=int, default=528, help="(%(default)s)")
+    parser.add_argument("--generated", type=int, default=64, help="tokens of a run (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
+    parser.add_argument("--tuning", type=float, default=3.0, help="seconds at most (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="(%(default)s)")
+    options = parser.parse_args()
+    gpu_loading.TUNING_SECONDS = options.tuning
+    shares = [float(word) for word in suites.words(options.shares)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for text in suites.words(options.models):
+            path = written(text, Path(folder))
+            for row in divided_rows(
+                path,
+                shares,
+                context=options.context,
+                generated=options.generated,
+                rounds=options.rounds,
+                threads=options.threads,
+                device=options.device,
+            ):
+                rows.append(row)
+                print(" | ".join(row.cells()), file=sys.stderr, flush=True)
+            path.unlink()
+    print(markdown(HEAD, [row.cells() for row in rows], left=(0, 2)))
+    if not all(row.is_close for row in rows):
+        sys.exit("a divided model doesn't answer as the CPU does")
+
+
+if __name__ == "__main__":
+    suites.main(main)

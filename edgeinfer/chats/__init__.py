@@ -1,0 +1,1 @@
+"""Past conversations on the disk: written as they come, continued, searched, exported."""

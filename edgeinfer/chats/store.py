@@ -1,0 +1,257 @@
+"""The store of chats: one SQLite file; the turns of a chat form a tree, so that nothing said is lost."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgeinfer.chats.records import Found, Role, State, StoredChat, StoredTurn
+from edgeinfer.chats.turn_writer import TurnWriter, storable
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.user_folders import user_folder
+
+VERSION = 1
+BUSY_SECONDS = 5.0
+TITLE_LENGTH = 60
+EXCERPT_LENGTH = 60
+SCHEMA = """
+CREATE TABLE chats (
+    id INTEGER PRIMARY KEY, name TEXT UNIQUE, model TEXT NOT NULL, system TEXT,
+    created REAL NOT NULL, changed REAL NOT NULL, tip INTEGER REFERENCES turns
+);
+CREATE TABLE turns (
+    id INTEGER PRIMARY KEY, chat INTEGER NOT NULL REFERENCES chats ON DELETE CASCADE,
+    parent INTEGER REFERENCES turns, role TEXT NOT NULL, text TEXT NOT NULL, state TEXT NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX turns_of_chat ON turns (chat);
+CREATE TABLE pieces (
+    turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE, number INTEGER NOT NULL, text TEXT NOT NULL,
+    PRIMARY KEY (turn, number)
+) WITHOUT ROWID;
+"""
+CHATS = """
+SELECT chats.id, name,
+    coalesce((SELECT text FROM turns WHERE chat = chats.id AND role = 'user' ORDER BY id LIMIT 1), ''),
+    model, system, created, changed, tip, (SELECT count(*) FROM turns WHERE chat = chats.id)
+FROM chats
+"""
+PIECES = "SELECT text FROM pieces WHERE turn = turns.id ORDER BY number"
+TEXT = f"text || coalesce((SELECT group_concat(text, '') FROM ({PIECES})), '')"
+"""A turn's whole text: what was finished, and pieces that a crash has left."""
+TURNS = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
+
+
+class ChatStoreError(EdgeInferError):
+    """The store can't be opened, or there is no such chat or turn in it."""
+
+
+class ChatStore:
+    """All chats of a user. A context manager; several programs may have it open at once.
+
+    Source: SQLite's write-ahead log, with synchronous=NORMAL: what was committed survives the end of this
+    program at any moment; a power cut may take the last moments, and leaves the file sound.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Open the store at `path` (None: in the state folder); made if it isn't there.
+
+        Raises:
+            ChatStoreError: no store, one of a later release, or a folder that can't be written.
+        """
+        self.path = path or user_folder("state") / "chats.sqlite"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = not self.path.exists()
+            self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+            if new:
+                with suppress(OSError):  # what is said is nobody else's business
+                    os.chmod(self.path, 0o600)
+            self._prepare()
+        except (sqlite3.Error, OSError) as error:
+            raise ChatStoreError(f"{self.path}: can't keep chats there: {error}") from error
+
+    def _prepare(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.create_function("folded", 1, str.casefold, deterministic=True)
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            self._connection.close()
+            raise ChatStoreError(
+                f"{self.path}: written by a later edgeinfer (its version {version}, wanted {VERSION} at most)"
+            )
+        if version == 0:
+            self._make()
+
+    def _make(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:  # otherwise another program was quicker
+            for statement in filter(str.strip, SCHEMA.split(";")):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        self._connection.commit()
+
+    def new_chat(self, model: str, system: str | None = None, name: str | None = None) -> StoredChat:
+        """Begin a chat.
+
+        Raises:
+            ChatStoreError: the name is taken, or one that a number could be taken for.
+        """
+        if name is not None and (not name.strip() or name.isdecimal()):
+            raise ChatStoreError(f"{name!r}: wanted a name that isn't a number")
+        now = time.time()
+        try:
+            with self._connection:
+                cursor = self._connection.execute(
+                    "INSERT INTO chats (name, model, system, created, changed) VALUES (?, ?, ?, ?, ?)",
+                    (name, model, system, now, now),
+                )
+        except sqlite3.IntegrityError as error:
+            raise ChatStoreError(f"{name}: there is a chat of that name already") from error
+        return self.chat(str(cursor.lastrowid))
+
+    def chat(self, label: str) -> StoredChat:
+        """A chat by its name or number.
+
+        Raises:
+            ChatStoreError: there is none.
+        """
+        by = "name = ?" if not label.isdecimal() else "chats.id = ?"
+        found = self._chats(f"WHERE {by}", (label,))
+        if not found:
+            raise ChatStoreError(f"{label}: no such chat; `edgeinfer chats` lists them")
+        return found[0]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a chat of that name or number."""
+        return bool(self._chats("WHERE name = ? OR CAST(chats.id AS TEXT) = ?", (name, name)))
+
+    def chats(self, most: int = -1) -> list[StoredChat]:
+        """The chats in which something was said, the one changed last first."""
+        return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
+
+    def add_turn(self, chat: int, parent: int | None, role: Role, text: str) -> StoredTurn:
+        """A whole turn behind `parent` (None: the first); the chat's tip is there now.
+
+        Raises:
+            ChatStoreError: the parent is of another chat.
+            sqlite3.Error: it can't be written.
+        """
+        return self.turn(self._insert(chat, parent, role, text, "whole"))
+
+    def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> TurnWriter:
+        """A turn that comes in pieces; `Raises` as `add_turn`."""
+        return TurnWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
+
+    def turn(self, turn: int) -> StoredTurn:
+        """One turn. Raises ChatStoreError where there is none."""
+        found = self._turns("WHERE id = ?", (turn,))
+        if not found:
+            raise ChatStoreError(f"turn {turn}: no such turn")
+        return found[0]
+
+    def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredTurn]:
+        """The turns from the first one to `tip` (None: where the chat was left), in order."""
+        by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
+        line = []
+        at = chat.tip if tip is None else tip
+        while at is not None:
+            line.append(by_id[at])
+            at = by_id[at].parent
+        return line[::-1]
+
+    def alternatives(self, turn: StoredTurn) -> list[StoredTurn]:
+        """All turns that follow the same one, in the order in which they came; `turn` among them."""
+        return self._turns("WHERE chat = ? AND parent IS ? ORDER BY id", (turn.chat, turn.parent))
+
+    def move_to(self, turn: StoredTurn) -> StoredChat:
+        """Leave the chat at the newest end of the branch that goes through `turn`."""
+        at = turn.id
+        while children := self._turns("WHERE parent = ? ORDER BY id DESC LIMIT 1", (at,)):
+            at = children[0].id
+        with self._connection:
+            self._connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, turn.chat))
+        return self.chat(str(turn.chat))
+
+    def search(self, text: str, most: int = 50) -> list[Found]:
+        """The turns that hold a text, whatever its case, newest first."""
+        turns = self._turns(
+            f"WHERE instr(folded({TEXT}), folded(?)) > 0 ORDER BY id DESC LIMIT ?", (text, most)
+        )
+        chats = {chat: self.chat(str(chat)) for chat in {turn.chat for turn in turns}}
+        return [Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns]
+
+    def set_system(self, chat: StoredChat, text: str | None) -> None:
+        """What the model of a chat is told first from now on."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
+
+    def rename(self, chat: StoredChat, name: str) -> StoredChat:
+        """Give a chat a name. Raises ChatStoreError where it is taken."""
+        try:
+            with self._connection:
+                self._connection.execute("UPDATE chats SET name = ? WHERE id = ?", (name, chat.id))
+        except sqlite3.IntegrityError as error:
+            raise ChatStoreError(f"{name}: there is a chat of that name already") from error
+        return self.chat(str(chat.id))
+
+    def delete(self, chat: StoredChat) -> None:
+        """Forget a chat with all its branches."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
+            self._connection.execute("UPDATE turns SET parent = NULL WHERE chat = ?", (chat.id,))
+            self._connection.execute("DELETE FROM chats WHERE id = ?", (chat.id,))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _insert(self, chat: int, parent: int | None, role: Role, text: str, state: State) -> int:
+        if parent is not None and self.turn(parent).chat != chat:
+            raise ChatStoreError(f"turn {parent}: of another chat")
+        now = time.time()
+        with self._connection:
+            cursor = self._connection.execute(
+                "INSERT INTO turns (chat, parent, role, text, state, created) VALUES (?, ?, ?, ?, ?, ?)",
+                (chat, parent, role, storable(text), state, now),
+            )
+            self._connection.execute(
+                "UPDATE chats SET tip = ?, changed = ? WHERE id = ?", (cursor.lastrowid, now, chat)
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
+        rows = self._connection.execute(f"{CHATS} {condition}", values).fetchall()
+        return [StoredChat(id_, name, _title(said), *rest) for id_, name, said, *rest in rows]
+
+    def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
+        return [StoredTurn(*row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
+
+
+def _title(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 3] + "..."
+
+
+def _excerpt(text: str, wanted: str) -> str:
+    """The line around what was found."""
+    at = max(text.casefold().find(wanted.casefold()), 0)
+    start = max(0, at - EXCERPT_LENGTH // 2)
+    part = " ".join(text[start : at + len(wanted) + EXCERPT_LENGTH].split())
+    return ("..." if start else "") + part

@@ -1,0 +1,41 @@
+"""SHA-256 digests that servers vouch for, in the headers that carry them."""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+
+HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_in(headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """The sha256 that a response's headers give, and which header does; None: none of them.
+
+    `X-Linked-Etag` is the hub's, hexadecimal between quotes. `Repr-Digest` (RFC 9530) is `sha-256=:base64:`
+    and speaks of the whole file, also in the answer to a range; its elder `Digest` (RFC 3230) is not taken,
+    since servers give the digest of the range there.
+    """
+    lower = {name.lower(): value for name, value in headers.items()}
+    linked = hexadecimal(lower.get("x-linked-etag", ""))
+    if linked:
+        return linked, "X-Linked-Etag"
+    found = re.search(r"(?:^|[\s,])sha-256=:([A-Za-z0-9+/=]+):", lower.get("repr-digest", ""))
+    if found:
+        try:
+            raw = base64.b64decode(found[1], validate=True)
+        except binascii.Error:
+            return None
+        if len(raw) == 32:
+            return raw.hex(), "Repr-Digest"
+    return None
+
+
+def hexadecimal(text: str) -> str | None:
+    """The sha256 in an entity tag or a field, in lower case; None: it holds something else."""
+    plain = text.strip().removeprefix("W/").strip('"').removeprefix("sha256:").lower()
+    return plain if HEX.fullmatch(plain) else None
+
+
+def strong_tag(tag: str | None) -> str | None:
+    """An entity tag that `If-Range` may carry (RFC 9110, 13.1.5); None: there is none, or a weak one."""
+    return tag if tag and tag.startswith('"') else None

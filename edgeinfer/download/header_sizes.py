@@ -1,0 +1,40 @@
+"""A model's sizes before it is here: from its files' first bytes, where metadata and tensor table lie."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.transfer import Patience, read_start
+from edgeinfer.errors import DownloadError
+from edgeinfer.planning import model_sizes
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_quant_formats.errors import FormatError
+
+READ_BYTES = (8 << 20, 32 << 20)
+"""How much is asked for; more if the vocabulary turns out to be so long."""
+
+
+def remote_sizes(files: Sequence[RemoteFile], patience: Patience | None = None) -> ModelSizes:
+    """The sizes of a model whose files (all parts, in order) lie on a server.
+
+    The heads are written into sparse files of the full length: what reads a model from the disk reads these.
+
+    Raises:
+        FormatError, UnsupportedModelError: no model that a plan knows.
+        DownloadError: its first bytes can't be had.
+    """
+    for count in READ_BYTES:
+        with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+            for file in files:
+                if file.size_bytes is None:
+                    raise DownloadError(f"{file.name}: the server doesn't say how long it is")
+                with (Path(folder) / Path(file.name).name).open("wb") as sparse:
+                    sparse.write(read_start(file, min(count, file.size_bytes), patience))
+                    sparse.truncate(file.size_bytes)
+            try:
+                return model_sizes(Path(folder) / Path(files[0].name).name)
+            except FormatError:
+                if count == READ_BYTES[-1] or all((file.size_bytes or 0) <= count for file in files):
+                    raise
+    raise AssertionError("the last attempt returns or raises")

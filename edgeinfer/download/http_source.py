@@ -1,0 +1,211 @@
+"""One request for the rest of a file: its answer, read as far as resuming and checking need it.
+
+The standard library's client: it takes proxies from the environment, and what huggingface_hub offers throws
+away on failure what has come.
+"""
+
+import http.client
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from edgeinfer.download.digests import digest_in, strong_tag
+from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.errors import DownloadError
+
+MOST_PER_REQUEST = 16 << 30
+"""Bytes asked for at once: the hub's servers refuse to send more than 50 GB in one answer."""
+LATER = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses that may pass."""
+BROKEN = (OSError, http.client.HTTPException)
+"""What a connection that fails raises: refused, reset, timed out, cut off."""
+
+
+class TryAgain(Exception):  # noqa: N818 - no failure yet
+    """The request failed in a way that may pass. `after`: seconds that the server asks for."""
+
+    def __init__(self, why: str, after: float | None = None) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+class NothingThere(Exception):  # noqa: N818
+    """The server has no byte at that offset."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response whose body begins at byte `first` of the file."""
+
+    body: http.client.HTTPResponse
+    first: int
+    total: int | None
+    """Bytes of the whole file."""
+    tag: str | None
+    """The strong entity tag."""
+    digest: tuple[str, str] | None
+    """The sha256 that the server vouches for, and the header."""
+
+
+def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: float) -> Answer:
+    """Ask for a file from byte `first` on; with `tag`, only as long as it is still that version of it.
+
+    A server that knows no ranges, or has another version, answers from byte 0.
+
+    Raises:
+        TryAgain: it may work later.
+        NothingThere: the file isn't that long.
+        DownloadError: it won't work.
+    """
+    headers = {"User-Agent": "edgeinfer", **remote.headers, "Accept-Encoding": "identity"}
+    headers["Range"] = f"bytes={first}-{first + MOST_PER_REQUEST - 1}"
+    if first and tag:
+        headers["If-Range"] = tag
+    if urlsplit(remote.url).scheme not in ("http", "https"):
+        raise DownloadError(f"{remote.url}: wanted an address that begins with https:// or http://")
+    redirects = _Redirects()
+    try:
+        asked = urllib.request.Request(remote.url, headers=headers)
+        body = _opener(redirects).open(asked, timeout=stall_seconds)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(remote, error) from error
+    except ValueError as error:  # what http.client says of a URL with spaces or control characters
+        raise DownloadError(f"{remote.url!r}: no such address: {error}") from error
+    except BROKEN as error:
+        raise _broken(remote, error) from error
+    try:
+        return _answer(remote, body, first, redirects.headers)
+    except BaseException:
+        body.close()
+        raise
+
+
+def _answer(
+    remote: RemoteFile, body: http.client.HTTPResponse, first: int, hops: Mapping[str, str]
+) -> Answer:
+    headers = dict(body.headers.items())
+    packing = body.headers.get("Content-Encoding", "identity")
+    if packing != "identity":
+        raise DownloadError(f"{remote.url}: sent packed ({packing}), wanted the file as it is")
+    length = _number(body.headers.get("Content-Length"))
+    if body.status == 206:
+        start, total = _range(body.headers.get("Content-Range", ""))
+        if start != first:
+            raise TryAgain(f"{_host(remote.url)} answered from byte {start}, wanted byte {first}")
+    else:
+        start, total = 0, length
+    digest = digest_in(headers) or digest_in(hops)
+    return Answer(body, start, total, strong_tag(body.headers.get("ETag")), digest)
+
+
+def _range(text: str) -> tuple[int | None, int | None]:
+    """First byte and total of a Content-Range; None for what it doesn't say."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip(), re.ASCII)
+    return (int(found[1]), _number(found[2])) if found else (None, None)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII) else None
+
+
+def _refusal(remote: RemoteFile, error: urllib.error.HTTPError) -> Exception:
+    """What an answer that isn't a file means."""
+    reason = "" if 300 <= error.code < 400 else " ".join(str(error.reason).split())[:60]
+    seen = f"{remote.url}: {error.code} {reason}".rstrip()
+    if error.code == 416:
+        return NothingThere(seen)
+    if error.code in LATER:
+        return TryAgain(seen, _retry_after(error.headers.get("Retry-After")))
+    if error.code in (401, 403):
+        login = remote.login or "the server wants a login that edgeinfer doesn't have"
+        return DownloadError(f"{seen}; {login}")
+    if error.code in (404, 410):
+        return DownloadError(f"{seen}; nothing of that name is there")
+    if 300 <= error.code < 400:
+        return DownloadError(f"{seen}; the server leads in circles or nowhere")
+    return DownloadError(seen)
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds to wait, of a number or a date."""
+    seconds = _number(text)
+    if seconds is not None or not text:
+        return seconds
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (when - datetime.now(UTC)).total_seconds()) if when.tzinfo else None
+
+
+def _broken(remote: RemoteFile, error: BaseException) -> Exception:
+    """A connection that failed: with a forged or expired certificate for good, otherwise for now."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return DownloadError(f"{remote.url}: its certificate isn't valid: {reason.verify_message}")
+    return TryAgain(f"{_host(remote.url)}: {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """What a broken connection is, in a few words."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return "no answer for too long"
+    if isinstance(reason, http.client.IncompleteRead):
+        return "cut off"
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects; keeps a token from other hosts, and what the hub says on the way to its servers."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        self.headers.update({name: value for name, value in headers.items() if name.lower().startswith("x-")})
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if old.scheme == "https" and new.scheme != "https":
+            raise DownloadError(f"{req.full_url}: leads to {newurl}, out of encryption; not followed")
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
+            following.remove_header("Authorization")
+            following.remove_header("Cookie")
+        return following
+
+
+def _opener(redirects: _Redirects) -> urllib.request.OpenerDirector:
+    """HTTP and HTTPS through the environment's proxies, and nothing else: no files, no FTP."""
+    opener = urllib.request.OpenerDirector()
+    handlers: list[Any] = [
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        redirects,
+    ]
+    for handler in handlers:
+        opener.add_handler(handler)
+    return opener

@@ -1,0 +1,176 @@
+"""What has come of a file, beside the place where the whole will lie; one program at a time adds to it."""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from edgeinfer.errors import DownloadError
+
+ENDING = ".partial"
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Version:
+    """Which version of the file it is that came: what must not change between two requests."""
+
+    tag: str | None = None
+    total: int | None = None
+    sha256: str | None = None
+
+    def follows(self, earlier: "Version") -> bool:
+        """Whether what came of `earlier` may be a part of this: known facts agree, and one that tells."""
+        pairs = [(mine, theirs) for mine, theirs in zip(self._facts(), earlier._facts(), strict=True)]
+        known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+        if self.sha256 is not None and self.sha256 == earlier.sha256:
+            return True  # the same bytes, whatever a server calls them
+        return all(mine == theirs for mine, theirs in known)
+
+    def _facts(self) -> tuple[str | int | None, ...]:
+        return self.tag, self.total, self.sha256
+
+
+class PartialFile:
+    """The bytes that came, their running sha256, and the version that they are of. Made by `held`."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self._file = path, file
+        self._facts = facts_path(path)
+        self.version = self._read_version()
+        self.size = file.seek(0, os.SEEK_END)
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+
+    def add(self, data: bytes) -> None:
+        """Write what came, behind what there is."""
+        self._file.write(data)
+        self.size += len(data)
+        if self._hashed == self.size - len(data):
+            self._hash.update(data)
+            self._hashed = self.size
+
+    def begin(self, version: Version) -> None:
+        """Remember which version is coming."""
+        if version != self.version:
+            self.version = version
+            self._facts.write_text(json.dumps(asdict(version)), encoding="utf-8")
+
+    def empty(self) -> None:
+        """Forget what came."""
+        self._file.seek(0)
+        self._file.truncate()
+        self.size = self._hashed = 0
+        self._hash = hashlib.sha256()
+
+    def sha256(self, progress: Callable[[int, int], None] | None = None) -> str:
+        """Of all bytes; those that came in an earlier run are read for it."""
+        self._file.flush()
+        self._file.seek(self._hashed)
+        while self._hashed < self.size:
+            data = self._file.read(CHUNK)
+            if not data:
+                raise DownloadError(f"{self.path}: shorter than what was written; is another program at it?")
+            self._hash.update(data)
+            self._hashed += len(data)
+            if progress:
+                progress(self._hashed, self.size)
+        self._file.seek(0, os.SEEK_END)
+        return self._hash.hexdigest()
+
+    def start(self, count: int) -> bytes:
+        """The first bytes."""
+        self._file.flush()
+        self._file.seek(0)
+        data = self._file.read(count)
+        self._file.seek(0, os.SEEK_END)
+        return data
+
+    def finish(self, destination: Path) -> None:
+        """Bring the whole file to the disk and under its own name."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if sys.platform == "win32":
+            self._file.close()  # an open file can't be moved there
+        os.replace(self.path, destination)
+        self._facts.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Throw away what came."""
+        self.empty()
+        self._facts.unlink(missing_ok=True)
+        if sys.platform != "win32":
+            self.path.unlink(missing_ok=True)
+
+    def _read_version(self) -> Version:
+        try:
+            found: Any = json.loads(self._facts.read_text(encoding="utf-8"))
+            return Version(found["tag"], found["total"], found["sha256"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return Version()
+
+
+def partial_path(destination: Path) -> Path:
+    """Where what came of `destination` lies."""
+    return destination.with_name(destination.name + ENDING)
+
+
+def facts_path(partial: Path) -> Path:
+    """Where it is noted which version a partial file is of."""
+    return partial.with_name(partial.name + ".json")
+
+
+@contextlib.contextmanager
+def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | None]:
+    """What came of `destination`, for this program alone; None: it is whole already.
+
+    `wait` is called again and again while another program holds it. Where the file system knows no locks
+    (some network drives), two pulls of one file at a time are the user's to avoid.
+    """
+    path = partial_path(destination)
+    while True:
+        if destination.exists():
+            yield None
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if not _locked(file):
+                wait()
+            elif _is_still(path, file) and not destination.exists():
+                yield PartialFile(path, file)
+                return
+
+
+def _is_still(path: Path, file: IO[bytes]) -> bool:
+    """Whether the open file is the one of that name: another program may have finished or removed it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Whether the file is locked now for this program, until it is closed."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(0x7FFFFFFF)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks there
+        return True
+    return True

@@ -1,0 +1,255 @@
+"""From what a user types behind `pull` to files on this disk, whole and checked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from edgeinfer.catalogue import default_models_folder, find_model, first_few, list_models, split_quant
+from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
+from edgeinfer.download.header_sizes import remote_sizes
+from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
+from edgeinfer.download.partial_file import partial_path
+from edgeinfer.download.quant_choice import QuantOption, choose_quant
+from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.transfer import Fetched, Hearing, Patience, check_room, fetch
+from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
+from edgeinfer.fitting import known_machine
+from edgeinfer.found_models import OtherFolders
+from edgeinfer.model_file import ModelFile, parts_of
+from edgeinfer.quant_names import bits_of
+from edgeinfer_offload.machine import Machine
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import FormatError
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A model that is here now. `files`: all its parts, in order."""
+
+    name: str
+    """What to call it from now on."""
+    files: tuple[Fetched, ...]
+
+    @property
+    def path(self) -> Path:
+        """Of the first file."""
+        return self.files[0].path
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What a pull works with. `endpoint`: of the hub, None: as huggingface_hub is set up."""
+
+    models_folder: Path
+    hearing: Hearing
+    patience: Patience
+    endpoint: str | None = None
+    others: OtherFolders | None = None
+    """Where other programs keep their models; None: the usual places."""
+    machine: Callable[[], Machine] = known_machine
+    """What the quantisation is chosen for, if none is named."""
+
+
+def pull(wanted: str, settings: Pull | None = None) -> Pulled:
+    """Fetch a model: `NAME[:QUANT]` of the catalogue, `hf:owner/name[:QUANT | /file.gguf]`, or an address.
+
+    What is here already isn't fetched again, and needs no network.
+
+    Raises:
+        UnknownModelError: no such name.
+        DownloadError: it can't be fetched, isn't what was promised, or the disk has no room for it.
+        CatalogueError, OSError: the user's own catalogue can't be read, or the file can't be written.
+    """
+    settings = settings or Pull(default_models_folder(), Hearing(), Patience())
+    entries = read_catalogue()
+    name, quant = split_quant(wanted, entries)
+    if name is not None:
+        return _pull_entry(entries[name], quant, settings)
+    address = parse_hub_address(wanted, settings.endpoint)
+    if address is not None:
+        return _pull_address(wanted, address, settings)
+    if urlsplit(wanted).scheme in ("http", "https"):
+        return _pull_url(wanted, settings)
+    raise UnknownModelError(
+        f"{wanted[:60]}: not in the catalogue; name one of `edgeinfer list --all`, hf:owner/name/file.gguf, "
+        "or an address that begins with https://"
+    )
+
+
+def _pull_entry(entry: CatalogueEntry, quant: str, settings: Pull) -> Pulled:
+    if entry.repository is None and entry.url is None:
+        raise UnknownModelError(
+            f"{entry.name}: comes with edgeinfer or lies at {entry.file}; nothing to fetch"
+        )
+    here = _here(entry, quant, settings)
+    if here:
+        return Pulled(here.name, tuple(_there(path) for path in parts_of(here.path)))
+    if entry.repository is None:
+        chosen = entry.quant_named(quant) if quant else entry.quants[0]
+        if chosen is None:
+            raise _no_such_quant(entry.name, quant, entry.quants)
+        remote = RemoteFile(entry.url_of(chosen) or "", entry.file_of(chosen))
+        return _fetched(entry.name_of(chosen), [_vouched(remote, entry, chosen)], Path(), settings)
+    there = _hub_models(entry.repository, None, settings)
+    models = [model for model in there if entry.quant_of_file(model.name) is not None]
+    model = _chosen(entry.name, models, quant, settings.models_folder / entry.repository, settings)
+    files = [_vouched(file, entry, model.quant) if len(model.files) == 1 else file for file in model.files]
+    return _fetched(entry.name_of(model.quant), files, Path(entry.repository), settings)
+
+
+def _here(entry: CatalogueEntry, quant: str, settings: Pull) -> ModelFile | None:
+    """The model if it is on this disk whole, whoever put it here."""
+    wanted = f"{entry.name}:{quant}" if quant else entry.name
+    try:
+        found = find_model(wanted, models_folder=settings.models_folder, others=settings.others)
+    except UnknownModelError:
+        return None
+    return found if _is_whole(found.path) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all parts are there, and none is still coming."""
+    try:
+        with GGUFFile.open(path) as file:
+            return not any(partial_path(part).exists() for part in file.parts)
+    except (FormatError, OSError):
+        return False
+
+
+def _vouched(remote: RemoteFile, entry: CatalogueEntry, quant: str) -> RemoteFile:
+    """The file with what the catalogue says it must be.
+
+    Raises `DownloadError` where the hub says otherwise.
+    """
+    size, digest = entry.size_bytes.get(quant), entry.sha256.get(quant)
+    for fact, ours, theirs in (("sha256", digest, remote.sha256), ("bytes", size, remote.size_bytes)):
+        if ours is not None and theirs is not None and ours != theirs:
+            raise DownloadError(
+                f"{entry.name}:{quant}: the catalogue knows it with {fact} {ours}, the hub has {theirs} now: "
+                f"it was replaced; to take what is there: edgeinfer pull hf:{entry.repository}/{remote.name}"
+            )
+    if digest:
+        remote = replace(remote, sha256=digest, vouched_by="models.toml")
+    return replace(remote, size_bytes=remote.size_bytes or size)
+
+
+def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
+    repository = Path(address.repository)
+    if address.file is not None:
+        path = settings.models_folder / repository / address.file
+        if path.exists() and _is_whole(path):
+            return Pulled(path.stem, tuple(_there(part) for part in parts_of(path)))
+    models = _hub_models(address.repository, address.revision, settings)
+    if address.file is None:
+        model = _chosen(wanted, models, address.quant, settings.models_folder / repository, settings)
+    else:
+        having = [model for model in models if address.file in [file.name for file in model.files]]
+        if not having:
+            raise DownloadError(f"{address.repository}: {address.file} isn't there; {_offered(models)}")
+        model = having[0]
+    return _fetched(Path(model.name).stem, model.files, repository, settings)
+
+
+def _pull_url(url: str, settings: Pull) -> Pulled:
+    """A file at any address; it lies in a folder of the host's name."""
+    name = PurePosixPath(unquote(urlsplit(url).path)).name
+    if not name.endswith(".gguf"):
+        raise DownloadError(f"{url}: wanted an address that ends in .gguf")
+    host = urlsplit(url).hostname or ""
+    return _fetched(Path(name).stem, [RemoteFile(url, name)], Path(host), settings)
+
+
+def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[HubModel]:
+    try:
+        models = list_hub_models(repository, revision, settings.endpoint)
+    except OfflineError as error:
+        here = [
+            model.name for model in list_models(models_folder=settings.models_folder, others=settings.others)
+        ]
+        raise OfflineError(f"{error}; on this disk: {first_few(here)}") from error
+    if not models:
+        raise DownloadError(
+            f"{repository}: there is no .gguf file in it; look for a repository of GGUF files"
+        )
+    return models
+
+
+def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
+    """The model of the quantisation that is named, else one that lies in `root` in part or whole, else of the
+    one that suits the machine.
+    """
+    by_quant: dict[str, HubModel] = {}
+    for model in models:
+        by_quant.setdefault(model.quant, model)
+    if quant:
+        found = next((label for label in by_quant if label.lower() == quant.lower()), None)
+        if found is None:
+            raise _no_such_quant(name, quant, list(by_quant))
+        return by_quant[found]
+    begun = max(models, key=lambda model: _came_of(model, root), default=None)
+    if begun is not None and (came := _came_of(begun, root)):
+        settings.hearing.say(f"{begun.quant}: {came / 2**20:.0f} MiB of it are here already")
+        return begun
+    plain = {label: model for label, model in by_quant.items() if not label.startswith("UD-")} or by_quant
+    options = [
+        QuantOption(label, model.size_bytes or 0, partial(remote_sizes, model.files, settings.patience))
+        for label, model in plain.items()
+    ]
+    if not options:
+        raise DownloadError(f"{name}: none of its files is in the repository any more; name one with hf:")
+    choice = choose_quant(name, options, settings.machine())
+    settings.hearing.say(choice.why)
+    return by_quant[choice.quant]
+
+
+def _no_such_quant(name: str, quant: str, there: Sequence[str]) -> DownloadError:
+    names = ", ".join(sorted(there, key=bits_of))
+    return DownloadError(f"{name}: there is no {quant}; there are {names}")
+
+
+def _offered(models: Sequence[HubModel]) -> str:
+    return f"there are {first_few([model.name for model in models])}"
+
+
+def _fetched(name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull) -> Pulled:
+    """Fetch all files of a model, after a look at the disk."""
+    root = settings.models_folder / folder
+    places = [root / file.name for file in files]
+    missing = sum((file.size_bytes or 0) - _came(place) for file, place in zip(files, places, strict=True))
+    check_room(root, missing)
+    found = []
+    for index, (file, place) in enumerate(zip(files, places, strict=True), 1):
+        if len(files) > 1:
+            settings.hearing.say(f"part {index} of {len(files)}: {file.name}")
+        found.append(fetch(file, place, settings.hearing, settings.patience))
+    _check_model(found)
+    return Pulled(name, tuple(found))
+
+
+def _came_of(model: HubModel, root: Path) -> int:
+    return sum(_came(root / file.name) for file in model.files)
+
+
+def _came(place: Path) -> int:
+    """Bytes of a file that are here, in part or whole."""
+    return next((path.stat().st_size for path in (place, partial_path(place)) if path.exists()), 0)
+
+
+def _check_model(files: Sequence[Fetched]) -> None:
+    """A file whose sha256 nobody knows is at least a sound one: every tensor lies within it."""
+    try:
+        GGUFFile.open(files[0].path).close()
+    except FormatError as error:
+        if all(file.vouched_by for file in files):
+            raise DownloadError(
+                f"{error}; it came as it was published: a kind that edgeinfer can't read"
+            ) from error
+        for file in files:
+            file.path.unlink(missing_ok=True)
+        raise DownloadError(f"{error}; damaged on the way, or there: thrown away") from error
+
+
+def _there(path: Path) -> Fetched:
+    return Fetched(path, None, was_there=True)

@@ -1,0 +1,105 @@
+"""Which quantisation of a model is fetched if none is named: the best that answers fast enough here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgeinfer.errors import DownloadError, UnsupportedModelError
+from edgeinfer.fitting import Fit, fit
+from edgeinfer.quant_names import bits_of
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.machine import Machine
+from edgeinfer_quant_formats.errors import FormatError
+
+FAST_ENOUGH = 15.0
+"""Tokens per second: about twice as fast as people read."""
+MOST_BITS = 9.0
+"""More than Q8_0 has is no better in an answer."""
+LEAST_BITS = 4.0
+"""With fewer bits a smaller model answers better; taken only where nothing else fits."""
+GIBIBYTE = 1 << 30
+
+
+@dataclass(frozen=True)
+class QuantOption:
+    """One quantisation that may be had. `read_sizes` asks for the first bytes of its file."""
+
+    quant: str
+    size_bytes: int
+    read_sizes: Callable[[], ModelSizes]
+
+
+@dataclass(frozen=True)
+class QuantChoice:
+    """The one that is taken, and why, in a line."""
+
+    quant: str
+    why: str
+
+
+def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantChoice:
+    """The largest up to Q8_0 that fits and answers at `FAST_ENOUGH`, else the fastest that fits and keeps at
+    least four bits, else the largest that fits.
+
+    Raises:
+        DownloadError: none of them fits; the text names the smallest and how to fetch it all the same.
+    """
+    if len(options) == 1:
+        return QuantChoice(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
+    usual = [option for option in options if bits_of(option.quant) <= MOST_BITS] or list(options)
+    ranked = sorted(usual, key=lambda option: -option.size_bytes)
+    fitting: list[tuple[QuantOption, Fit]] = []
+    for option in ranked:
+        found = _fit(option, machine)
+        if not found.fits:
+            continue
+        fitting.append((option, found))
+        if _is_fast(found) and bits_of(option.quant) >= LEAST_BITS:
+            return QuantChoice(
+                option.quant, _why(option, found, machine, ranked, "the best of {} that fits and is fast")
+            )
+    if not fitting:
+        raise DownloadError(_none_fits(name, ranked[-1], machine))
+    good = [pair for pair in fitting if bits_of(pair[0].quant) >= LEAST_BITS]
+    option, found = good[-1] if good else fitting[0]
+    rank = "the fastest of {} that is still good" if good else "the best of {} that fits"
+    return QuantChoice(option.quant, _why(option, found, machine, ranked, rank))
+
+
+def _fit(option: QuantOption, machine: Machine) -> Fit:
+    """How it would lie here; by its size alone where its header tells too little."""
+    room = _room(machine)
+    if option.size_bytes > room:
+        return Fit(False, option.size_bytes)
+    try:
+        return fit(option.read_sizes(), machine)
+    except (UnsupportedModelError, FormatError):
+        needed = option.size_bytes + GIBIBYTE
+        return Fit(needed <= room, needed)
+
+
+def _is_fast(found: Fit) -> bool:
+    return found.tokens_per_second is None or found.tokens_per_second >= FAST_ENOUGH
+
+
+def _room(machine: Machine) -> int:
+    return machine.processor.free_bytes + (machine.graphics.free_bytes if machine.graphics else 0)
+
+
+def _why(option: QuantOption, found: Fit, machine: Machine, ranked: Sequence[QuantOption], rank: str) -> str:
+    """As in: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: 7.1 of 20.3 GiB free, ..."""
+    reason = rank.format(", ".join(other.quant for other in ranked))
+    taken = (
+        f"{(found.nbytes or option.size_bytes) / GIBIBYTE:.1f} of {_room(machine) / GIBIBYTE:.1f} GiB free"
+    )
+    if found.tokens_per_second is None:
+        return f"{option.quant}: {reason}: {taken}"
+    assumed = "" if machine.origin != "unmeasured" else ", assuming 20 GB/s of memory"
+    return f"{option.quant}: {reason}: {taken}, about {found.tokens_per_second:.0f} tokens/s{assumed}"
+
+
+def _none_fits(name: str, smallest: QuantOption, machine: Machine) -> str:
+    size, room = smallest.size_bytes / GIBIBYTE, _room(machine) / GIBIBYTE
+    return (
+        f"{name}: no quantisation fits this machine; the smallest, {smallest.quant}, has {size:.1f} GiB, "
+        f"{room:.1f} GiB are free; take a smaller model, or name it: edgeinfer pull {name}:{smallest.quant}"
+    )

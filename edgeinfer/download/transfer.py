@@ -1,0 +1,264 @@
+"""A file fetched to the last byte: gone on with where it stopped, and checked when it is there."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeinfer.download.http_source import (
+    BROKEN,
+    MOST_PER_REQUEST,
+    Answer,
+    NothingThere,
+    TryAgain,
+    describe,
+    request,
+)
+from edgeinfer.download.partial_file import CHUNK, PartialFile, Version, held
+from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.errors import DownloadError
+
+MAGIC = b"GGUF"
+SPARE_BYTES = 64 << 20
+"""What a download leaves free on the disk."""
+
+Progress = Callable[[int, int | None], None]
+"""Hears of bytes that are there, and of all there will be (None: not known)."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How failures are met. `attempts` in a row without a byte end it."""
+
+    attempts: int = 6
+    first_wait: float = 1.0
+    longest_wait: float = 60.0
+    stall_seconds: float = 30.0
+    """A connection that gives nothing for so long is taken as broken."""
+    poll_seconds: float = 0.5
+    """How often to look whether another program is done."""
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, failures: int, asked: float | None) -> None:
+        """Sleep after so many failures in a row: twice as long each time, or as long as the server asks."""
+        usual = min(self.first_wait * 2 ** (failures - 1), self.longest_wait)
+        self.sleep(min(usual if asked is None else asked, self.longest_wait))
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file that is there and whole. `vouched_by` "": nobody said what its sha256 must be."""
+
+    path: Path
+    sha256: str | None
+    """None: it was there before, and wasn't read again."""
+    vouched_by: str = ""
+    was_there: bool = False
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """Whom a transfer tells how it goes."""
+
+    progress: Progress = lambda done, total: None
+    checking: Callable[[int, int], None] = lambda done, total: None
+    """What came in earlier runs is read for its sha256."""
+    say: Callable[[str], None] = lambda line: None
+
+
+def fetch(
+    remote: RemoteFile, destination: Path, hearing: Hearing | None = None, patience: Patience | None = None
+) -> Fetched:
+    """Fetch a file whole to `destination`; what an earlier run left there is gone on with.
+
+    Raises:
+        DownloadError: it can't be had, isn't what was promised, or the disk has no room for it. What came is
+            kept for the next run, unless it is proved wrong.
+        OSError: it can't be written.
+    """
+    hearing, patience = hearing or Hearing(), patience or Patience()
+    waits = 0
+
+    def wait() -> None:
+        nonlocal waits
+        if waits == 0:
+            hearing.say(f"another program is fetching {remote.name}; waiting for it")
+        waits += 1
+        patience.sleep(patience.poll_seconds)
+
+    with held(destination, wait) as partial:
+        if partial is None:
+            return Fetched(destination, None, was_there=True)
+        return _Transfer(remote, partial, destination, hearing, patience).run()
+
+
+class _Transfer:
+    """One file on its way."""
+
+    def __init__(
+        self,
+        remote: RemoteFile,
+        partial: PartialFile,
+        destination: Path,
+        hearing: Hearing,
+        patience: Patience,
+    ) -> None:
+        self._remote, self._partial, self._destination = remote, partial, destination
+        self._hearing, self._patience = hearing, patience
+        self._known = Version(None, remote.size_bytes, remote.sha256)
+        self._vouched_by = remote.vouched_by
+        self._failures = 0
+        self._kind_known = not remote.name.lower().endswith(".gguf")
+
+    def run(self) -> Fetched:
+        partial = self._partial
+        if not self._known.follows(partial.version) or self._is_too_long():
+            partial.empty()
+        if partial.size:
+            version = partial.version
+            self._known = replace(self._known, tag=version.tag, total=self._known.total or version.total)
+        while not self._is_whole():
+            before = partial.size
+            try:
+                self._once()
+            except TryAgain as failure:
+                self._failures = 0 if partial.size > before else self._failures + 1
+                if self._failures >= self._patience.attempts:
+                    raise DownloadError(self._given_up(str(failure))) from failure
+                self._patience.wait(max(self._failures, 1), failure.after)
+        return self._checked()
+
+    def _is_whole(self) -> bool:
+        return self._known.total is not None and self._partial.size == self._known.total
+
+    def _is_too_long(self) -> bool:
+        return self._known.total is not None and self._partial.size > self._known.total
+
+    def _once(self) -> None:
+        """One request, read until it ends or breaks."""
+        try:
+            answer = request(self._remote, self._partial.size, self._known.tag, self._patience.stall_seconds)
+        except NothingThere as nothing:
+            if self._partial.size == 0:
+                raise DownloadError(f"{self._remote.url}: an empty file, wanted a model") from nothing
+            self._partial.empty()  # it has become shorter: from the beginning, then
+            self._known = replace(self._known, tag=None)
+            raise TryAgain(str(nothing)) from nothing
+        with answer.body:
+            self._agree(answer)
+            self._read(answer)
+
+    def _agree(self, answer: Answer) -> None:
+        """Compare what the server says with what is known, before anything of it is kept."""
+        partial, known = self._partial, self._known
+        sha256, vouched_by = answer.digest or (None, "")
+        if known.sha256 and sha256 and known.sha256 != sha256:
+            raise DownloadError(
+                f"{self._remote.url}: its {vouched_by} says sha256 {sha256}, {self._vouched_by} says "
+                f"{known.sha256}: another version lies there now"
+            )
+        if answer.total == 0:
+            raise DownloadError(f"{self._remote.url}: an empty file, wanted a model")
+        if None not in (known.total, answer.total) and known.total != answer.total:
+            if self._remote.size_bytes is not None:
+                raise DownloadError(
+                    f"{self._remote.url}: the server offers {answer.total} bytes, wanted {known.total}"
+                )
+            partial.empty()
+            self._known = Version(None, None, known.sha256)
+            raise TryAgain("the file has changed meanwhile")
+        if (
+            answer.first
+            and not known.sha256
+            and None not in (known.tag, answer.tag)
+            and known.tag != answer.tag
+        ):
+            partial.empty()
+            self._known = Version(None, None, None)
+            raise TryAgain("the file has changed meanwhile")
+        if answer.first != partial.size:
+            partial.empty()  # a server without ranges, or with another version
+        if known.sha256 is None and sha256:
+            self._vouched_by = vouched_by
+        self._known = Version(answer.tag, known.total or answer.total, known.sha256 or sha256)
+        partial.begin(self._known)
+        check_room(partial.path.parent, (self._known.total or 0) - partial.size)
+
+    def _read(self, answer: Answer) -> None:
+        partial, total = self._partial, self._known.total
+        self._hearing.progress(partial.size, total)
+        try:
+            while data := answer.body.read1(CHUNK):
+                partial.add(data)
+                if self._is_too_long():
+                    partial.remove()
+                    raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
+                self._check_kind()
+                self._hearing.progress(partial.size, total)
+        except BROKEN as error:
+            raise TryAgain(describe(error)) from error
+        if total is None:
+            self._known = replace(self._known, total=partial.size)
+            self._check_kind()
+        elif partial.size < total and partial.size - answer.first < MOST_PER_REQUEST:
+            raise TryAgain("cut off")
+
+    def _check_kind(self) -> None:
+        """A page that asks for a login, with status 200, shall not be fetched to its end."""
+        partial = self._partial
+        if self._kind_known or (partial.size < len(MAGIC) and not self._is_whole()):
+            return
+        self._kind_known = partial.start(len(MAGIC)) == MAGIC
+        if not self._kind_known:
+            partial.remove()
+            raise DownloadError(f"{self._remote.url}: no GGUF file lies there, but something else")
+
+    def _checked(self) -> Fetched:
+        partial, wanted = self._partial, self._known.sha256
+        seen = partial.sha256(self._hearing.checking)
+        if wanted is not None and seen != wanted:
+            partial.remove()
+            raise DownloadError(
+                f"{self._remote.name}: what came has sha256 {seen}, {self._vouched_by} says {wanted}: "
+                "damaged on the way, or not the file that was meant; thrown away, pull it again"
+            )
+        partial.finish(self._destination)
+        return Fetched(self._destination, seen, self._vouched_by if wanted else "")
+
+    def _given_up(self, why: str) -> str:
+        done, total = self._partial.size, self._known.total
+        came = f"{done} of {total} bytes are here" if total else f"{done} bytes are here"
+        return f"{self._remote.name}: given up after {self._failures} attempts without a byte: {why}; {came}"
+
+
+def check_room(folder: Path, wanted_bytes: int) -> None:
+    """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has so much room."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if wanted_bytes > 0 and wanted_bytes + SPARE_BYTES > free:
+        raise DownloadError(
+            f"{folder}: {wanted_bytes / 2**30:.2f} GiB still to come, {free / 2**30:.2f} GiB free on that "
+            f"disk; make room for {(wanted_bytes + SPARE_BYTES - free) / 2**30:.2f} GiB more"
+        )
+
+
+def read_start(remote: RemoteFile, count: int, patience: Patience | None = None) -> bytes:
+    """The first `count` bytes of a file, or all of a shorter one; nothing is kept on the disk.
+
+    Raises:
+        DownloadError: they can't be had.
+    """
+    patience = patience or Patience()
+    for failures in range(1, patience.attempts + 1):
+        try:
+            with request(remote, 0, None, patience.stall_seconds).body as body:
+                return body.read(count)
+        except NothingThere as nothing:
+            raise DownloadError(f"{remote.url}: an empty file, wanted a model") from nothing
+        except (TryAgain, *BROKEN) as failure:
+            why, after = (str(failure), getattr(failure, "after", None))
+            if failures == patience.attempts:
+                raise DownloadError(f"{remote.name}: given up after {failures} attempts: {why}") from failure
+            patience.wait(failures, after)
+    raise AssertionError("patience has at least one attempt")

@@ -1,0 +1,66 @@
+"""A model on this disk: its files, where they came from, what is known of them."""
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
+PROJECTOR = re.compile(r"mmproj", re.IGNORECASE)
+"""Files beside a model that turn images into tokens, and are none themselves."""
+
+Source = Literal[
+    "built in", "models folder", "path", "Hugging Face cache", "LM Studio", "llama.cpp", "Ollama"
+]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model on this disk. What the catalogue doesn't say is None or empty."""
+
+    name: str
+    path: Path
+    source: Source
+    draft_path: Path | None = None
+    parameters: str = ""
+    context: int | None = None
+    licence: str = ""
+    notes: str = ""
+    prompt_style: Literal["raw", "chat"] | None = None
+    """How a bare prompt is best put to this model; None: in its chat template if it has one."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file, all parts of a split model together."""
+        return sum(part.stat().st_size for part in parts_of(self.path))
+
+    @property
+    def last_used(self) -> float:
+        """When it was read last, in seconds since 1970; as exact as the file system notes it."""
+        return self.path.stat().st_atime
+
+    def note_use(self) -> None:
+        """Mark the file as read now; file systems that are spared the writing don't do so by themselves."""
+        if self.source not in ("built in", "path"):
+            with suppress(OSError):  # somebody else's file: then it stays unmarked
+                os.utime(self.path, ns=(time.time_ns(), self.path.stat().st_mtime_ns))
+
+
+def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:
+    """GGUF files, one for each model: of a split one, the first part; no projectors."""
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if not LATER_PART.search(path.name) and not PROJECTOR.match(path.name)
+    )
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of a model whose first part is `path`."""
+    first = re.search(r"-00001-of-(\d{5})\.gguf$", path.name)
+    if first is None:
+        return [path]
+    return sorted(path.parent.glob(f"{path.name[: first.start()]}-*-of-{first[1]}.gguf"))

@@ -1,0 +1,35 @@
+"""What a list says of a model beside its name: quantisation, and whether it fits this machine."""
+
+from dataclasses import dataclass
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.fitting import Fit, fit
+from edgeinfer.model_file import ModelFile
+from edgeinfer.planning import model_sizes
+from edgeinfer.quant_names import quant_of
+from edgeinfer_offload.machine import Machine
+from edgeinfer_quant_formats.errors import FormatError
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model with what its file's metadata tells. `fit` None: that tells nothing."""
+
+    model: ModelFile
+    quant: str
+    fit: Fit | None
+
+
+def listed(model: ModelFile, machine: Machine) -> ListedModel:
+    """Look into a model's file, as far as its tensor table; one that can't be read is listed without."""
+    quant = quant_of(model.path.name)
+    try:
+        sizes = model_sizes(model.path)
+    except (FormatError, UnsupportedModelError, OSError):
+        return ListedModel(model, quant, None)
+    if not quant:
+        by_format: dict[str, int] = {}
+        for matrix in sizes.matrices():
+            by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
+        quant = max(by_format, key=lambda name: by_format[name])
+    return ListedModel(model, quant, fit(sizes, machine))

@@ -1,0 +1,1 @@
+"""One model behind OpenAI's HTTP interface, for programs on this machine."""

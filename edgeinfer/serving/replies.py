@@ -1,0 +1,130 @@
+"""Answers as the objects of OpenAI's interface."""
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.chat.tool_calls import Said
+from edgeinfer.language_model import TextTokenizer
+from edgeinfer.results import Generation, Token
+
+FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+
+
+def new_id(prefix: str) -> str:
+    """As `chatcmpl-1f0c…`."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def usage(answers: Sequence[Generation]) -> dict[str, Any]:
+    """Tokens read, found in the cache, and said."""
+    read = sum(len(answer.prompt_ids) for answer in answers)
+    said = sum(len(answer.ids) for answer in answers)
+    cached = sum(answer.speed.cached_tokens for answer in answers)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": said,
+        "total_tokens": read + said,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timings(answer: Generation) -> dict[str, Any]:
+    """How fast the answer came."""
+    speed = answer.speed
+    return {
+        "seconds_to_first_token": speed.seconds_to_first_token,
+        "prompt_tokens_per_second": speed.prompt_tokens_per_second,
+        "decode_tokens_per_second": speed.decode_tokens_per_second,
+        "accepted_share": speed.accepted_share,
+    }
+
+
+def chat_message(said: Said) -> dict[str, Any]:
+    """The assistant's message."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+    if said.calls:
+        message["tool_calls"] = tool_calls(said)
+    return message
+
+
+def tool_calls(said: Said) -> list[dict[str, Any]]:
+    """The calls of an answer, as a message bears them."""
+    return [
+        {
+            "id": new_id("call"),
+            "index": index,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for index, call in enumerate(said.calls)
+    ]
+
+
+def finish(answer: Generation, said: Said | None = None) -> str:
+    """Why the answer ended."""
+    return "tool_calls" if said and said.calls else FINISHES[answer.finish_reason]
+
+
+def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Log-probabilities as chat completions bear them."""
+
+    def one(token_id: int, logprob: float | None) -> dict[str, Any]:
+        raw = tokenizer.token_bytes(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return {
+        "content": [
+            {**one(token.id, token.logprob), "top_logprobs": [one(*each) for each in token.top_logprobs]}
+            for token in tokens
+        ]
+    }
+
+
+def text_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Log-probabilities as plain completions bear them."""
+
+    def text(token_id: int) -> str:
+        return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    offsets = np.cumsum([0, *(len(token.text) for token in tokens)])[:-1]
+    return {
+        "tokens": [text(token.id) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{text(i): logprob for i, logprob in token.top_logprobs} for token in tokens],
+        "text_offset": [int(offset) for offset in offsets],
+    }
+
+
+def embeddings(model: str, vectors: npt.NDArray[np.float32], tokens: int, as_base64: bool) -> dict[str, Any]:
+    """The reply of /v1/embeddings."""
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    return {
+        "object": "list",
+        "model": model,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def event(data: Mapping[str, Any] | str) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,192 @@
+"""The host's part of a decoder that is divided between it and a device: blocks on rows in a mailbox."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgeinfer_kernels.backend import Activations, LayerCache
+from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
+from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, GivenRouting, RoutingRows
+from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, int_fields
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
+from edgeinfer_kernels.cpu.structures import CALL, EXPERTS, SERVICE
+from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.division import Block, LayerDivision, host_feed_forward, turns_of
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.routing import PairCounts
+from edgeinfer_kernels.specification import (
+    DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+)
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
+
+SERVED_TOKENS = 16
+"""Turns of so many tokens are one call; those of more come back to Python between two blocks."""
+
+
+class MailboxRows(NamedTuple):
+    """Addresses of a MAILBOX and of what lies behind it: rows of `row_bytes`, the chosen experts (int64) and
+    their weights (float32), those of a token together.
+    """
+
+    mailbox: int
+    rows: int
+    row_bytes: int
+    ids: int
+    weights: int
+
+
+class HostHalf:
+    """What `divisions` leave to the host of a decoder's layers, in the kernels' layout; and the embedding.
+
+    Steps of at most `batch` tokens, whose rows lie in the mailbox. `caches`: those of the layers whose
+    attention is here. `kernels` are those of `kernel_units` with SERVICE.
+    """
+
+    def __init__(
+        self,
+        specification: DecoderSpecification,
+        weights: DecoderWeights,
+        divisions: Sequence[LayerDivision],
+        caches: Mapping[int, LayerCache],
+        kernels: Kernels,
+        mailbox: MailboxRows,
+        *,
+        batch: int,
+        threads: int,
+        on_placed: OnPlaced | None = None,
+    ) -> None:
+        self.specification, self.weights, self.batch = specification, weights, batch
+        self.turns = turns_of(weights, divisions)
+        self._mailbox, self._kernels, self._arena = mailbox, kernels, Arena()
+        self._divisions = list(divisions)
+        self._second = self._feed_forwards()
+        self.team = Team(kernels, threads)
+        placed = repack(self._matrices(), kernels, self._arena, threads, on_placed)
+        sizes = ModelSizes.of(specification, weights)
+        workspace = Workspace(self._arena, sizes, batch, threads)
+        self._embedding = Embedding(weights.token_embd, self._arena, kernels, workspace.scratch)
+        self._builder = BlockBuilder(self._arena, workspace, placed, specification.width)
+        self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
+        self._chosen: list[int] = []
+        self._build(caches)
+
+    def _feed_forwards(self) -> dict[int, FeedForwardWeights | ExpertWeights]:
+        """The feed-forwards that are here, or the parts of them."""
+        found = {}
+        for kind, layer in (block for turn in self.turns.host for block in turn):
+            if kind == "feed_forward":
+                w, division = self.weights.layers[layer], self._divisions[layer]
+                found[layer] = host_feed_forward(w, division) if division.attention else w.feed_forward
+        return found
+
+    def _matrices(self) -> list[Matrix]:
+        found = []
+        for layer, second in self._second.items():
+            w, here = self.weights.layers[layer], not self._divisions[layer].attention
+            found += w.attention.matrices() if here else []
+            experts_only = isinstance(second, ExpertWeights) and not here
+            found += second.stacks() if experts_only else second.matrices()  # type: ignore[union-attr]
+        return found
+
+    def _build(self, caches: Mapping[int, LayerCache]) -> None:
+        """The blocks of all turns as one program, and those of each as one."""
+        ropes = [layer.attention.rope for layer in self.specification.layers]
+        tables = {rope: RopeTable(rope) for rope in ropes}
+        calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
+        self._calls = [(tables[rope], calls[rope]) for rope in tables]
+        self._steps = [
+            [
+                (*step, address(calls[ropes[block.layer]]))
+                for block in turn
+                for step in self._block(block, caches)
+            ]
+            for turn in self.turns.host
+        ]
+        served = []
+        for turn, steps in enumerate(self._steps, 1):
+            for place, step in enumerate(steps):
+                awaited = turn if turn > 1 and place == 0 else 0
+                served.append((*step, awaited, turn if place == len(steps) - 1 else 0))
+        self._program = np.array(served, np.int64)
+        service = self._arena.fill(SERVICE, mailbox=self._mailbox.mailbox, steps=len(served))
+        self._serve = self._kernels.address("serve_device"), address(self._program), service
+
+    def _block(self, block: Block, caches: Mapping[int, LayerCache]) -> list[tuple[int, int]]:
+        """The functions of a block with the structures that they read."""
+        layer, w = block.layer, self.weights.layers[block.layer]
+        facts, address_of = self.specification.layers[layer], self._kernels.address
+        if block.kind == "feed_forward":
+            name, made = self._feed_forward(layer, facts.feed_forward)
+            return [(address_of(name), made)]
+        attention = self._builder.attention(facts.attention, w.attention, caches[layer])
+        found = [(address_of("attention_block"), attention)]
+        second = facts.feed_forward
+        if isinstance(second, ExpertsSpecification) and second.early:
+            _, made = self._feed_forward(layer, second)
+            found.insert(0, (address_of("route_block"), made))
+        return found
+
+    def _feed_forward(
+        self, layer: int, facts: FeedForwardSpecification | ExpertsSpecification
+    ) -> tuple[str, int]:
+        second = self._second[layer]
+        if isinstance(second, FeedForwardWeights):
+            assert isinstance(facts, FeedForwardSpecification)
+            return "feed_forward_block", self._builder.feed_forward(facts, second)
+        assert isinstance(facts, ExpertsSpecification)
+        experts, box = ExpertBlockBuilder(self._builder), self._mailbox
+        if not self._divisions[layer].attention:
+            return "experts_block", experts.experts(facts, second, None)
+        given = GivenRouting(RoutingRows(box.ids, 8 * facts.used), box.weights)
+        self._chosen.append(experts.chosen_experts(facts, second, given))
+        return "chosen_experts_block", self._chosen[-1]
+
+    def embed(self, ids: Sequence[int]) -> Activations:
+        """Scaled embeddings of at most `batch` tokens, in the mailbox's rows."""
+        if len(ids) > self.batch:
+            raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
+        x = self._x[: len(ids), : self.specification.width]
+        self._embedding.write(ids, x, self._mailbox.rows)
+        if self.specification.embedding_scale != 1.0:
+            x *= np.float32(self.specification.embedding_scale)
+        return x
+
+    @property
+    def begins(self) -> bool:
+        """Whether the host has layers before the device's first."""
+        return bool(self.turns.host[0])
+
+    def _fill_calls(self, tokens: int, start: int) -> None:
+        box = self._mailbox
+        for table, call in self._calls:
+            fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+
+    def serve(self, tokens: int, start: int) -> None:
+        """All turns of a step, each as soon as the device has come to it; returns behind the last."""
+        self._fill_calls(tokens, start)
+        self.team.run(*self._serve)
+
+    def take_turn(self, turn: int, tokens: int, start: int) -> None:
+        """One turn, now, on the rows that lie in the mailbox."""
+        self._fill_calls(tokens, start)
+        for function, block, call in self._steps[turn - 1]:
+            self.team.run(function, block, call)
+
+    @property
+    def pairs(self) -> PairCounts:
+        """Of the layers whose experts are divided."""
+        fields = [int_fields(block, len(EXPERTS)) for block in self._chosen]
+        seen, here = (sum(int(f[at // 8]) for f in fields) for at in (EXPERTS.pairs_seen, EXPERTS.pairs_here))
+        return PairCounts(seen, here)
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        self.team.close()
+        self._arena.clear()

@@ -1,0 +1,28 @@
+"""Moving matrices into the kernels' layout, as many at a time as there are threads."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from edgeinfer_kernels.cpu.blocks import Placed
+from edgeinfer_kernels.cpu.memory import Arena, expert_bytes, interleave, kernel_format
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.weights import Matrix
+
+OnPlaced = Callable[[Matrix], None]
+"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
+
+
+def repack(
+    matrices: Sequence[Matrix], kernels: Kernels, arena: Arena, threads: int, on_placed: OnPlaced | None
+) -> dict[int, Placed]:
+    """Every matrix in the kernels' layout, kept by the arena; by id."""
+    placed = {}
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        moved = pool.map(lambda matrix: interleave(matrix, kernels), matrices)
+        for matrix, memory in zip(matrices, moved, strict=True):
+            name = f"rows_{kernel_format(matrix)}"
+            kernel, by_tiles = kernels.address(name), kernels.find(f"tile_{name}")
+            placed[id(matrix)] = Placed(kernel, arena.keep(memory), by_tiles, expert_bytes(matrix))
+            if on_placed:
+                on_placed(matrix)
+    return placed

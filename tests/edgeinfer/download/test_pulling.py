@@ -1,0 +1,378 @@
+"""`pull` of names, repositories and addresses, against a hub on the loopback."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer.catalogue import find_model
+from edgeinfer.download import transfer
+from edgeinfer.download.pulling import Pull, Pulled, pull
+from edgeinfer.download.transfer import Hearing, Patience
+from edgeinfer.errors import DownloadError, UnknownModelError
+from edgeinfer.found_models import OtherFolders
+from edgeinfer_offload.machine import Machine, Processor
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from tests.edgeinfer.download import hostile_server as does
+from tests.edgeinfer.download.fake_hub import FakeHub
+from tests.random_models import RandomModel
+
+OWN = """
+[mini]
+repository = "me/mini-GGUF"
+file = "mini-{quant}.gguf"
+quants = ["Q8_0", "Q4_K_M"]
+parameters = "tiny"
+
+[elsewhere]
+file = "other.gguf"
+url = "URL"
+sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
+
+[mine]
+file = "mine.gguf"
+"""
+GIBIBYTE = 1 << 30
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Pull:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    write_own(tmp_path, OWN)
+    return Pull(
+        models_folder=tmp_path / "models",
+        hearing=Hearing(),
+        patience=Patience(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
+        endpoint=hub.url("").rstrip("/"),
+        others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
+        machine=lambda: machine_with(8 * GIBIBYTE),
+    )
+
+
+def write_own(folder: Path, text: str) -> None:
+    (folder / "config" / "edgeinfer").mkdir(parents=True, exist_ok=True)
+    (folder / "config" / "edgeinfer" / "models.toml").write_text(text, encoding="utf-8")
+
+
+def machine_with(free_bytes: int, bytes_per_second: float = 20e9) -> Machine:
+    return Machine(
+        Processor("plain", 4, free_bytes, free_bytes, bytes_per_second, float("inf")), origin="unmeasured"
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files of one small model, of the sizes that their names promise."""
+    folder = tmp_path_factory.mktemp("models")
+    made = {}
+    for quant, formats in (("Q8_0", ("Q8_0",)), ("Q6_K", ("Q6_K",)), ("Q4_K_M", ("Q4_K",))):
+        model = RandomModel("llama", width=256, heads=4, head_dim=64, feed_forward=512, formats=formats)
+        made[quant] = model.write(folder / f"{quant}.gguf").read_bytes()
+    return made
+
+
+def offer(hub: FakeHub, models: dict[str, bytes]) -> None:
+    for quant, content in models.items():
+        hub.put("me/mini-GGUF", f"mini-{quant}.gguf", content)
+    hub.put("me/mini-GGUF", "mmproj-F16.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "../../evil-Q8_0.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "/tmp/mini-Q5_0.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "..\\mini-Q5_1.gguf", b"GGUF")
+    hub.put("me/mini-GGUF", "README.md", b"#")
+
+
+def refusal(wanted: str, settings: Pull) -> str:
+    with pytest.raises((DownloadError, UnknownModelError)) as caught:
+        pull(wanted, settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def heard(settings: Pull) -> tuple[Pull, list[str]]:
+    said: list[str] = []
+    return replace(settings, hearing=Hearing(say=said.append)), said
+
+
+def files_of(pulled: Pulled, settings: Pull) -> list[str]:
+    return [file.path.relative_to(settings.models_folder).as_posix() for file in pulled.files]
+
+
+def test_a_quantisation_that_is_named_is_fetched_and_checked(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    pulled = pull("mini:q4_k_m", settings)
+    assert (pulled.name, files_of(pulled, settings)) == ("mini:Q4_K_M", ["me/mini-GGUF/mini-Q4_K_M.gguf"])
+    assert pulled.path.read_bytes() == models["Q4_K_M"]
+    assert pulled.files[0].sha256 == hashlib.sha256(models["Q4_K_M"]).hexdigest()
+    assert pulled.files[0].vouched_by == "the hub"
+    found = find_model("mini", models_folder=settings.models_folder, others=settings.others)
+    assert (found.path, found.parameters) == (pulled.path, "tiny")
+
+
+def test_what_is_here_needs_no_network(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
+    offer(hub, models)
+    first = pull("mini:Q4_K_M", settings)
+    offline = replace(settings, endpoint="http://127.0.0.1:9")
+    for wanted in ("mini", "mini:Q4_K_M", "hf:me/mini-GGUF/mini-Q4_K_M.gguf"):
+        again = pull(wanted, offline)
+        assert (again.path, again.files[0].was_there) == (first.path, True)
+    assert hub.fetched() == ["mini-Q4_K_M.gguf"]
+
+
+def test_a_quantisation_that_only_the_hub_knows_is_found_later(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    pulled = pull("mini:Q6_K", settings)
+    assert find_model("mini:Q6_K", models_folder=settings.models_folder).path == pulled.path
+
+
+def test_the_best_that_fits_and_is_fast_is_chosen(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    settings, said = heard(settings)
+    assert pull("mini", settings).name == "mini:Q8_0"
+    assert said[0].startswith(
+        "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: 0.0 of 8.0 GiB free"
+    )
+    assert said[0].endswith("tokens/s, assuming 20 GB/s of memory")
+
+
+def test_a_slow_machine_gets_the_fastest_that_is_still_good(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    settings, said = heard(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
+    assert pull("mini", settings).name == "mini:Q4_K_M"
+    assert said[0].startswith("Q4_K_M: the fastest of Q8_0, Q6_K, Q4_K_M that is still good: ")
+
+
+def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
+    offer(hub, models)
+    room = len(models["Q6_K"])
+    settings = replace(settings, machine=lambda: machine_with(room))
+    said = refusal("mini", settings)
+    assert said.startswith("mini: no quantisation fits this machine; the smallest, Q4_K_M, has 0.0 GiB")
+    assert said.endswith("take a smaller model, or name it: edgeinfer pull mini:Q4_K_M")
+    assert pull("mini:Q4_K_M", settings).name == "mini:Q4_K_M"
+
+
+def test_a_pull_that_was_stopped_goes_on_with_the_quantisation_it_began(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    partial = settings.models_folder / "me/mini-GGUF/mini-Q6_K.gguf.partial"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(models["Q6_K"][: 1 << 17])
+    settings, said = heard(settings)
+    assert pull("mini", settings).name == "mini:Q6_K"
+    assert said == ["Q6_K: 0 MiB of it are here already"]
+    assert hub.ranges()[-1] == str(1 << 17)
+
+
+def test_a_quantisation_that_is_not_there_names_those_that_are(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    assert refusal("mini:Q2_K", settings) == "mini: there is no Q2_K; there are Q4_K_M, Q6_K, Q8_0"
+
+
+def test_a_file_that_the_catalogue_knows_otherwise_is_not_fetched(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes], tmp_path: Path
+) -> None:
+    offer(hub, models)
+    write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{"0" * 64}"\nparameters'))
+    said = refusal("mini:Q4_K_M", settings)
+    assert said.startswith(f"mini:Q4_K_M: the catalogue knows it with sha256 {'0' * 64}, the hub has ")
+    assert said.endswith("edgeinfer pull hf:me/mini-GGUF/mini-Q4_K_M.gguf")
+    write_own(tmp_path, OWN.replace("parameters", "size_bytes.Q4_K_M = 7\nparameters"))
+    assert "the catalogue knows it with bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
+    assert hub.fetched() == []
+
+
+def test_a_file_that_the_catalogue_knows_is_vouched_for_by_it(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes], tmp_path: Path
+) -> None:
+    offer(hub, models)
+    digest = hashlib.sha256(models["Q4_K_M"]).hexdigest()
+    write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{digest}"\nparameters'))
+    assert pull("mini:Q4_K_M", settings).files[0].vouched_by == "models.toml"
+
+
+@pytest.mark.parametrize("revision", ["", "@main"])
+def test_a_file_of_a_repository_is_fetched_with_the_token(
+    revision: str, hub: FakeHub, settings: Pull, models: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    offer(hub, models)
+    pulled = pull(f"hf:me/mini-GGUF{revision}/mini-Q8_0.gguf", settings)
+    assert files_of(pulled, settings) == ["me/mini-GGUF/mini-Q8_0.gguf"]
+    seen = [{name.lower(): value for name, value in headers.items()} for _, headers in hub.seen]
+    assert [headers.get("authorization") for headers in seen] == ["Bearer hf_secret"] * len(seen)
+    assert pulled.name == "mini-Q8_0"
+
+
+def test_a_repository_alone_or_with_a_quantisation(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    assert pull("hf:me/mini-GGUF", settings).path.name == "mini-Q8_0.gguf"
+    assert pull("hf:me/mini-GGUF:Q6_K", settings).path.name == "mini-Q6_K.gguf"
+
+
+def test_the_address_of_a_page_or_a_file_on_the_hub_is_understood(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    assert pull(hub.url("/me/mini-GGUF"), settings).path.name == "mini-Q8_0.gguf"
+    for kind in ("blob", "resolve"):
+        pulled = pull(hub.url(f"/me/mini-GGUF/{kind}/main/mini-Q6_K.gguf?download=true"), settings)
+        assert files_of(pulled, settings) == ["me/mini-GGUF/mini-Q6_K.gguf"]
+
+
+def test_a_file_that_is_not_in_the_repository_names_those_that_are(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    offer(hub, models)
+    said = refusal("hf:me/mini-GGUF/mini-Q9.gguf", settings)
+    assert said.startswith("me/mini-GGUF: mini-Q9.gguf isn't there; there are mini-Q8_0.gguf, mini-Q6_K.gguf")
+
+
+def test_a_model_in_parts_comes_whole(hub: FakeHub, settings: Pull, tmp_path: Path) -> None:
+    parts = write_parts(tmp_path / "parts")
+    for name, content in parts.items():
+        hub.put("me/mini-GGUF", f"Q8_0/{name}", content)
+    pulled = pull("mini", settings)
+    assert files_of(pulled, settings) == [f"me/mini-GGUF/Q8_0/{name}" for name in parts]
+    found = find_model("mini:Q8_0", models_folder=settings.models_folder)
+    assert found.size_bytes == sum(map(len, parts.values()))
+    pulled.files[1].path.unlink()
+    again = pull("mini:Q8_0", settings)
+    assert [file.was_there for file in again.files] == [True, False]
+
+
+def write_parts(folder: Path) -> dict[str, bytes]:
+    """A model in two files, as llama.cpp splits them."""
+    folder.mkdir()
+    whole = RandomModel("llama", formats=("Q8_0",), width=64).write(folder / "whole.gguf")
+    names = ["mini-Q8_0-00001-of-00002.gguf", "mini-Q8_0-00002-of-00002.gguf"]
+    with GGUFFile.open(whole) as file:
+        tensors = list(file.tensors)
+        for number, (name, part) in enumerate(zip(names, (tensors[:5], tensors[5:]), strict=True)):
+            with GGUFWriter(folder / name, file.metadata if number == 0 else {}) as writer:
+                for key, value in (("no", np.uint16(number)), ("count", np.uint16(2))):
+                    writer.add_metadata(f"split.{key}", value)
+                writer.add_metadata("split.tensors.count", np.int32(len(tensors)))
+                for tensor in part:
+                    info = file.tensors[tensor]
+                    writer.add_tensor(tensor, file.raw(tensor), info.format, info.shape)
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+HUB_REFUSALS = {
+    "no such repository": ((404, "RepoNotFound"), "the hub has no such repository, or it is private"),
+    "gated": ((403, "GatedRepo"), "accept its licence at "),
+    "no such revision": ((404, "RevisionNotFound"), "the hub has no such revision of it"),
+    "broken": ((500, ""), "the hub answers 500; try again later"),
+    "busy": ((429, ""), "the hub answers 429; try again later"),
+}
+
+
+@pytest.mark.parametrize(("refuse", "message"), HUB_REFUSALS.values(), ids=list(HUB_REFUSALS))
+def test_what_the_hub_refuses_is_one_line(
+    refuse: tuple[int, str], message: str, hub: FakeHub, settings: Pull
+) -> None:
+    hub.refuse = refuse
+    assert refusal("hf:no/such-GGUF@main/x.gguf", settings).startswith(f"no/such-GGUF: {message}")
+
+
+def test_a_hub_out_of_reach_is_one_line(settings: Pull) -> None:
+    said = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
+    assert said.startswith("me/mini-GGUF: the hub can't be reached: ")
+    assert said.endswith("; on this disk: tiny")
+
+
+def test_a_hub_switched_off_by_the_environment_is_one_line(
+    settings: Pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refusal("mini", settings)
+    assert said.startswith(
+        "me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE keeps off it; on this disk: "
+    )
+
+
+def test_a_repository_without_models_says_so(hub: FakeHub, settings: Pull) -> None:
+    hub.put("me/mini-GGUF", "model.safetensors", b"...")
+    assert refusal("hf:me/mini-GGUF", settings).startswith("me/mini-GGUF: there is no .gguf file in it")
+
+
+def test_an_address_elsewhere_is_fetched_without_a_token(
+    hub: FakeHub, server: does.HostileServer, settings: Pull, models: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    server.content = models["Q6_K"]
+    pulled = pull(server.url("/files/my%20model.gguf?x=1"), settings)
+    assert files_of(pulled, settings) == ["127.0.0.1/my model.gguf"]
+    assert (pulled.name, pulled.files[0].vouched_by) == ("my model", "")
+    assert pulled.files[0].sha256 == hashlib.sha256(models["Q6_K"]).hexdigest()
+    assert "Authorization" not in server.seen[0][1]
+
+
+def test_a_damaged_model_that_nobody_vouches_for_is_thrown_away(
+    server: does.HostileServer, settings: Pull, models: dict[str, bytes]
+) -> None:
+    server.content = models["Q6_K"][:-1000]
+    server.otherwise = does.without_length
+    assert refusal(server.url("/x.gguf"), settings).endswith("damaged on the way, or there: thrown away")
+    assert not (settings.models_folder / "127.0.0.1" / "x.gguf").exists()
+
+
+def test_an_entry_with_an_address_of_its_own(
+    server: does.HostileServer, settings: Pull, models: dict[str, bytes], tmp_path: Path
+) -> None:
+    server.content = models["Q6_K"]
+    digest = hashlib.sha256(server.content).hexdigest()
+    write_own(tmp_path, OWN.replace("URL", server.url()).replace("0" * 64, digest))
+    pulled = pull("elsewhere", settings)
+    assert (pulled.name, pulled.files[0].vouched_by) == ("elsewhere", "models.toml")
+    assert find_model("elsewhere", models_folder=settings.models_folder).path == pulled.path
+    assert pull("elsewhere", settings).files[0].was_there
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(hub, models)
+    monkeypatch.setattr(transfer, "SPARE_BYTES", 1 << 60)
+    assert "free on that disk; make room for" in refusal("mini:Q8_0", settings)
+    assert hub.fetched() == []
+
+
+NONSENSE = {
+    "tiny": "tiny: comes with edgeinfer",
+    "mine": "mine: comes with edgeinfer or lies at mine.gguf; nothing to fetch",
+    "no-such-model": "no-such-model: not in the catalogue; name one of `edgeinfer list --all`",
+    "hf:me": "hf:me: wanted hf:owner/name/file.gguf",
+    "hf:me/x:Q4/file.gguf": "hf:me/x:Q4/file.gguf: wanted hf:owner/name/file.gguf",
+    "https://example.org/": "https://example.org/: wanted an address that ends in .gguf",
+}
+
+
+@pytest.mark.parametrize(("wanted", "message"), NONSENSE.items(), ids=list(NONSENSE))
+def test_what_cannot_be_pulled_is_one_line(wanted: str, message: str, settings: Pull) -> None:
+    assert refusal(wanted, settings).startswith(message)

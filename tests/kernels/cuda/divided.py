@@ -1,0 +1,59 @@
+"""Decoders that are divided between the tested device and the CPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.cpu.host_half import HostHalf
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions
+from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
+from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_offload.split_backend import SplitBackend
+from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
+
+CHUNK = 16
+HERE = LayerDivision(attention=False)
+"""All of a layer on the host."""
+
+
+def device_layer(decoder: Decoder, index: int) -> LayerDivision:
+    """All of a layer on the device."""
+    second = decoder.weights.layers[index].feed_forward
+    if hasattr(second, "ffn_up_exps"):
+        return LayerDivision(True, experts=tuple(range(second.ffn_up_exps.experts)))
+    return LayerDivision(True, neurons=second.ffn_up.rows)
+
+
+@contextmanager
+def divided(
+    decoder: Decoder, device: str, divisions: Sequence[LayerDivision], kernels: Kernels
+) -> Iterator[SplitBackend]:
+    """The decoder's layers as `divisions` say."""
+    facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
+    mailbox = Mailbox(where, CHUNK, facts.width, most_used(facts))
+    upper = CudaBackend(
+        facts,
+        weights,
+        CONTEXT,
+        where,
+        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions)),
+        tuning=Tuning() if device == "cuda" else SMALL,
+        mailbox=mailbox,
+    )
+    caches = {
+        index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32")
+        for index, division in enumerate(divisions)
+        if not division.attention
+    }
+    host = HostHalf(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
+    upper.serve_with(host)
+    backend = SplitBackend(host, upper)
+    try:
+        yield backend
+    finally:
+        backend.close()

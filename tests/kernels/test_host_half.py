@@ -1,0 +1,174 @@
+"""The host's half of a divided decoder, served to a device that a thread of the test plays."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.cpu.host_half import HostHalf, MailboxRows
+from edgeinfer_kernels.cpu.memory import address
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import MAILBOX, MAILBOX_BYTES
+from edgeinfer_kernels.division import Block, LayerDivision, turns_of
+from edgeinfer_quant_formats import GGUFFile
+from tests.random_models import ZOO
+
+HERE, THERE, HALF = LayerDivision(False), LayerDivision(True, neurons=96), LayerDivision(True, neurons=64)
+SECOND = LayerDivision(True)
+BATCH, WIDTH, USED, CONTEXT = 8, 64, 3, 32
+SECONDS = 20.0
+
+
+@dataclass
+class PlainMailbox:
+    """A mailbox in memory of the test."""
+
+    words: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float32]
+
+    @classmethod
+    def empty(cls) -> "PlainMailbox":
+        return cls(
+            np.zeros(MAILBOX_BYTES // 8, np.int64),
+            np.zeros((BATCH, WIDTH), np.float32),
+            np.zeros(BATCH * USED, np.int64),
+            np.zeros(BATCH * USED, np.float32),
+        )
+
+    @property
+    def addresses(self) -> MailboxRows:
+        return MailboxRows(
+            address(self.words), address(self.rows), 4 * WIDTH, address(self.ids), address(self.weights)
+        )
+
+
+@contextmanager
+def host_half(
+    name: str, divisions: list[LayerDivision], kernels: Kernels, folder: Path
+) -> Iterator[tuple[HostHalf, PlainMailbox]]:
+    with GGUFFile.open(ZOO[name].write(folder / "model.gguf")) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        facts = config.specification(rope_factors(file, config, CONTEXT))
+        caches = {
+            index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32")
+            for index, division in enumerate(divisions)
+            if not division.attention
+        }
+        mailbox = PlainMailbox.empty()
+        host = HostHalf(
+            facts,
+            read_weights(file, config),
+            divisions,
+            caches,
+            kernels,
+            mailbox.addresses,
+            batch=BATCH,
+            threads=3,
+        )
+        try:
+            yield host, mailbox
+        finally:
+            host.close()
+
+
+def rows_for(turn: int, tokens: int) -> npt.NDArray[np.float32]:
+    """What the device sends in a turn."""
+    return np.random.default_rng(turn).standard_normal((tokens, WIDTH)).astype(np.float32)
+
+
+def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
+    deadline = threading.Event()
+    timer = threading.Timer(SECONDS, deadline.set)
+    timer.start()
+    while words[at // 8] < number:
+        assert not deadline.is_set(), f"word {at} is {words[at // 8]}, wanted {number}"
+    timer.cancel()
+
+
+def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
+    tmp_path: Path, kernels: Kernels
+) -> None:
+    order = [HERE, SECOND, HERE, HALF, HERE, THERE, HERE, HERE, THERE]
+    with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
+        layers = host.weights.layers
+        weights = type(host.weights)(
+            host.weights.token_embd, host.weights.output, None, None, (layers[0],) * len(order)
+        )
+        assert host.turns.host == ((), (Block("feed_forward", 1),), (Block("feed_forward", 2),))
+    turns = turns_of(weights, order)
+    both = [(Block("attention", i), Block("feed_forward", i)) for i in range(len(order))]
+    assert turns.host == (
+        both[0],
+        (Block("feed_forward", 1), *both[2]),
+        (Block("feed_forward", 3),),
+        both[4],
+        (*both[6], *both[7]),
+    )
+    assert turns.within == (2, 3, 0, 0)
+    assert turns.behind == (0, 4, 5, 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "divisions"),
+    [
+        ("llama", [HERE, HALF, SECOND]),
+        ("llama", [SECOND, HERE, THERE]),
+        ("granitemoe", [HERE, SECOND, SECOND]),
+    ],
+)
+def test_serving_a_device_gives_what_taking_turn_after_turn_does(
+    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerDivision], tokens: int
+) -> None:
+    with host_half(name, divisions, kernels, tmp_path) as (host, mailbox):
+        count = len(host.turns.host)
+        random = np.random.default_rng(3)
+        mailbox.ids[:] = random.integers(-1, 8, len(mailbox.ids)) if name == "granitemoe" else 0
+        mailbox.weights[:] = random.random(len(mailbox.weights))
+        wanted = []
+        for turn in range(1, count + 1):
+            mailbox.rows[:tokens] = rows_for(turn, tokens)
+            host.take_turn(turn, tokens, 0)
+            wanted.append(mailbox.rows[:tokens].copy())
+        assert all(np.isfinite(rows).all() for rows in wanted)
+        for again in range(20):
+            mailbox.words[:] = 0
+            mailbox.rows[:tokens] = rows_for(1, tokens)
+            if not host.turns.host[0]:
+                mailbox.words[MAILBOX.answered // 8] = 1
+            serving = threading.Thread(target=host.serve, args=(tokens, 0))
+            serving.start()
+            for turn in range(1, count + 1):
+                if turn > 1:
+                    mailbox.rows[:tokens] = rows_for(turn, tokens)
+                    mailbox.words[MAILBOX.sent // 8] = turn
+                wait_for(mailbox.words, MAILBOX.answered, turn)
+                if turn > 1 or host.turns.host[0]:
+                    np.testing.assert_array_equal(mailbox.rows[:tokens], wanted[turn - 1], err_msg=str(again))
+            serving.join(SECONDS)
+            assert not serving.is_alive()
+            assert mailbox.words[MAILBOX.given_up // 8] == 0
+
+
+def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:
+    with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, mailbox):
+        mailbox.words[MAILBOX.answered // 8] = 1
+        serving = threading.Thread(target=host.serve, args=(1, 0))
+        serving.start()
+        mailbox.words[MAILBOX.sent // 8] = 2
+        wait_for(mailbox.words, MAILBOX.answered, 2)
+        assert serving.is_alive()
+        mailbox.words[MAILBOX.given_up // 8] = 1
+        serving.join(SECONDS)
+        assert not serving.is_alive()
+        assert mailbox.words[MAILBOX.answered // 8] == len(host.turns.host)

@@ -1,0 +1,202 @@
+"""Chats that are kept: --continue, --session, --private, and `edgeinfer chats`."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.chats.store import ChatStore
+from edgeinfer_tui.kept_conversation import KeptConversation
+from tests.tui.conftest import CommandLine
+from tests.tui.fake_library import ANSWER, FakeChat, FakeModel
+from tests.tui.terminal import Terminal
+from tests.tui.test_run import pipe_in
+
+
+@pytest.fixture(autouse=True)
+def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_in(monkeypatch, b"")
+
+
+class Kept:
+    """A conversation of a fake model, and the store that it is kept in."""
+
+    def __init__(self, path: Path, **behaviour: object) -> None:
+        self.store = ChatStore(path)
+        self.model = FakeModel(**behaviour)  # type: ignore[arg-type]
+        self.told: list[str] = []
+        self.chat = KeptConversation(
+            FakeChat(self.model, None),
+            self.store,
+            lambda: self.store.new_chat("fake", name="kept"),
+            self.told.append,
+        )
+
+    def hear(self, stream: object) -> None:
+        for _ in stream:  # type: ignore[attr-defined]
+            pass
+
+    def say(self, text: str) -> None:
+        self.hear(self.chat.stream(text, progress=lambda done, total: None))
+
+    @property
+    def texts(self) -> list[str]:
+        return [turn.text for turn in self.store.branch(self.store.chat("kept"))]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "chats.sqlite")
+
+
+def quiet(done: int, total: int) -> None:
+    """A progress that nobody looks at."""
+
+
+def test_what_is_said_is_in_the_store_as_it_comes(kept: Kept) -> None:
+    stream = kept.chat.stream("Hi", progress=quiet)
+    coming = iter(stream)
+    next(coming)
+    assert kept.texts == ["Hi", "There "]
+    kept.hear(coming)
+    assert kept.texts == ["Hi", ANSWER]
+    assert kept.told == []
+
+
+def test_an_answer_given_again_and_an_edit_are_branches(kept: Kept) -> None:
+    kept.say("Hi")
+    kept.say("And?")
+    kept.hear(kept.chat.regenerate(progress=quiet))
+    answers = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
+    assert [turn.text for turn in answers] == [ANSWER, ANSWER]
+    kept.hear(kept.chat.edit(0, "Hello", progress=quiet))
+    assert kept.texts == ["Hello", ANSWER]
+    first = kept.store.branch(kept.store.chat("kept"))[0]
+    assert [turn.text for turn in kept.store.alternatives(first)] == ["Hi", "Hello"]
+    kept.say("More")
+    assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came(kept: Kept) -> None:
+    stream = kept.chat.stream("Hi", progress=quiet)
+    coming = iter(stream)
+    next(coming)
+    next(coming)
+    stream.cancel()
+    (_, answer) = kept.store.branch(kept.store.chat("kept"))
+    assert (answer.text, answer.state) == ("There was ", "stopped")
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_after_clear_the_chat_goes_on_from_its_root(kept: Kept) -> None:
+    kept.say("Hi")
+    kept.chat.clear()
+    kept.say("Anew")
+    assert kept.texts == ["Anew", ANSWER]
+    kept.chat.system = "Be kind."
+    assert kept.store.chat("kept").system == "Be kind."
+
+
+def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
+    kept.say("Hi")
+    (pages,) = kept.store._connection.execute("PRAGMA page_count").fetchone()
+    kept.store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    kept.say("long " * 5000)
+    assert kept.told == ["this part of the chat isn't on the disk: database or disk is full"]
+    assert len(kept.chat.messages) == 4
+    kept.store._connection.execute("PRAGMA max_page_count = 100000")
+    kept.say("And now?")
+    assert kept.texts == ["Hi", ANSWER, "And now?", ANSWER]
+
+
+def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    assert edgeinfer("run", "tiny", "Hi", "--session", "foxes", "--system", "Be kind.").out == f"{ANSWER}\n"
+    assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
+    assert edgeinfer("run", "tiny", "More", "--continue").code == 0
+    assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
+    printed = edgeinfer("chats", "foxes").out
+    assert printed.startswith("# Hi\n\ntiny, 20")
+    assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
+
+
+def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    edgeinfer("run", "tiny", "Hi", "--chat")
+    assert edgeinfer("chats").out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
+    said = edgeinfer("run", "tiny", "Hi", "--continue")
+    assert (said.code, said.err) == (1, "edgeinfer: --continue: there is no chat yet to go on with\n")
+
+
+EXCLUDED = {
+    ("--continue", "--session", "x"): "--continue takes the last chat, --session the one named",
+    ("--session", "x", "--private"): "--session and --continue go on with a kept chat, --private keeps none",
+    ("--continue", "--raw"): "--session and --continue go on with a kept chat, --raw knows none",
+}
+
+
+@pytest.mark.parametrize(("options", "message"), EXCLUDED.items(), ids=[" ".join(key) for key in EXCLUDED])
+def test_options_that_exclude_each_other(
+    options: tuple[str, ...], message: str, edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", *options)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"edgeinfer: {message}")
+
+
+def test_chats_are_listed_searched_exported_named_and_forgotten(
+    edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    edgeinfer("run", "tiny", "Where do foxes live?", "--session", "foxes")
+    edgeinfer("run", "tiny", "And bears?", "--session", "bears")
+    rows = [line.split() for line in edgeinfer("chats").out.splitlines()]
+    assert [row[:4] for row in rows[1:]] == [["bears", "now", "2", "tiny"], ["foxes", "now", "2", "tiny"]]
+    found = edgeinfer("chats", "--search", "FOXES").out.splitlines()
+    assert [line.split()[0] for line in found[1:]] == ["foxes"]
+    lines = [json.loads(line) for line in edgeinfer("chats", "foxes", "--export", "jsonl").out.splitlines()]
+    assert [line.get("role") for line in lines] == [None, "user", "assistant"]
+    assert edgeinfer("chats", "foxes", "--name", "wolves").code == 0
+    assert edgeinfer("chats", "wolves", "--delete").err == "edgeinfer: wolves: forgotten, 2 messages\n"
+    assert [one["chat"] for one in json.loads(edgeinfer("chats", "--json").out)] == ["bears"]
+    assert (
+        edgeinfer("chats", "wolves").err == "edgeinfer: wolves: no such chat; `edgeinfer chats` lists them\n"
+    )
+    assert edgeinfer("chats", "--delete").code == 2
+
+
+def chats_of(home: Path) -> ChatStore:
+    return ChatStore(next(home.rglob("chats.sqlite")))
+
+
+def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_goes_on(
+    home: Path, opened: list[Terminal]
+) -> None:
+    terminal = Terminal(home, "run", "tiny")
+    opened.append(terminal)
+    terminal.wait_for("Ctrl-D leaves.")
+    terminal.type("Count\n")
+    terminal.wait_for("word word word word")
+    os.kill(terminal.process.pid, signal.SIGKILL)
+    terminal.process.wait()
+    shown = 4 + terminal.seen.count("word")
+    with chats_of(home) as store:
+        (asked, answer) = store.branch(store.chats(1)[0])
+    assert (asked.text, answer.state) == ("Count", "coming")
+    assert answer.text.count("word ") >= shown
+    again = Terminal(home, "run", "--continue")
+    opened.append(again)
+    again.wait_for("going on with chat 1: Count (now)")
+    again.wait_for("Ctrl-D leaves.")
+    again.type("/stats\n")
+    again.wait_for("1 message from you")
+    again.type("/exit\n")
+    assert again.exit_code() == 0
+
+
+def test_a_private_chat_leaves_nothing(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run", "tiny", "--private")
+    opened.append(terminal)
+    terminal.wait_for("Ctrl-D leaves.")
+    terminal.type("/exit\n")
+    assert terminal.exit_code() == 0
+    assert list(home.rglob("chats.sqlite")) == []

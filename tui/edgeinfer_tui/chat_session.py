@@ -1,0 +1,87 @@
+"""Which kept chat a `run` goes on with, and the conversation that comes of it."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeinfer_tui.failures import say
+from edgeinfer_tui.kept_conversation import KeptConversation
+from edgeinfer_tui.library import Conversation, LoadedModel
+from edgeinfer_tui.progress_line import shown_ago
+from edgeinfer_tui.run_wishes import RunWishes
+
+if TYPE_CHECKING:
+    from edgeinfer.chats.records import StoredChat
+    from edgeinfer.chats.store import ChatStore
+
+
+@dataclass(frozen=True)
+class ChatSession:
+    """The store, and the chat to go on with; `stored` None: one that is still to begin."""
+
+    store: "ChatStore"
+    stored: "StoredChat | None"
+    name: str | None = None
+
+    @property
+    def model(self) -> str | None:
+        """The model of the chat that goes on."""
+        return None if self.stored is None else self.stored.model
+
+    def conversation(self, loaded: LoadedModel, wishes: RunWishes) -> Conversation:
+        """The model's conversation, with what was said before in it."""
+        before = None if self.stored is None else self.stored.system
+        inner = loaded.chat(system=before if wishes.system is None else wishes.system)
+
+        def begin() -> "StoredChat":
+            return self.store.new_chat(_lasting(wishes.model), inner.system, self.name)
+
+        kept = KeptConversation(inner, self.store, begin, say)
+        if self.stored is not None:
+            kept.resume(self.stored)
+        return kept
+
+    def greeting(self) -> str | None:
+        """What to say of the chat that goes on; None: it is a new one."""
+        if self.stored is None:
+            return None
+        ago = shown_ago(time.time() - self.stored.changed)
+        return f"going on with chat {self.stored.label}: {self.stored.title} ({ago})"
+
+
+def open_session(wishes: RunWishes, prompted: bool) -> ChatSession | None:
+    """The chat that a command line asks for; None: nothing is kept. `prompted`: there is a prompt to answer,
+    which is kept in a chat that is named only.
+
+    Raises:
+        ChatStoreError: there is none to go on with, or the store can't be opened.
+    """
+    from edgeinfer.chats.store import ChatStore, ChatStoreError
+
+    named = wishes.resume or wishes.session is not None
+    if wishes.private or (prompted and not named):
+        return None
+    try:
+        store = ChatStore()
+    except ChatStoreError as error:
+        if named:
+            raise
+        say(f"this chat won't be kept: {error}")
+        return None
+    if wishes.resume:
+        last = store.chats(1)
+        if not last:
+            raise ChatStoreError("--continue: there is no chat yet to go on with")
+        return ChatSession(store, last[0])
+    if wishes.session is not None and store.has(wishes.session):
+        return ChatSession(store, store.chat(wishes.session))
+    return ChatSession(store, None, wishes.session)
+
+
+def _lasting(model: str | None) -> str:
+    """What the model is called, from whatever folder it will be asked for."""
+    from edgeinfer.catalogue import find_model
+
+    found = find_model(model)
+    return str(Path(found.path).absolute()) if found.source == "path" else found.name

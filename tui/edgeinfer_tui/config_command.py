@@ -1,0 +1,95 @@
+"""`edgeinfer config`: what holds if the command line says nothing, and where it was set."""
+
+import json
+from dataclasses import fields
+from enum import StrEnum
+from inspect import signature
+from typing import Annotated, Any
+
+import typer
+
+from edgeinfer_tui.columns import one_line, print_columns, print_pairs
+from edgeinfer_tui.failures import reporting, say
+
+
+@reporting
+def config(
+    path: Annotated[
+        bool, typer.Option("--path", help="Only the settings file's path.", show_default=False)
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Show every setting, its value, and where that comes from.
+
+    An option on the command line goes before the environment
+    (EDGEINFER_CONTEXT=8192), that before the settings file (context = 8192),
+    that before the default.
+
+    [bold]Examples[/]
+
+      edgeinfer config
+
+      "${EDITOR:-vi}" "$(edgeinfer config --path)"
+    """
+    from edgeinfer_tui.settings import config_file, read_settings, setting_kinds, unknown_variables
+
+    file = config_file()
+    if path:
+        print(file)
+        return
+    known, usual = read_settings(), _defaults()
+    rows = []
+    for name in setting_kinds():
+        value = known[name].value if name in known else usual.get(name)
+        rows.append((name, value, known[name].origin if name in known else "default"))
+    if as_json:
+        settings = {name: {"value": _plain(value), "from": origin} for name, value, origin in rows}
+        print(json.dumps({"settings": settings, "folders": dict(_folders())}, indent=2))
+    else:
+        print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
+        print()
+        print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
+    for remark in unknown_variables():
+        say(remark)
+
+
+def _defaults() -> dict[str, Any]:
+    """What the library does if it isn't told; None: it decides by the model and the machine."""
+    import edgeinfer
+    from edgeinfer.catalogue import BUILTIN_NAME
+    from edgeinfer.sampling.settings import SamplerSettings
+    from edgeinfer_tui.settings import FLAGS
+
+    loading = signature(edgeinfer.load).parameters
+    known = {name: parameter.default for name, parameter in loading.items()}
+    known |= {option.name: getattr(SamplerSettings(), option.name) for option in fields(SamplerSettings)}
+    return {**known, "model": BUILTIN_NAME, **dict.fromkeys(FLAGS, False)}
+
+
+def _folders() -> list[tuple[str, str]]:
+    from edgeinfer.catalogue import default_models_folder
+    from edgeinfer.catalogue_entries import own_catalogue
+    from edgeinfer.user_folders import user_folder
+
+    return [
+        ("models", str(default_models_folder())),
+        ("models of your own", str(own_catalogue())),
+        ("compiled kernels, measurements", str(user_folder("cache"))),
+        ("history", str(user_folder("state"))),
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    """As it would be written in the file; "" for what is decided later."""
+    if value is None:
+        return ""
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return str(plain).lower()
+    return one_line(plain if isinstance(plain, str) else json.dumps(plain))

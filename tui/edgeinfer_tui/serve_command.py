@@ -1,0 +1,137 @@
+"""`edgeinfer serve`: one model behind OpenAI's HTTP interface, until Ctrl-C."""
+
+import socket
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui import interrupts, library, options
+from edgeinfer_tui.byte_sizes import shown_bytes
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.run_wishes import run_wishes
+from edgeinfer_tui.settings import filled
+
+if TYPE_CHECKING:
+    from edgeinfer import Model
+
+SERVER = "The server"
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@reporting
+def serve(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="The address to listen on; 0.0.0.0: the whole network, which wants a --key.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)
+    ] = 8080,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            envvar="EDGEINFER_SERVE_KEY",
+            help="Answer only those who send it as a bearer token.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)
+    ] = 64,
+    context: options.Context = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    threads: options.Threads = None,
+    repack: options.Repack = None,
+    draft: options.Draft = None,
+    kv: options.Kv = None,
+    chat_template: options.ChatTemplate = None,
+) -> None:
+    """Answer programs over HTTP, as OpenAI's interface does.
+
+    /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models;
+    one answer at a time, the others wait. A client that leaves ends its answer.
+
+    [bold]Example[/]
+
+      edgeinfer serve tiny
+
+      curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
+        -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+    """
+    wishes = run_wishes(filled(invocation.params))
+    _check_installed()
+    if host in EVERYWHERE and key is None:
+        raise typer.BadParameter(
+            f"--host {host} lets the whole network in; give a --key, or --host 127.0.0.1"
+        )
+    listening = _listening(host, port)
+    reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
+    building = ProgressLine("compiling kernels for this machine, once", sys.stderr)
+    try:
+        loaded = library.load_model(wishes.model, wishes.loading, reading.update, building.update)
+    finally:
+        building.erase()
+        reading.erase()
+    with loaded, listening:
+        for note in loaded.notes:
+            say(note)
+        _serve(loaded, listening, host, key, queue)  # type: ignore[arg-type]
+
+
+def _check_installed() -> None:
+    """Before a model is loaded for nothing."""
+    from importlib.util import find_spec
+
+    from edgeinfer.errors import SettingError
+
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise SettingError(
+            f"serve: needs {' and '.join(missing)}, not installed here; pip install 'edgeinfer[serve]'"
+        )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The address, taken before the model is loaded: it may belong to somebody else."""
+    from edgeinfer.errors import SettingError
+
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen()
+    except OSError as error:
+        told = error.strerror or str(error)
+        raise SettingError(
+            f"{host}:{port}: can't listen there ({told}); another --port, or 0 for a free one"
+        ) from error
+    return found
+
+
+def _serve(model: "Model", listening: socket.socket, host: str, key: str | None, queue: int) -> None:
+    import uvicorn
+
+    from edgeinfer.serving.app import LOCAL_HOSTS, ServingWishes, serving_app
+
+    hosts = ("*",) if host in EVERYWHERE else (*LOCAL_HOSTS, host)
+    app = serving_app(model, ServingWishes(key=key, most_waiting=queue, hosts=hosts))
+    shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
+    say(f"{model.name} answers on http://{shown}:{port}/v1 (Ctrl-C ends it)")
+    interrupts.raise_exception()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    say("ended")
