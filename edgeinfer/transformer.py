@@ -13,7 +13,14 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.backend import Backend, CachingBackend, Rows
+from edgeinfer_kernels.backend import (
+    Backend,
+    CachingBackend,
+    LayeredBackend,
+    Places,
+    PlacingBackend,
+    Rows,
+)
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_offload.split_backend import SplitBackend
 
@@ -109,6 +116,33 @@ class Transformer:
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
         return np.concatenate([self._logits(x) for x in self._steps(ids)])
+
+    def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
+        """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
+
+        What the cache is known to hold stays as it is: who keeps such texts says where they may lie.
+        """
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        assert isinstance(self.backend, PlacingBackend)
+        with device_failures():
+            x = self.backend.embed(ids)
+            self.backend.all_layers_at(x, places)
+        return self._logits(x)
+
+    def read_by_some_layers(
+        self, token: int, position: int, layers: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Logits (vocabulary,) of one token that went up some layers only; the cache holds what it held.
+
+        Their keys and values are written at `position`, which must lie behind the text.
+        """
+        assert isinstance(self.backend, LayeredBackend)
+        with device_failures():
+            x = self.backend.embed([token])
+            self.backend.some_layers(x, position, layers)
+        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        return logits
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""

@@ -83,6 +83,19 @@ class LayerCache:
         """Views of what holds the first `end` positions: whole tiles of keys, and values."""
         return self.keys[:, : -(-end // LANES)], self.values[:, :end]
 
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        for first in range(0, count, LANES):
+            a, b, some = source + first, target + first, min(LANES, count - first)
+            if a % LANES + some <= LANES and b % LANES + some <= LANES:
+                mine, theirs = self.keys[:, a // LANES], self.keys[:, b // LANES]
+                theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
+                continue
+            for i in range(some):
+                at, to = a + i, b + i
+                self.keys[:, to // LANES, :, to % LANES] = self.keys[:, at // LANES, :, at % LANES]
+        self.values[:, target : target + count] = self.values[:, source : source + count].copy()
+
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
@@ -103,6 +116,29 @@ class CachingBackend(Protocol):
             ValueError: the arrays have other shapes or types.
         """
         ...
+
+
+PAGE = LANES
+"""Positions of a page: texts that share a cache lie in such pages."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens of several texts stand in their texts, and where these lie in the cache.
+
+    positions: (tokens,) int64. pages: (tokens, pages of the longest text) int64, where in the cache each PAGE
+    positions of a token's text lie, counted in PAGEs. copies: for each token, or for none, more positions of
+    the cache that take its key and value.
+    """
+
+    positions: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+    copies: tuple[tuple[int, ...], ...] = ()
+
+    def slots(self, token: int, end: int) -> npt.NDArray[np.int64]:
+        """Positions of the cache that hold the first `end` positions of a token's text."""
+        position = np.arange(end)
+        return np.asarray(self.pages[token, position // PAGE] * PAGE + position % PAGE)
 
 
 class BackendError(RuntimeError):
@@ -145,6 +181,41 @@ class Backend(Protocol[X]):
 
     def close(self) -> None:
         """Give back threads and memory."""
+        ...
+
+
+@runtime_checkable
+class PlacingBackend(Protocol):
+    """A backend that reads tokens of several texts in one step."""
+
+    most_placed: int
+    """Tokens of such a step at most."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def all_layers_at(self, x: Any, places: Places) -> None:
+        """As `all_layers`, for tokens that stand at `places`; a token sees the positions of its text up to
+        its own, whichever step read them.
+        """
+        ...
+
+    def logits(self, x: Any) -> npt.NDArray[np.float32]:
+        """As `Backend.logits`."""
+        ...
+
+
+@runtime_checkable
+class LayeredBackend(Protocol):
+    """A backend that can leave layers out."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
+        """As `all_layers`, by these layers only."""
         ...
 
 

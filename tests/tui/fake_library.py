@@ -155,6 +155,12 @@ class FakeModel:
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)
 
+    def generate(self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any) -> list[Generation]:
+        self.counts = {name: settings.pop(name) for name in ("best_of", "beams") if name in settings}
+        stream = self.begin(str(prompt), settings)
+        list(stream)
+        return [stream.result] * n
+
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         return FakeChat(self, system)
 

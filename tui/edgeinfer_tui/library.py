@@ -56,6 +56,10 @@ class LoadedModel(Protocol):
 
     def stream(self, prompt: str | Sequence[int], **settings: Any) -> Stream: ...
 
+    def generate(
+        self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any
+    ) -> "list[Generation]": ...
+
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
 
     def keep_snapshot(self) -> bool:
