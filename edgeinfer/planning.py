@@ -102,7 +102,7 @@ def _check(kv: str, context: int | None) -> None:
 def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
     """Those of the draft model that `load` would take; None: none, or no model drafts."""
     path = found.draft_path if draft == "auto" else None
-    if draft not in ("auto", "lookup", None):
+    if draft not in ("auto", "lookup", "self", None):
         path = find_model(draft).path
     if path is None:
         return None
@@ -181,6 +181,6 @@ def load_notes(plan: MemoryPlan) -> list[str]:
     notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
-    if plan.draft == "gpu":
-        notes.append("loading keeps a draft model in main memory yet")
+    if plan.draft == "gpu" and any(layer.whole_on != "gpu" for layer in plan.layers):
+        notes.append("loading keeps the draft of a divided model in main memory yet")
     return notes

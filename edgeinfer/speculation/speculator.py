@@ -2,13 +2,20 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer.language_model import Engine
-from edgeinfer.sampling import Sampler
+from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.speculation.drafts import Draft, Drafter
-from edgeinfer.speculation.pacing import Pace
-from edgeinfer.speculation.verification import Verified, verify
+from edgeinfer.speculation.pacing import MOST_DRAFTED, PROBE_LENGTH, Pace
+from edgeinfer.speculation.shadow import Shadow
+from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer.speculation.verification import Verified, leaf_taken, verify
+
+MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
+"""The passes that are timed when a model has been loaded, each behind one to warm up."""
+MEASURING_SECONDS = 0.15
+"""No further ones are begun after this time."""
 
 
 @dataclass
@@ -19,11 +26,8 @@ class DraftCount:
     stood: int = 0
     passes: int = 0
     tokens: int = 0
-
-    def plain(self) -> None:
-        """A pass of one token, without a draft."""
-        self.passes += 1
-        self.tokens += 1
+    seconds: float = 0.0
+    """Of these passes and their drafts."""
 
     @property
     def accepted_share(self) -> float | None:
@@ -34,6 +38,10 @@ class DraftCount:
     def tokens_per_pass(self) -> float:
         return self.tokens / self.passes if self.passes else 0.0
 
+    def gain(self, plain_seconds: float) -> float:
+        """Tokens a second over those of plain decoding, where a token takes so long."""
+        return self.tokens * plain_seconds / self.seconds if self.seconds > 0 else 1.0
+
 
 class Speculator:
     """One model with its drafter, and how well they get on; streams of the model share it."""
@@ -42,17 +50,55 @@ class Speculator:
         self._engine = engine
         self.drafter = drafter
         self.pace = Pace()
+        self._shadow: Shadow | None = None
+
+    def measure(self) -> None:
+        """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
+        begin, found = time.perf_counter(), dict[int, float]()
+        for rows in MEASURED_ROWS:
+            if time.perf_counter() - begin > MEASURING_SECONDS:
+                break
+            for _ in range(2):  # what the first one compiles, or records as a graph, doesn't count
+                start = time.perf_counter()
+                self._engine.append_all([0] * min(rows, self._engine.context))
+                self._engine.rewind(0)
+                found[rows] = time.perf_counter() - start
+        self.pace.measured(found)
+        for _ in range(2):
+            self._guesses([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
-        length = self.pace.length(min(room, self._engine.context - len(history) - 1))
-        if not length:
-            return Draft(())
+        room = min(room, self._engine.context - len(history) - 1)
+        length = self.pace.length(room)
+        if length:
+            return self._guesses(history, sampler.settings, self.pace.least_chances(length))
+        if room >= PROBE_LENGTH and self.pace.probes():
+            begin = time.perf_counter()
+            least = self.pace.least_chances(PROBE_LENGTH)
+            draft = self.drafter.propose(history, sampler.settings, least)
+            self.pace.probed(time.perf_counter() - begin)
+            self._shadow = Shadow(history, draft)
+        return Draft(())
+
+    def _guesses(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
         begin = time.perf_counter()
-        draft = self.drafter.propose(history, sampler.settings, self.pace.least_chances(length))
+        draft = self.drafter.propose(history, settings, least)
         if draft.ids:
             self.pace.drafted(len(draft.ids), time.perf_counter() - begin)
         return draft
+
+    def plain(
+        self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
+    ) -> None:
+        """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
+        self.pace.passed(1, seconds)
+        count.passes += 1
+        count.tokens += 1
+        if self._shadow is not None:
+            chance = self._shadow.judge(history, chosen, sampler.last)
+            if chance is not None:
+                self.pace.stood(chance)
 
     def read(
         self,
@@ -67,13 +113,21 @@ class Speculator:
         The tokens that follow; the cache then holds the history and those of them before the last.
         """
         begin = time.perf_counter()
-        logits = self._engine.append_all([history[-1], *draft.ids])
+        tree = TreePass.of(self._engine, draft)
+        if tree is None:
+            draft = replace(draft, others=())
+            logits = self._engine.append_all([history[-1], *draft.ids])
+        else:
+            logits = tree.read(history[-1])
         found = verify(draft, logits, history, sampler, end_ids)
+        if tree is not None:
+            tree.keep(leaf_taken(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
-        self.pace.passed(1 + len(draft.ids), time.perf_counter() - begin)
+        guesses = len(draft.ids) + len(draft.leaves)
+        self.pace.passed(1 + guesses, time.perf_counter() - begin)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
-        count.drafted += len(draft.ids)
+        count.drafted += guesses
         count.stood += stood
         count.passes += 1
         count.tokens += len(found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -79,9 +79,66 @@ class LayerCache:
         rows = self.keys.swapaxes(2, 3).reshape(self.values.shape)
         return rows[:, :end, :head_dim], self.values[:, :end, :head_dim]
 
+    def first(self, end: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        """Views of what holds the first `end` positions: whole tiles of keys, and values."""
+        return self.keys[:, : -(-end // LANES)], self.values[:, :end]
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        for first in range(0, count, LANES):
+            a, b, some = source + first, target + first, min(LANES, count - first)
+            if a % LANES + some <= LANES and b % LANES + some <= LANES:
+                mine, theirs = self.keys[:, a // LANES], self.keys[:, b // LANES]
+                theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
+                continue
+            for i in range(some):
+                at, to = a + i, b + i
+                self.keys[:, to // LANES, :, to % LANES] = self.keys[:, at // LANES, :, at % LANES]
+        self.values[:, target : target + count] = self.values[:, source : source + count].copy()
+
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+
+@runtime_checkable
+class CachingBackend(Protocol):
+    """A backend with keys and values on a device of its own."""
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Copies of the keys and values of the first `end` positions, in an order and layout of its own."""
+        ...
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Write back what `cached` gave, `end` positions of it.
+
+        Raises:
+            ValueError: the arrays have other shapes or types.
+        """
+        ...
+
+
+PAGE = LANES
+"""Positions of a page: texts that share a cache lie in such pages."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens of several texts stand in their texts, and where these lie in the cache.
+
+    positions: (tokens,) int64. pages: (tokens, pages of the longest text) int64, where in the cache each PAGE
+    positions of a token's text lie, counted in PAGEs. copies: for each token, or for none, more positions of
+    the cache that take its key and value.
+    """
+
+    positions: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+    copies: tuple[tuple[int, ...], ...] = ()
+
+    def slots(self, token: int, end: int) -> npt.NDArray[np.int64]:
+        """Positions of the cache that hold the first `end` positions of a token's text."""
+        position = np.arange(end)
+        return np.asarray(self.pages[token, position // PAGE] * PAGE + position % PAGE)
 
 
 class BackendError(RuntimeError):
@@ -124,6 +181,41 @@ class Backend(Protocol[X]):
 
     def close(self) -> None:
         """Give back threads and memory."""
+        ...
+
+
+@runtime_checkable
+class PlacingBackend(Protocol):
+    """A backend that reads tokens of several texts in one step."""
+
+    most_placed: int
+    """Tokens of such a step at most."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def all_layers_at(self, x: Any, places: Places) -> None:
+        """As `all_layers`, for tokens that stand at `places`; a token sees the positions of its text up to
+        its own, whichever step read them.
+        """
+        ...
+
+    def logits(self, x: Any) -> npt.NDArray[np.float32]:
+        """As `Backend.logits`."""
+        ...
+
+
+@runtime_checkable
+class LayeredBackend(Protocol):
+    """A backend that can leave layers out."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
+        """As `all_layers`, by these layers only."""
         ...
 
 

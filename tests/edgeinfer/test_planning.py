@@ -17,5 +17,9 @@ def test_weights_on_the_disk_and_drafts_on_the_gpu_are_remarked_on() -> None:
         "loading keeps weights out of main memory with --no-repack only, then all of them"
     )
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
-    plan = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft))
-    assert load_notes(plan) == ["loading keeps a draft model in main memory yet"]
+    whole = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft))
+    assert load_notes(whole) == []
+    divided = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft, vram=4 * GIB))
+    assert divided.draft == "gpu"
+    told = "loading keeps the draft of a divided model in main memory yet"
+    assert told in load_notes(divided)

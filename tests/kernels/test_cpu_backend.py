@@ -92,6 +92,24 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     assert relative(single, together) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
+    tmp_path: Path, name: str, threads: int
+) -> None:
+    engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
+    ids = np.random.default_rng(7).integers(3, VOCABULARY, LONG).tolist()
+    # Around 256 and 512 positions the sums of a token begin to be cut into more pieces.
+    for start in (20, 250, 506, 680):
+        engine.rewind(0)
+        engine.append(ids[:start])
+        single = np.stack([engine.append([token]) for token in ids[start : start + 16]])
+        for count in (2, 5, 8, 16):
+            engine.rewind(start)
+            np.testing.assert_array_equal(engine.append_all(ids[start : start + count]), single[:count])
+    engine.close()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:

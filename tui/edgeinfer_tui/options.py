@@ -71,6 +71,30 @@ Seed = Annotated[
     Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
 ]
 
+Answers = Annotated[
+    int | None,
+    Option(
+        "--answers",
+        help="Give so many, drawn side by side; with a seed, the next one up for each. [dim](1)[/]",
+        rich_help_panel=ANSWER,
+    ),
+]
+BestOf = Annotated[
+    int | None,
+    Option(
+        "--best-of",
+        help="Draw so many, give the one that the model finds most probable.",
+        rich_help_panel=ANSWER,
+    ),
+]
+Beams = Annotated[
+    int | None,
+    Option(
+        "--beams",
+        help="Search for the most probable answer by so many beams; nothing is drawn.",
+        rich_help_panel=ANSWER,
+    ),
+]
 JsonSchema = Annotated[
     Path | None,
     Option(
@@ -177,9 +201,30 @@ Draft = Annotated[
     str | None,
     Option(
         "--draft",
-        metavar="auto|lookup|none|MODEL",
+        metavar="auto|lookup|self|none|MODEL",
         help="What guesses tokens ahead: a small model of the same vocabulary, or what followed the same "
-        "words before. It changes the speed, never what may be said. [dim](auto)[/]",
+        "words before, or half of the model's own layers. It changes the speed, never what may be said. "
+        "[dim](auto)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
+DraftLeaves = Annotated[
+    int | None,
+    Option(
+        "--draft-leaves",
+        help="Tokens that a draft model offers beside those of its draft, on the CPU. [dim](0)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
+Reference = Annotated[
+    list[Path] | None,
+    Option(
+        "--reference",
+        metavar="FILE",
+        help="A text that the answer is likely to repeat, as code that is to be edited: guesses come from "
+        "there first. May be repeated.",
+        exists=True,
+        dir_okay=False,
         rich_help_panel=MACHINE,
     ),
 ]

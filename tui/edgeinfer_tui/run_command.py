@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeinfer_tui import interrupts, library, options, session_options
-from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
 from edgeinfer_tui.failures import reporting, say
@@ -35,6 +35,9 @@ def run(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
+    answers: options.Answers = None,
+    best_of: options.BestOf = None,
+    beams: options.Beams = None,
     json_schema: options.JsonSchema = None,
     grammar: options.GrammarFile = None,
     system: options.System = None,
@@ -53,6 +56,8 @@ def run(
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
+    draft_leaves: options.DraftLeaves = None,
+    reference: options.Reference = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,
     repeat_penalty: options.RepeatPenalty = None,
@@ -103,6 +108,8 @@ def run(
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
+    if kept is not None:
+        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     _check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
@@ -122,6 +129,8 @@ def run(
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
+        if kept is not None:
+            loaded.keep_snapshot()
 
 
 def _load(wishes: RunWishes) -> LoadedModel:
@@ -169,6 +178,9 @@ def _agrees_to_pull(name: str) -> bool:
 
 def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSession | None) -> None:
     """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
+    if wishes.counts:
+        _several(loaded, wishes, text)
+        return
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     stream: Stream
@@ -186,6 +198,28 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     _report(answer, loaded, wishes)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+    """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
+    progress = ProgressLine("reading the prompt", sys.stderr)
+    settings = {**wishes.answering, "progress": progress.update}
+    prompt: str | list[dict[str, Any]] = text
+    if _in_chat_template(loaded, wishes):
+        system = [{"role": "system", "content": wishes.system}] if wishes.system else []
+        prompt = [*system, {"role": "user", "content": text}]
+    counts = {"n": 1, **wishes.counts}
+    try:
+        found = loaded.generate(prompt, **counts, **settings)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        progress.erase()
+    for index, answer in enumerate(found):
+        if len(found) > 1 and _is_terminal(sys.stderr):
+            say(f"answer {index + 1} of {len(found)}")
+        print_text(answer.text)
+        _report(answer, loaded, wishes)
 
 
 def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:

@@ -145,3 +145,40 @@ def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None
         answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
         assert answer.speed.gpu_experts is not None
         assert 0 < answer.speed.gpu_experts < 1
+
+
+def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    ids = [5, 9, 30, 7, 11, 5, 9]
+    with edgeinfer.load(path, draft=None, **loading) as plain:
+        want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+    with edgeinfer.load(path, draft=str(path), **loading) as model:
+        speculator: Any = model._speculator
+        assert isinstance(speculator.drafter._engine.backend, CudaBackend)
+        speculator.pace.length = lambda most: max(0, min(most, 3))
+        speculator.pace.least_chances = lambda length: [0.0] * length
+        got = model.generate(ids, max_tokens=6, temperature=0.0)
+        assert got.ids == want
+        assert got.speed.accepted_share == 1.0  # it is the model itself
+        assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
+        assert [answer.ids for answer in answers] == [want[:3]] * 2
+
+
+def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    with edgeinfer.load(
+        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
+    ) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, CudaBackend)
+        speculator: Any = model._speculator
+        assert speculator.drafter._engine.backend.name == "cpu"

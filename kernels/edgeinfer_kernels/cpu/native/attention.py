@@ -39,9 +39,13 @@ from edgeinfer_kernels.cpu.structures import (
     INPUT,
     MATRIX,
     NORM,
+    PLACE,
+    PLACE_BYTES,
+    POSITIONS_A_PAGE,
     POSITIONS_A_PIECE,
     ROWS_SCRATCH,
     SCORES_A_THREAD,
+    STEP_TOKENS,
     TEAM,
 )
 
@@ -135,6 +139,59 @@ def store_value(block, kv_head, position, row):
 
 
 @inner
+def place_of(call, token):
+    """The PLACE of a token, 0 without any."""
+    places = load_i64(call + CALL.places)
+    return places + PLACE_BYTES * token if places != 0 else 0
+
+
+@inner
+def position_of(call, token):
+    """Where a token stands in its text."""
+    place = place_of(call, token)
+    return load_i64(place + PLACE.position) if place != 0 else load_i64(call + CALL.start) + token
+
+
+@inner
+def last_position(call):
+    """The furthest of all tokens' positions."""
+    tokens = load_i64(call + CALL.tokens)
+    last = position_of(call, 0)
+    for token in range(1, tokens if load_i64(call + CALL.places) != 0 else 1):
+        last = max(last, position_of(call, token))
+    return last if load_i64(call + CALL.places) != 0 else last + tokens - 1
+
+
+@inner
+def slot_of(place, position):
+    """Where in the cache the key and value of a position lie."""
+    if place == 0:
+        return position
+    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_A_PAGE))
+    return page * POSITIONS_A_PAGE + position % POSITIONS_A_PAGE
+
+
+@inner
+def store_all_keys(block, kv_head, place, position, row):
+    """A key to its slot and to those of its copies."""
+    store_key(block, kv_head, slot_of(place, position), row)
+    copy = load_i64(place + PLACE.copies) if place != 0 else 0
+    while copy != 0 and load_i64(copy) >= 0:
+        store_key(block, kv_head, load_i64(copy), row)
+        copy += 8
+
+
+@inner
+def store_all_values(block, kv_head, place, position, row):
+    """A value to its slot and to those of its copies."""
+    store_value(block, kv_head, slot_of(place, position), row)
+    copy = load_i64(place + PLACE.copies) if place != 0 else 0
+    while copy != 0 and load_i64(copy) >= 0:
+        store_value(block, kv_head, load_i64(copy), row)
+        copy += 8
+
+
+@inner
 def rotate_and_store(team, counter, block, call, scratch):
     """Phase: queries to their padded place, keys and values to the cache, head by head."""
     heads = load_i64(block + ATTENTION.heads)
@@ -148,8 +205,9 @@ def rotate_and_store(team, counter, block, call, scratch):
         if token >= load_i64(call + CALL.tokens):
             break
         index = item - token * (heads + 2 * kv_heads)
-        position = load_i64(call + CALL.start) + token
-        table = load_i64(call + CALL.rope) + 4 * rope_dim * token
+        place = place_of(call, token)
+        position = position_of(call, token)
+        table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
         kv_offset = token * load_i64(block + ATTENTION.kv_stride)
         if index < heads:
             row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
@@ -164,18 +222,23 @@ def rotate_and_store(team, counter, block, call, scratch):
             norm = load_i64(block + ATTENTION.k_norm)
             take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
             rotate(head, table, rope_dim, halves)
-            store_key(block, kv_head, position, head)
+            store_all_keys(block, kv_head, place, position, head)
         else:
             kv_head = index - heads - kv_heads
             row = load_i64(block + ATTENTION.projected_v) + kv_offset
             take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
-            store_value(block, kv_head, position, head)
+            store_all_values(block, kv_head, place, position, head)
 
 
 @inner
 def pieces_of(block, team, tokens, positions):
-    """Into how many ranges of positions the work is cut: several when heads are too few for the threads."""
-    items = tokens * load_i64(block + ATTENTION.kv_heads)
+    """Into how many ranges a token's `positions` are cut: several when heads are too few for the threads.
+
+    In a short step a token's sums are cut as if it were alone, so that reading several tokens at once gives
+    the same bits as one by one.
+    """
+    alone = 1 if tokens <= STEP_TOKENS else tokens
+    items = alone * load_i64(block + ATTENTION.kv_heads)
     threads = load_i64(team + TEAM.threads)
     if items >= 4 * threads:
         return 1
@@ -190,26 +253,28 @@ def state_bytes(block):
 
 
 @inner
-def gather_item(block, call, item, pieces, states, scores):
-    """States of one token's one key head over one piece of its positions."""
+def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
+    """States of one token's one key head over one of its `own_pieces`; a token has `pieces` items."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     padded = load_i64(block + ATTENTION.padded_head)
     group = load_i64(block + ATTENTION.heads) // kv_heads
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
-    end = load_i64(call + CALL.start) + token + 1
+    end = position_of(call, token) + 1
+    place = place_of(call, token)
+    pages = load_i64(place + PLACE.pages) if place != 0 else 0
     window = load_i64(block + ATTENTION.window)
     begin = max(0, end - window) if window > 0 else 0
-    share = (end - begin + pieces - 1) // pieces
+    share = (end - begin + own_pieces - 1) // own_pieces
     first = min(end, begin + item % pieces * share)
     last = min(end, first + share)
     query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
     query += 4 * padded * group * kv_head
     clear_states(states, group, padded)
     if load_i64(block + ATTENTION.half_cache) != 0:
-        gather_halves(block, query, kv_head, first, last, states, scores)
+        gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
     else:
-        gather_floats(block, query, kv_head, first, last, states, scores)
+        gather_floats(block, query, kv_head, first, last, pages, states, scores, copied)
 
 
 @inner
@@ -235,35 +300,41 @@ def write_item(block, item, states):
 def attend(team, counter, block, call, scratch):
     """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it."""
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     scores = scratch + ROWS_SCRATCH
+    copied = scores + SCORES_A_THREAD + state_bytes(block)
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
+        token = item // (load_i64(block + ATTENTION.kv_heads) * pieces)
+        if token >= tokens:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, scores + SCORES_A_THREAD, scores)
+            gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores, copied)
             write_item(block, item, scores + SCORES_A_THREAD)
         else:
+            own = pieces_of(block, team, tokens, position_of(call, token) + 1)
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
-            gather_item(block, call, item, pieces, states, scores)
+            if item % pieces < own:
+                gather_item(block, call, item, pieces, own, states, scores, copied)
 
 
 @inner
 def merge_pieces(team, counter, block, call):
     """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     if pieces == 1:
         return
     padded = load_i64(block + ATTENTION.padded_head)
     nbytes = state_bytes(block)
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads):
+        token = item // load_i64(block + ATTENTION.kv_heads)
+        if token >= tokens:
             break
+        own = pieces_of(block, team, tokens, position_of(call, token) + 1)
         states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
-        for piece in range(1, pieces):
+        for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
         write_item(block, item, states)
