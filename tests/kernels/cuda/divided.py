@@ -36,6 +36,7 @@ def divided(
     divisions: Sequence[LayerDivision],
     kernels: Kernels,
     stream_from: int | None = None,
+    meets_in_graph: bool = True,
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
@@ -55,7 +56,7 @@ def divided(
         if not division.attention
     }
     host = HostHalf(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
-    upper.serve_with(host)
+    upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:
         yield backend

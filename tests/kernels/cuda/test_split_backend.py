@@ -120,6 +120,17 @@ def test_steps_of_every_width_give_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
+def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_launches(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["llama"], tmp_path) as decoder:
+        divisions = [mixed(decoder, index) for index in range(3)]
+        ids = decoder.ids(6)
+        with divided(decoder, device, divisions, kernels, meets_in_graph=False) as backend:
+            found = read_split(backend, ids, (1, 3, 2))
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
 def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
