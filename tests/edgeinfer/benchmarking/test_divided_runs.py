@@ -41,5 +41,5 @@ def test_a_row_shows_both_speeds_and_whether_answers_agree() -> None:
 
 def test_a_model_that_is_not_divided_is_named(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "m.gguf")
-    with pytest.raises(EdgeInferError, match="m with 0.00 GiB: not divided"):
+    with pytest.raises(EdgeInferError, match=r"m with 0\.00 GiB: not divided"):
         list(divided_rows(path, [0.5], context=128, generated=2, rounds=1, threads=1, device="cpu"))
