@@ -14,6 +14,7 @@ from edgeinfer.speculation.verification import Verified, leaf_taken, verify
 
 MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
 """The passes that are timed when a model has been loaded, each behind one to warm up."""
+DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further ones are begun after this time."""
 
@@ -64,7 +65,7 @@ class Speculator:
                 self._engine.rewind(0)
                 found[rows] = time.perf_counter() - start
         self.pace.measured(found)
-        for _ in range(2):
+        for _ in range(DRAFTS_MEASURED):
             self._guesses([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
@@ -77,7 +78,7 @@ class Speculator:
             begin = time.perf_counter()
             least = self.pace.least_chances(PROBE_LENGTH)
             draft = self.drafter.propose(history, sampler.settings, least)
-            self.pace.probed(time.perf_counter() - begin)
+            self.pace.probed(len(draft.ids), time.perf_counter() - begin)
             self._shadow = Shadow(history, draft)
         return Draft(())
 
