@@ -71,7 +71,7 @@ class AnswerGroup:
     def run(self) -> list[Generation]:
         """All answers, in the order of their seeds."""
         prompt = self._request.prompt_ids
-        shared = rewind_to_shared(self._engine, prompt)
+        shared = rewind_to_shared(self._engine, prompt, self._request.recall)
         self._clock.start(len(prompt), shared)
         logits = self._engine.append(prompt[shared:], self._request.progress)
         self._clock.prefilled()

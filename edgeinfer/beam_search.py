@@ -60,7 +60,7 @@ class BeamSearch:
     def run(self) -> list[Generation]:
         """The best answers, `beams` at most, the most probable first."""
         prompt = self._request.prompt_ids
-        shared = rewind_to_shared(self._engine, prompt)
+        shared = rewind_to_shared(self._engine, prompt, self._request.recall)
         self._clock.start(len(prompt), shared)
         logits = self._engine.append(prompt[shared:], self._request.progress)
         self._clock.prefilled()

@@ -35,6 +35,7 @@ class Request:
     dropped_turns: int = 0
     constraint: Constraint | None = None
     """Which tokens may follow; used up by this answer."""
+    recall: "Recall | None" = None
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -159,7 +160,7 @@ class TokenStream:
     def _prefill(self) -> npt.NDArray[np.float32]:
         """Read the part of the prompt that the cache doesn't hold; logits behind its last token."""
         engine, ids = self._engine, self._request.prompt_ids
-        shared = rewind_to_shared(engine, ids)
+        shared = rewind_to_shared(engine, ids, self._request.recall)
         self._clock.start(len(ids), shared)
         logits = engine.append(ids[shared:], self._progress)
         self._clock.prefilled()
@@ -264,7 +265,11 @@ def described(chosen: Chosen, wanted: int | None) -> Token:
     return Token(chosen.id, "", chosen.drafted, logprob=own, top_logprobs=best)
 
 
-def rewind_to_shared(engine: Engine, ids: Sequence[int]) -> int:
+Recall = Callable[[list[int], int], int]
+"""(ids, how many of them the engine holds) -> how many it holds now, more if they were on the disk."""
+
+
+def rewind_to_shared(engine: Engine, ids: Sequence[int], recall: Recall | None = None) -> int:
     """Keep what the cache has in common with a prompt, but for its last token; how many tokens that is.
 
     Raises:
@@ -276,6 +281,8 @@ def rewind_to_shared(engine: Engine, ids: Sequence[int]) -> int:
     if len(ids) > engine.context:
         raise context_overflow(engine, len(ids))
     shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
+    if recall is not None:
+        shared = recall(list(ids[:-1]), shared)
     engine.rewind(shared)
     return shared
 

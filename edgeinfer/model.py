@@ -14,13 +14,15 @@ from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.tool_calls import Tool
-from edgeinfer.decoding import Request, TokenStream, context_overflow
+from edgeinfer.decoding import Recall, Request, TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
+from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
@@ -49,6 +51,7 @@ class Model:
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -60,6 +63,7 @@ class Model:
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
+        self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._turn = threading.Lock()
         self._closed = False
 
@@ -198,7 +202,8 @@ class Model:
         **settings: Any,
     ) -> TokenStream:
         self._refuse_closed()
-        request = _request(ids, constraint=self._constraint(schema, grammar), **settings)
+        recall = self._snapshots.recall if self._snapshots else None
+        request = _request(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
     def _constraint(
@@ -309,6 +314,14 @@ class Model:
             self.engine.rewind(0)
             return read(ids)
 
+    def keep_snapshot(self) -> bool:
+        """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
+
+        A prompt that begins with it is then read from there, by this program or another. Whether it is there.
+        """
+        with self._turn:
+            return not self._closed and self._snapshots is not None and self._snapshots.keep()
+
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;
         a stream that goes on afterwards meets an `EdgeInferError`.
@@ -355,6 +368,7 @@ def _request(
     progress: Progress | None = None,
     dropped_turns: int = 0,
     constraint: Constraint | None = None,
+    recall: Recall | None = None,
     **sampling: Any,
 ) -> Request:
     return Request(
@@ -366,4 +380,5 @@ def _request(
         progress=progress,
         dropped_turns=dropped_turns,
         constraint=constraint,
+        recall=recall,
     )

@@ -12,7 +12,15 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
-from edgeinfer_kernels.backend import Backend, LayeredBackend, Places, PlacingBackend, Rows
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.backend import (
+    Backend,
+    CachingBackend,
+    LayeredBackend,
+    Places,
+    PlacingBackend,
+    Rows,
+)
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_offload.split_backend import SplitBackend
 
@@ -139,6 +147,40 @@ class Transformer:
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""
         return np.concatenate([self._normed(x) for x in self._steps(ids)])
+
+    def snapshot(self) -> Snapshot:
+        """Keys and values of all tokens held; arrays of main memory are views, to be written soon."""
+        end = len(self.cache.ids)
+        arrays: list[npt.NDArray[np.generic]] = []
+        for layer in self.cache.layers:
+            arrays += layer.first(end)
+        if isinstance(self.backend, CachingBackend):
+            with device_failures():
+                arrays += self.backend.cached(end)
+        return Snapshot(list(self.cache.ids), arrays)
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """Hold the first `length` tokens of a snapshot, in place of all others.
+
+        Raises:
+            ValueError: it is of another cache, or longer than this one.
+        """
+        if length > min(self.context, len(snapshot.ids)):
+            raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
+        here = [view for layer in self.cache.layers for view in layer.first(length)]
+        given = snapshot.arrays
+        cut = [array[:, : view.shape[1]] for view, array in zip(here, given, strict=False)]
+        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in here]:
+            raise ValueError("the snapshot is of another cache")
+        self.cache.rewind(0)
+        for view, array in zip(here, cut, strict=True):
+            view[...] = array
+        if isinstance(self.backend, CachingBackend):
+            with device_failures():
+                self.backend.put_cached(given[len(here) :], length)
+        elif len(given) > len(here):
+            raise ValueError("the snapshot is of another cache")
+        self.cache.append(snapshot.ids[:length])
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

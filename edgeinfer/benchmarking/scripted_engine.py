@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from edgeinfer.language_model import Engine, Progress, TokenChoice
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
 
 CERTAIN = 60.0
 """The logit of the token that comes next; all others have 0."""
@@ -47,6 +48,14 @@ class ScriptedEngine:
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The engine's own."""
         return self._engine.rows(ids)
+
+    def snapshot(self) -> Snapshot | None:
+        """The engine's own."""
+        return self._engine.snapshot()
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """The engine's own."""
+        self._engine.restore(snapshot, length)
 
     def rewind(self, length: int) -> None:
         self._engine.rewind(length)

@@ -17,7 +17,10 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
 from edgeinfer.sizes import parse_bytes
+from edgeinfer.snapshots.fingerprint import file_fingerprint
+from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.tokenizer import Tokenizer
+from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -44,6 +47,7 @@ def load(
     engine: EngineName = "edgeinfer",
     chat_template: str | None = None,
     assume_pre_tokenizer: str | None = None,
+    snapshots: bool = False,
     progress: Progress | None = None,
     build_progress: Progress | None = None,
 ) -> Model:
@@ -64,7 +68,8 @@ def load(
     the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
-    one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
+    one where the file's is unknown. `snapshots`: prompts that begin with what `Model.keep_snapshot` left on
+    the disk are read from there. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
 
     Raises:
@@ -93,6 +98,7 @@ def load(
         engine=engine,
         chat_template=chat_template,
         assume_pre_tokenizer=assume_pre_tokenizer,
+        snapshots=snapshots,
         progress=progress,
         build_progress=build_progress,
     )
@@ -151,6 +157,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
         on_close=file.close,
         drafter=drafting.drafter,
+        snapshots=_snapshots(source) if source.wishes.snapshots else None,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     model.measure_drafting()
@@ -199,6 +206,13 @@ def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         from edgeinfer.loading.split_loading import load_split
 
         return load_split(source, gpu)
+
+
+def _snapshots(source: ModelSource) -> SnapshotStore:
+    """Where keys and values of this file, read in this way, are kept."""
+    wishes = source.wishes
+    fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
+    return SnapshotStore(user_folder("cache") / "snapshots", fingerprint)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

@@ -49,6 +49,7 @@ class Wishes:
     engine: EngineName
     chat_template: str | None
     assume_pre_tokenizer: str | None
+    snapshots: bool
     progress: Progress | None
     build_progress: Progress | None
 

@@ -79,6 +79,10 @@ class LayerCache:
         rows = self.keys.swapaxes(2, 3).reshape(self.values.shape)
         return rows[:, :end, :head_dim], self.values[:, :end, :head_dim]
 
+    def first(self, end: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        """Views of what holds the first `end` positions: whole tiles of keys, and values."""
+        return self.keys[:, : -(-end // LANES)], self.values[:, :end]
+
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the keys and values of `count` positions to others, which they don't overlap."""
         for first in range(0, count, LANES):
@@ -95,6 +99,23 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+
+@runtime_checkable
+class CachingBackend(Protocol):
+    """A backend with keys and values on a device of its own."""
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Copies of the keys and values of the first `end` positions, in an order and layout of its own."""
+        ...
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Write back what `cached` gave, `end` positions of it.
+
+        Raises:
+            ValueError: the arrays have other shapes or types.
+        """
+        ...
 
 
 PAGE = LANES

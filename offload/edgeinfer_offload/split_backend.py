@@ -33,6 +33,10 @@ class DeviceHalf(Protocol):
 
     def normed(self, x: Any) -> npt.NDArray[np.float32]: ...
 
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]: ...
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -97,6 +101,14 @@ class SplitBackend:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
         return self.device.normed(x.above)
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """The device's keys and values."""
+        return self.device.cached(end)
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """As `CachingBackend.put_cached`."""
+        self.device.put_cached(arrays, end)
 
     def choose(
         self,

@@ -136,6 +136,8 @@ class FakeModel:
         self.settings: list[dict[str, Any]] = []
         self.loaded_with: dict[str, Any] = {}
         self.closed = False
+        self.snapshots = 0
+        """How often what was read has been kept."""
 
     def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
         if "overflow" in prompt:
@@ -161,6 +163,10 @@ class FakeModel:
 
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         return FakeChat(self, system)
+
+    def keep_snapshot(self) -> bool:
+        self.snapshots += 1
+        return True
 
     def close(self) -> None:
         self.closed = True

@@ -108,6 +108,8 @@ def run(
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
+    if kept is not None:
+        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     _check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
@@ -127,6 +129,8 @@ def run(
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
+        if kept is not None:
+            loaded.keep_snapshot()
 
 
 def _load(wishes: RunWishes) -> LoadedModel:

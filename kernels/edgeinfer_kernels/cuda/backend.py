@@ -331,6 +331,27 @@ class CudaBackend:
             rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
         return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
+    def _cached_tensors(self, end: int) -> list[Tensor]:
+        return [tensor for layer in self._parts.model.layers for tensor in layer.cache.first(end)]
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Copies of the keys and values of the first `end` positions, layer by layer."""
+        with _device_errors():
+            self._check_open()
+            return [tensor.cpu().numpy() for tensor in self._cached_tensors(end)]
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Write back what `cached` gave, `end` positions of it. Raises `ValueError`: of another cache."""
+        with _device_errors():
+            self._check_open()
+            tensors = self._cached_tensors(end)
+            given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
+            if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in tensors]:
+                raise ValueError("these keys and values are of another cache")
+            for tensor, array in zip(tensors, given, strict=True):
+                tensor.copy_(array)
+            self._synchronise()
+
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
         space, size = self._parts.workspace, out.shape[1]
         for first in range(0, len(x), MOST_TOKENS):

@@ -83,6 +83,11 @@ class DeviceCache:
         values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
         return cls(keys, key_scales, values, value_scales)
 
+    def first(self, end: int) -> list[Tensor]:
+        """Views of what holds the first `end` positions."""
+        tensors = (self.keys, self.key_scales, self.values, self.value_scales)
+        return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
+
 
 @dataclass(frozen=True)
 class DeviceLayer:
