@@ -86,8 +86,6 @@ def plan_model(
         # As in loading: on a GPU nothing drafts unless it is asked for.
         draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )
-    if only_cpu and kv == "q8_0":
-        raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     plan = _planned(found.name, sizes, machine, wishes, trained)
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 

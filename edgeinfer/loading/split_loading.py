@@ -10,7 +10,7 @@ from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.host_half import HostHalf
 from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
@@ -152,9 +152,8 @@ class _Sides:
     def _host_caches(self) -> dict[int, LayerCache]:
         """Those of the layers whose attention is the CPU's, by layer."""
         source = self.source
-        kind: CacheType = "f32" if source.wishes.kv == "f32" else "f16"
         return {
-            index: LayerCache.allocate(layer.attention, source.context, kind)
+            index: LayerCache.allocate(layer.attention, source.context, source.wishes.kv)
             for index, (layer, division) in enumerate(
                 zip(source.specification.layers, self._divisions, strict=True)
             )

@@ -80,12 +80,19 @@ class Pace:
     def drafted(self, tokens: int, seconds: float) -> None:
         """A draft of so many tokens took so long."""
         each = seconds / max(1, tokens)
-        self._draft_seconds = each if self._draft_seconds is None else _learnt(self._draft_seconds, each)
+        known = self._draft_seconds
+        # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
+        self._draft_seconds = each if known is None else _learnt(known, min(each, DISTURBED * known))
 
-    def probed(self, seconds: float) -> None:
-        """To look for guesses took so long, while none are wanted."""
+    def probed(self, tokens: int, seconds: float) -> None:
+        """To look for so many guesses took so long, while none are wanted.
+
+        What the drafter had missed is read first, so that only a quick look tells what a guess costs.
+        """
         self._probe_seconds = seconds
         self._credit -= seconds
+        if tokens and self._draft_seconds is not None:
+            self._draft_seconds = min(self._draft_seconds, seconds / tokens)
 
     def stood(self, chance: float) -> None:
         """A guess stood (1.0), fell (0.0), or would have stood with this chance."""

@@ -14,6 +14,7 @@ from edgeinfer.speculation.verification import Verified, leaf_taken, verify
 
 MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
 """The passes that are timed when a model has been loaded, each behind one to warm up."""
+DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further ones are begun after this time."""
 
@@ -58,14 +59,23 @@ class Speculator:
         for rows in MEASURED_ROWS:
             if time.perf_counter() - begin > MEASURING_SECONDS:
                 break
-            for _ in range(2):  # what the first one compiles, or records as a graph, doesn't count
-                start = time.perf_counter()
-                self._engine.append_all([0] * min(rows, self._engine.context))
-                self._engine.rewind(0)
-                found[rows] = time.perf_counter() - start
+            found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
         self.pace.measured(found)
-        for _ in range(2):
+        for _ in range(DRAFTS_MEASURED):
             self._guesses([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
+
+    def _quickest(self, rows: int, seconds: float) -> float:
+        """The quickest of some passes: two at least, ten at most, and no further one after `seconds`.
+
+        What the first one compiles, or records as a graph, doesn't count.
+        """
+        begin, found = time.perf_counter(), list[float]()
+        while len(found) < 2 or (len(found) < 10 and time.perf_counter() - begin < seconds):
+            start = time.perf_counter()
+            self._engine.append_all([0] * min(rows, self._engine.context))
+            self._engine.rewind(0)
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
@@ -77,7 +87,7 @@ class Speculator:
             begin = time.perf_counter()
             least = self.pace.least_chances(PROBE_LENGTH)
             draft = self.drafter.propose(history, sampler.settings, least)
-            self.pace.probed(time.perf_counter() - begin)
+            self.pace.probed(len(draft.ids), time.perf_counter() - begin)
             self._shadow = Shadow(history, draft)
         return Draft(())
 

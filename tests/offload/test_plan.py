@@ -189,7 +189,7 @@ def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
     assert eased.wishes.kv == "q8_0"
     assert eased.wishes.context < 16384
     assert eased.steps == (
-        "keys and values on the GPU are q8_0 in place of f16",
+        "keys and values are q8_0 in place of f16",
         f"the context is {eased.wishes.context}, not 16384",
     )
     assert all(f"so that it fits, {step}" in eased.explain() for step in eased.steps)

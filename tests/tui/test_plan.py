@@ -116,7 +116,6 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
         ),
         (["--context", "0"], "context: saw 0, wanted a whole number of at least 1, or None"),
         (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
-        (["--device", "cpu", "--kv", "q8_0", "--threads", "1"], "kv: q8_0 runs on the GPU only; take f16"),
     ],
 )
 def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str], text: str) -> None:

@@ -231,7 +231,9 @@ Reference = Annotated[
 Kv = Annotated[
     CacheType | None,
     Option(
-        "--kv", help="How the cache is stored; q8_0 on a GPU only. [dim](f16)[/]", rich_help_panel=MACHINE
+        "--kv",
+        help="How the cache is stored; q8_0 takes half the bytes. [dim](f16)[/]",
+        rich_help_panel=MACHINE,
     ),
 ]
 

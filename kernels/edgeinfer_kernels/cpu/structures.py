@@ -79,14 +79,16 @@ as tiles of bfloat16 in the same place.
 ATTENTION = structure(
     "Attention",
     "heads kv_heads head_dim padded_head context window scale soft_cap "
-    "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
+    "rope_dim rope_halves qk_norm cache_kind key_cache value_cache key_scales value_scales "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
     "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride sinks",
 )
-"""qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread). sinks: 0
-or a float32 for each head.
+"""qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS; bytes alone have scales.
+Strides in bytes per token (scratch: per thread). sinks: 0 or a float32 for each head.
 """
+CACHE_KINDS = {4: 0, 2: 1, 1: 2}
+"""By the bytes of an element: float32, float16, int8 with scales."""
 FEED_FORWARD = structure(
     "FeedForward",
     "norm gate_matrix up_matrix down_matrix post_norm residual_scale activation "

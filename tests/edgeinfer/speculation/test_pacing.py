@@ -52,7 +52,7 @@ def test_looking_whether_drafts_would_stand_takes_a_hundredth_of_the_time() -> N
         pace.passed(1, 1.0)
         if pace.probes():
             looked += 1
-            pace.probed(0.5)  # half as long as a pass
+            pace.probed(0, 0.5)  # half as long as a pass
     assert 0.8 * 60 <= looked <= 60 + 3
 
 
@@ -63,8 +63,17 @@ def test_dear_looks_are_paid_for_before_and_after() -> None:
         if pace.probes():
             cost = 3.0 if spent == 0 else 8.0
             spent += cost
-            pace.probed(cost)
+            pace.probed(0, cost)
     assert spent <= 0.01 * tokens + 8.0
+
+
+def test_a_quick_look_tells_that_guesses_are_cheap() -> None:
+    pace = paced(0.05, 2.0, [True] * 30)
+    assert pace.length(7) == 0
+    pace.probed(3, 0.3)
+    for _ in range(20):
+        pace.stood(1.0)
+    assert pace.length(7) > 0
 
 
 def test_drafting_goes_on_when_guesses_would_stand_again() -> None:

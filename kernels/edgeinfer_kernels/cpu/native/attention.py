@@ -6,9 +6,19 @@ fixed when the model is loaded: facts, and addresses of matrices, cache and work
 
 import numpy as np
 
+from edgeinfer_kernels.backend import SCALED
+from edgeinfer_kernels.cpu.native.byte_lanes import store_as_bytes
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
+    absolute,
+    first_lane,
+    lanes_max,
     load_floats,
+    load_halves,
+    maximum,
+    minimum,
+    multiply,
+    nearest_int,
     scatter_halves,
     splat_f32,
     store_floats,
@@ -21,12 +31,21 @@ from edgeinfer_kernels.cpu.native.phases import (
     project,
     quantise_input,
 )
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.native.scalars import (
+    load_f32,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_f32,
+    store_i8,
+    store_i16,
+)
 from edgeinfer_kernels.cpu.native.softmax import (
     LANES,
     STATE_BYTES,
     add_sink,
     clear_states,
+    gather_bytes,
     gather_floats,
     gather_halves,
     merge_state,
@@ -110,13 +129,22 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @inner
-def store_key(block, kv_head, position, row):
+def store_key(block, kv_head, position, row, spare):
     """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
     padded = load_i64(block + ATTENTION.padded_head)
-    tiles = load_i64(block + ATTENTION.context) // LANES
-    element = (kv_head * tiles + position // LANES) * padded * LANES + position % LANES
+    tile = kv_head * (load_i64(block + ATTENTION.context) // LANES) + position // LANES
+    element = tile * padded * LANES + position % LANES
     cache = load_i64(block + ATTENTION.key_cache)
-    if load_i64(block + ATTENTION.half_cache) != 0:
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(spare, nearest_code(row + 4 * d, inverse))
+                for i in range(LANES):
+                    store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
+    elif kind == 1:
         for d in range(0, padded, LANES):
             scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
     else:
@@ -125,17 +153,52 @@ def store_key(block, kv_head, position, row):
 
 
 @inner
-def store_value(block, kv_head, position, row):
+def store_value(block, kv_head, position, row, spare):
     """A value to the cache: a row of its own, padded."""
     padded = load_i64(block + ATTENTION.padded_head)
-    element = (kv_head * load_i64(block + ATTENTION.context) + position) * padded
+    context = load_i64(block + ATTENTION.context)
+    element = (kv_head * context + position) * padded
     cache = load_i64(block + ATTENTION.value_cache)
-    if load_i64(block + ATTENTION.half_cache) != 0:
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        tile = kv_head * (context // LANES) + position // LANES
+        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(cache + element + d, nearest_code(row + 4 * d, inverse))
+    elif kind == 1:
         for i in range(0, padded, LANES):
             store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
     else:
         for i in range(0, padded, LANES):
             store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
+
+
+@inner
+def scale_offset(tile, padded, position):
+    """Where the scales of a tile begin for one of its positions; a group's lie 32 bytes behind the last's."""
+    return 2 * (tile * ((padded + SCALED - 1) // SCALED) * LANES + position % LANES)
+
+
+@inner
+def store_scale(row, group, padded, target, spare):
+    """The float16 scale of one group of a head's elements; returns what to multiply these by."""
+    largest = splat_f32(np.float32(0))
+    for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+        largest = maximum(largest, absolute(load_floats(row + 4 * d)))
+    scale = min(lanes_max(largest) / np.float32(127), np.float32(65504))
+    store_halves(spare, splat_f32(scale))
+    store_i16(target, load_u16(spare))
+    rounded = first_lane(load_halves(spare))
+    return np.float32(1) / rounded if rounded > np.float32(0) else np.float32(0)
+
+
+@inner
+def nearest_code(row, inverse):
+    """Sixteen elements times `inverse` to the nearest whole number, 127 at most."""
+    scaled = multiply(load_floats(row), splat_f32(inverse))
+    return nearest_int(minimum(maximum(scaled, splat_f32(np.float32(-127))), splat_f32(np.float32(127))))
 
 
 @inner
@@ -172,22 +235,22 @@ def slot_of(place, position):
 
 
 @inner
-def store_all_keys(block, kv_head, place, position, row):
+def store_all_keys(block, kv_head, place, position, row, spare):
     """A key to its slot and to those of its copies."""
-    store_key(block, kv_head, slot_of(place, position), row)
+    store_key(block, kv_head, slot_of(place, position), row, spare)
     copy = load_i64(place + PLACE.copies) if place != 0 else 0
     while copy != 0 and load_i64(copy) >= 0:
-        store_key(block, kv_head, load_i64(copy), row)
+        store_key(block, kv_head, load_i64(copy), row, spare)
         copy += 8
 
 
 @inner
-def store_all_values(block, kv_head, place, position, row):
+def store_all_values(block, kv_head, place, position, row, spare):
     """A value to its slot and to those of its copies."""
-    store_value(block, kv_head, slot_of(place, position), row)
+    store_value(block, kv_head, slot_of(place, position), row, spare)
     copy = load_i64(place + PLACE.copies) if place != 0 else 0
     while copy != 0 and load_i64(copy) >= 0:
-        store_value(block, kv_head, load_i64(copy), row)
+        store_value(block, kv_head, load_i64(copy), row, spare)
         copy += 8
 
 
@@ -199,6 +262,7 @@ def rotate_and_store(team, counter, block, call, scratch):
     rope_dim = load_i64(block + ATTENTION.rope_dim)
     halves = load_i64(block + ATTENTION.rope_halves) != 0
     head = scratch + ROWS_SCRATCH
+    spare = head + 4 * load_i64(block + ATTENTION.padded_head)
     while True:
         item = next_item(team, counter)
         token = item // (heads + 2 * kv_heads)
@@ -222,12 +286,12 @@ def rotate_and_store(team, counter, block, call, scratch):
             norm = load_i64(block + ATTENTION.k_norm)
             take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
             rotate(head, table, rope_dim, halves)
-            store_all_keys(block, kv_head, place, position, head)
+            store_all_keys(block, kv_head, place, position, head, spare)
         else:
             kv_head = index - heads - kv_heads
             row = load_i64(block + ATTENTION.projected_v) + kv_offset
             take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
-            store_all_values(block, kv_head, place, position, head)
+            store_all_values(block, kv_head, place, position, head, spare)
 
 
 @inner
@@ -271,7 +335,10 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
     query += 4 * padded * group * kv_head
     clear_states(states, group, padded)
-    if load_i64(block + ATTENTION.half_cache) != 0:
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        gather_bytes(block, query, kv_head, first, last, pages, states, scores, copied)
+    elif kind == 1:
         gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
     else:
         gather_floats(block, query, kv_head, first, last, pages, states, scores, copied)
