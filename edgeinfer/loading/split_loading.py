@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
@@ -54,8 +56,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)
-    budget, notes = wishes.vram, []
-    measure_gpu(gpu, cache_folder, sorted({matrix.format for matrix in source.sizes.matrices()}))
+    budget, notes = wishes.vram, _measured(source, gpu)
     for attempt in range(ATTEMPTS):
         plan = _planned(source, gpu, threads, budget)
         try:
@@ -64,11 +65,20 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             if attempt == ATTEMPTS - 1:
                 raise GpuUnavailableError(f"{source.name}: {error}") from error
             budget = int(SHARE_LEFT * plan.vram_bytes)
-            notes = ["other programs took memory of the GPU meanwhile: less of the model is there"]
+            notes += ["other programs took memory of the GPU meanwhile: less of the model is there"]
             continue
         loaded.notes[:0] = notes
         return loaded
     raise AssertionError("unreachable")
+
+
+def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
+    """Measure what isn't known of the GPU yet; a remark if it has no room for that."""
+    try:
+        measure_gpu(gpu, user_folder("cache"), sorted({matrix.format for matrix in source.sizes.matrices()}))
+    except (DeviceMemoryError, torch.OutOfMemoryError):
+        return ["the GPU has no room to be measured: planned without its speeds"]
+    return []
 
 
 def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:

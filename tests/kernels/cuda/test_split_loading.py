@@ -117,6 +117,22 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     assert len(made) == 2
 
 
+def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer.loading import split_loading
+
+    def full(*_: object) -> None:
+        raise DeviceMemoryError("asked for 256 MiB and has 1 MiB free")
+
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    monkeypatch.setattr(split_loading, "measure_gpu", full)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert "the GPU has no room to be measured: planned without its speeds" in model.notes
+
+
 def test_main_memory_too_small_for_the_rest_is_one_line(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
