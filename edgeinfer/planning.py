@@ -1,6 +1,6 @@
 """A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def plan_model(
         draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )
     plan = _planned(found.name, sizes, machine, wishes, trained)
-    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(sizes, plan)))
+    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
 def _check(kv: str, context: int | None) -> None:
@@ -174,15 +174,11 @@ def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes,
         raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
 
 
-def load_notes(sizes: ModelSizes, plan: MemoryPlan) -> list[str]:
+def load_notes(plan: MemoryPlan) -> list[str]:
     """Where loading doesn't do yet what the plan shows, and what it does instead."""
     notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
     if plan.draft == "gpu" and any(layer.whole_on != "gpu" for layer in plan.layers):
         notes.append("loading keeps the draft of a divided model in main memory yet")
-    if plan.prediction.stream_from is not None and plan.prediction.stream_from <= plan.prediction.prompt:
-        kept = replace(plan.wishes, streams=False)
-        rate = plan_memory(sizes, plan.machine, kept).prediction.prefill_tokens_per_second
-        notes.append(f"loading doesn't send weights to the GPU for a prompt yet: expect {rate:.3g} tokens/s")
     return notes

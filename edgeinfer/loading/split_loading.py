@@ -18,11 +18,12 @@ from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -81,7 +82,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         vram=vram,
         ram=wishes.ram,
         repack=wishes.repack,
-        streams=False,
+        batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
     )
     try:
@@ -112,7 +113,7 @@ class _Sides:
         source, plan, facts = self.source, self.plan, self.source.specification
         placing = Placing(source)
         device = cuda_device(self.gpu.index)
-        mailbox = Mailbox(device, CPU_BATCH, facts.width, most_used(facts))
+        mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)
         caches = self._host_caches()
         try:
@@ -123,7 +124,7 @@ class _Sides:
                 caches,
                 self.kernels,
                 mailbox.addresses,
-                batch=CPU_BATCH,
+                batch=CHUNK,
                 threads=self.threads,
                 on_placed=placing,
             )
@@ -137,7 +138,7 @@ class _Sides:
             facts,
             SplitBackend(host, above),
             cached,
-            min(CPU_BATCH, above.batch),
+            CHUNK,
             plan.weight_bytes_per_token,
             source.context,
         )
@@ -166,7 +167,11 @@ class _Sides:
             source.weights,
             source.context,
             cuda_device(self.gpu.index),
-            DeviceOptions(quantised_cache=source.wishes.kv == "q8_0", divisions=self._divisions),
+            DeviceOptions(
+                quantised_cache=source.wishes.kv == "q8_0",
+                divisions=self._divisions,
+                stream_from=self.plan.prediction.stream_from,
+            ),
             on_placed=placing,
             mailbox=mailbox,
         )

@@ -58,11 +58,10 @@ class PlanWishes:
     """What a plan has to keep to.
 
     `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
-    `repack` False: weights of the CPU stay in the file. `streams`: for a prompt weights of the CPU may be
-    sent to the GPU. `disk`: those that main memory can't hold may stay there. `depth`: tokens in the cache
-    where the plan has to be fast; None: half of the context. `routing`: for each layer of a mixture how often
-    each expert is used, by its number. `sparse`: layers that are sparse, with device "cpu". `draft`: a draft
-    model. What may be given up if nothing fits, in this
+    `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
+    there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context. `routing`:
+    for each layer of a mixture how often each expert is used, by its number. `sparse`: layers that are
+    sparse, with device "cpu". `draft`: a draft model. What may be given up if nothing fits, in this
     order: `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this.
     """
 
@@ -72,7 +71,6 @@ class PlanWishes:
     vram: int | None = None
     ram: int | None = None
     repack: bool = True
-    streams: bool = True
     disk: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None

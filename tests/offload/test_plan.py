@@ -264,10 +264,10 @@ def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
 
 
 def test_a_prompt_streams_weights_over_the_link_from_some_length_on() -> None:
-    found = planned(dense_model(), 2).prediction
+    found = planned(dense_model(), 4, context=1024).prediction
     assert found.stream_from is not None
     assert 8 < found.stream_from < 512
-    short, long = (planned(dense_model(), 2, prompt=n).prediction for n in (4, 512))
+    short, long = (planned(dense_model(), 4, context=1024, prompt=n).prediction for n in (4, 512))
     assert long.prefill_tokens_per_second > 5 * short.prefill_tokens_per_second
 
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     compute_capability,
     count_parts,
 )
+from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
@@ -65,42 +64,6 @@ def _device_errors() -> Iterator[None]:
         raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
 
 
-class SampledSettings(Protocol):
-    """The sampler settings that the device can follow."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repeat_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class DeviceRows:
-    """Rows of the residual stream above the last layer, on the device; `logits` finds them there."""
-
-    first: int
-    count: int
-    in_step: bool
-    """They are of a decode step, whose logits are computed already."""
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, part: slice) -> "DeviceRows":
-        start, stop, _ = part.indices(self.count)
-        return DeviceRows(self.first + start, stop - start, self.in_step)
-
-
 class CudaBackend:
     """A decoder on one CUDA device, with its caches. All memory is taken when it is made.
 
@@ -133,9 +96,10 @@ class CudaBackend:
         self._options = options or DeviceOptions()
         divisions = self._options.divisions
         turns = turns_of(weights, divisions) if divisions else None
-        if divisions:
-            specification, weights = device_half(specification, weights, divisions)
+        self._whole = specification, weights
         self.specification, self._weights = specification, weights
+        if divisions:
+            self.specification, self._weights = device_half(specification, weights, divisions)
         self.device = device
         self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -147,11 +111,7 @@ class CudaBackend:
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            uploader = Uploader(device)
-            try:
-                self._parts.model.fill(uploader, on_placed)
-            finally:
-                uploader.close()
+            self._fill(on_placed)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -180,6 +140,19 @@ class CudaBackend:
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._pending: tuple[int, ...] = ()
+
+    def _fill(self, on_placed: OnPlaced | None) -> None:
+        """Bring the weights into place; the way that they took stays open if prompts use it."""
+        uploader, stream = Uploader(self.device), self._parts.stream
+        try:
+            self._parts.model.fill(uploader, on_placed)
+            if stream is not None:
+                stream.fill(uploader)
+        except BaseException:
+            uploader.close()
+            raise
+        if stream is None:
+            uploader.close()
 
     def _host(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=self._cuda)
@@ -367,11 +340,16 @@ class CudaBackend:
             out[first : first + count] = kept.numpy()
 
     def tune(self, folder: Path, seconds: float) -> None:
-        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now."""
+        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.
+
+        A divided decoder takes what is remembered of the whole: its step waits for its host anyway.
+        """
         name, quantised = torch.cuda.get_device_name(self.device), self._options.quantised_cache
-        key = tuning_key(name, self.specification, self._weights, quantised)
+        key = tuning_key(name, *self._whole, quantised)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
+            if self._options.divisions:
+                return
             try:
                 with _device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
@@ -398,6 +376,9 @@ class CudaBackend:
         """Give the device's memory back."""
         self._closed = True
         self._ahead = None
+        parts = self.__dict__.get("_parts")
+        if parts is not None and parts.stream is not None:
+            parts.stream.close()
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import model_placing
 from edgeinfer_offload import plan as planning
+from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.split_backend import SplitBackend
 from tests.random_models import ZOO
@@ -125,6 +126,25 @@ def test_main_memory_too_small_for_the_rest_is_one_line(
     with pytest.raises((OutOfMemoryError, GpuUnavailableError)) as caught:
         edgeinfer.load(path, context=64, threads=2, device="cuda", ram=1000)
     assert "\n" not in str(caught.value)
+
+
+def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - (800 << 10))
+    counts = np.full((2, 8), 20, np.uint32)
+    counts[:, 7] = 100
+    named = {f"experts.{layer}": counts for layer in range(3)}
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert model.plan is not None
+        divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
+        assert divided
+        assert all(7 in experts for experts in divided)
+        answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
+        assert answer.speed.gpu_experts is not None
+        assert 0 < answer.speed.gpu_experts < 1
 
 
 def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
