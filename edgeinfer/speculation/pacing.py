@@ -2,6 +2,10 @@
 
 With acceptance a, draft cost d and pass cost t(n), a draft of k tokens gives (1 - a^(k+1)) / (1 - a) tokens
 in t(k + 1) + k·d seconds; the k with the most tokens a second is taken, 0 included.
+
+That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
+often than any would, and a draft that comes to nothing costs too. What drafting has really earned decides
+how sure a guess must be, and whether drafts rest for a while.
 """
 
 from collections.abc import Sequence
@@ -30,6 +34,12 @@ PLAIN_EVERY = 64
 """After so many passes with drafts one is made without."""
 GAIN = 1.05
 """A draft has to promise so much more tokens a second than none."""
+EARNED_MEMORY = 0.97
+"""Weight of the steps before in what drafting earns, when there is one more."""
+EVIDENCE = 24
+"""Steps with drafts, or with looking for them, after which what they earned is believed."""
+FIRST_REST, LONGEST_REST = 32, 1024
+"""Tokens without drafts after these have earned less than plain decoding: twice as many each time."""
 PROBE_SHARE = 0.01
 """Share of the time that may be spent on looking whether drafts would pay, while none are made."""
 PROBE_LENGTH = 3
@@ -54,6 +64,10 @@ class Pace:
         self._credit = 0.0
         self._idle = 0
         """Tokens to come for which nothing is drafted without further thought."""
+        self._earned_tokens = self._earned_seconds = 0.0
+        self._steps = 0
+        self._rest, self._next_rest = 0, FIRST_REST
+        """Tokens to come without drafts, whatever is thought; and how many it will be the next time."""
 
     @property
     def acceptance(self) -> float:
@@ -84,6 +98,27 @@ class Pace:
         # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
         self._draft_seconds = each if known is None else _learnt(known, min(each, DISTURBED * known))
 
+    def earned(self, tokens: int, seconds: float) -> None:
+        """A step with a draft, or with looking for one, gave so many tokens in so long."""
+        self._steps += 1
+        self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
+        self._earned_seconds = EARNED_MEMORY * self._earned_seconds + seconds
+        if self._steps < EVIDENCE or self._scale is None:
+            return
+        gain = self._earned_rate * self._scale
+        if gain < 1:
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._steps, self._earned_tokens, self._earned_seconds = 0, 0.0, 0.0
+        elif gain > GAIN:
+            self._next_rest = FIRST_REST
+
+    @property
+    def _earned_rate(self) -> float:
+        """Tokens a second of steps with drafts; of plain ones before there is evidence."""
+        if self._steps < EVIDENCE:
+            return 1 / self._scale if self._scale else 0.0
+        return self._earned_tokens / self._earned_seconds
+
     def probed(self, tokens: int, seconds: float) -> None:
         """To look for so many guesses took so long, while none are wanted.
 
@@ -110,6 +145,9 @@ class Pace:
         most = min(most, MOST_DRAFTED)
         if most < 1 or self._scale is None or self._since_plain >= PLAIN_EVERY:
             return 0  # a pass of one token tells what plain decoding costs
+        if self._rest:
+            self._rest -= 1
+            return 0
         if self._idle:
             self._idle -= 1
             return 0
@@ -134,11 +172,14 @@ class Pace:
         return self._credit >= self._probe_seconds
 
     def least_chances(self, length: int) -> list[float]:
-        """For each token of a draft, the chance of being reached from which it is worth its cost."""
+        """For each token of a draft, the chance of being reached from which it is worth its cost.
+
+        A token more is worth the time in which the way things go earns one.
+        """
         if self._scale is None:
             return [0.0] * length
         rows, draft = self._pass_costs(), self._draft_seconds or 0.0
-        worth = 1 / max(self._rates(length))
+        worth = 1 / max(self._earned_rate, 1 / self._scale)
         return [min(1.0, max(0.0, draft + rows[i + 1] - rows[i]) / worth) for i in range(length)]
 
     def pass_seconds(self, rows: int) -> float:

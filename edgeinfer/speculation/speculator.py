@@ -52,6 +52,8 @@ class Speculator:
         self.drafter = drafter
         self.pace = Pace()
         self._shadow: Shadow | None = None
+        self._looked: float | None = None
+        """Seconds of looking for the draft of this step; None: nobody looked."""
 
     def measure(self) -> None:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
@@ -81,8 +83,12 @@ class Speculator:
         """Guesses behind `history` that promise to pay, `room` at most."""
         room = min(room, self._engine.context - len(history) - 1)
         length = self.pace.length(room)
+        self._looked = None
         if length:
-            return self._guesses(history, sampler.settings, self.pace.least_chances(length))
+            begin = time.perf_counter()
+            draft = self._guesses(history, sampler.settings, self.pace.least_chances(length))
+            self._looked = time.perf_counter() - begin
+            return draft
         if room >= PROBE_LENGTH and self.pace.probes():
             begin = time.perf_counter()
             least = self.pace.least_chances(PROBE_LENGTH)
@@ -103,6 +109,8 @@ class Speculator:
     ) -> None:
         """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
         self.pace.passed(1, seconds)
+        if self._looked is not None:
+            self.pace.earned(1, self._looked + seconds)
         count.passes += 1
         count.tokens += 1
         if self._shadow is not None:
@@ -134,7 +142,9 @@ class Speculator:
             tree.keep(leaf_taken(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
         guesses = len(draft.ids) + len(draft.leaves)
-        self.pace.passed(1 + guesses, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self.pace.passed(1 + guesses, seconds)
+        self.pace.earned(len(found), (self._looked or 0.0) + seconds)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
         count.drafted += guesses

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeinfer.speculation.pacing import MOST_DRAFTED, Pace
+from edgeinfer.speculation.pacing import EVIDENCE, FIRST_REST, LONGEST_REST, MOST_DRAFTED, Pace
 
 
 def paced(row: float, draft: float, stands: list[bool]) -> Pace:
@@ -159,3 +159,66 @@ def test_a_token_must_be_likely_enough_to_be_worth_its_cost() -> None:
     assert all(a < b for a, b in zip(cheap.least_chances(4), dear.least_chances(4), strict=True))
     assert all(0 <= chance <= 1 for chance in dear.least_chances(7))
     assert Pace().least_chances(3) == [0.0] * 3
+
+
+def certain(rows: dict[int, float]) -> Pace:
+    """A pace whose guesses have all stood, with passes that cost so much."""
+    pace = Pace()
+    pace.measured(rows)
+    for _ in range(50):
+        pace.judged(4, 4)
+    pace.drafted(4, 0.4)
+    return pace
+
+
+def steps(pace: Pace, count: int, tokens: int, seconds: float) -> None:
+    for _ in range(count):
+        pace.earned(tokens, seconds)
+
+
+def rested(pace: Pace) -> int:
+    """Tokens until something is drafted again."""
+    return next(count for count in range(5000) if pace.length(4))
+
+
+def test_drafts_that_promise_much_and_earn_less_than_plain_decoding_rest_ever_longer() -> None:
+    pace = certain({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    assert pace.length(4) > 0
+    found = []
+    for _ in range(3):
+        steps(pace, EVIDENCE, 1, 1.5)
+        found.append(rested(pace))
+    assert found == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+    for _ in range(12):
+        steps(pace, EVIDENCE, 1, 1.5)
+        found.append(rested(pace))
+    assert found[-1] == LONGEST_REST
+
+
+def test_after_drafts_have_earned_more_the_next_rest_is_short_again() -> None:
+    pace = certain({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    for _ in range(3):
+        steps(pace, EVIDENCE, 1, 1.5)
+        rested(pace)
+    steps(pace, 2 * EVIDENCE, 3, 1.5)
+    assert pace.length(4) > 0
+    for _ in range(50):
+        pace.earned(1, 4.0)
+        if not pace.length(4):
+            break
+    assert rested(pace) == FIRST_REST - 1
+
+
+def test_little_evidence_stops_nothing() -> None:
+    pace = certain({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    steps(pace, EVIDENCE - 1, 1, 9.0)
+    assert pace.length(4) > 0
+
+
+def test_a_guess_is_worth_what_the_way_things_go_earns() -> None:
+    pace = certain({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.7})
+    before = pace.least_chances(3)
+    steps(pace, 2 * EVIDENCE, 2, 1.0)
+    after = pace.least_chances(3)
+    assert before == pytest.approx([0.2, 0.2, 0.2])
+    assert after == pytest.approx([0.4, 0.4, 0.4])
