@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
@@ -76,7 +74,7 @@ def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
     """Measure what isn't known of the GPU yet; a remark if it has no room for that."""
     try:
         measure_gpu(gpu, user_folder("cache"), sorted({matrix.format for matrix in source.sizes.matrices()}))
-    except (DeviceMemoryError, torch.OutOfMemoryError):
+    except DeviceMemoryError:
         return ["the GPU has no room to be measured: planned without its speeds"]
     return []
 

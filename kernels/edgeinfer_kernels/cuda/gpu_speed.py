@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
 from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
@@ -68,13 +68,19 @@ class FormatSpeed:
 def gpu_speed(
     device: torch.device, read_bytes: int = READ_BYTES, copy_bytes: int = COPY_BYTES, matrix: int = MATRIX
 ) -> GpuSpeed:
-    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back."""
+    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back.
+
+    Raises `DeviceMemoryError`: there is too little.
+    """
     if device.type != "cuda":
         return _gpu_speed(device, read_bytes, copy_bytes, matrix)
     free, _ = torch.cuda.mem_get_info(device)
-    found = _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
-    torch.cuda.empty_cache()
-    return found
+    try:
+        return _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
+    finally:
+        torch.cuda.empty_cache()
 
 
 def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: int) -> GpuSpeed:
@@ -159,7 +165,8 @@ def format_speed(
 ) -> FormatSpeed:
     """Time the head kernel of a decode step on a large and on a small matrix of the format.
 
-    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`.
+    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`,
+    or `DeviceMemoryError`: there is too little memory.
     """
     small = _head(device, format_name, small_rows)
     rows = max(head_bytes * small_rows // small.nbytes // 16 * 16, 2 * small_rows)
@@ -190,6 +197,8 @@ def _head(device: torch.device, format_name: str, rows: int) -> _Head:
         uploader, begin = Uploader(device), time.perf_counter()
         try:
             model.fill(uploader)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
         finally:
             uploader.close()
         filling = time.perf_counter() - begin
