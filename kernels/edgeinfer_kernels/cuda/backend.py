@@ -38,7 +38,7 @@ from edgeinfer_kernels.cuda.tuner import (
 from edgeinfer_kernels.division import device_half, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
@@ -136,6 +136,7 @@ class CudaBackend:
         self._ids = self._host(chunk, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
+        self._most_in_step = 1 if self._cuda and _has_float_layers(weights) else MOST_TOKENS
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
@@ -167,7 +168,7 @@ class CudaBackend:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         self._pending = tuple(ids)
         self._ahead = None
-        return DeviceRows(0, len(ids), len(ids) <= MOST_TOKENS)
+        return self._rows(len(ids))
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
         """Read the ids that `embed` was given, at positions start…, up to above the last layer."""
@@ -193,9 +194,12 @@ class CudaBackend:
         self._prompt_turns.host = self._steps.host = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
 
+    def _rows(self, tokens: int) -> DeviceRows:
+        return DeviceRows(0, tokens, tokens <= self._most_in_step)
+
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
-        rows = DeviceRows(0, tokens, tokens <= MOST_TOKENS)
+        rows = self._rows(tokens)
         with _device_errors():
             self._check_open()
             if rows.in_step:
@@ -382,3 +386,15 @@ class CudaBackend:
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()
+
+
+def _has_float_layers(weights: DecoderWeights) -> bool:
+    """Whether a layer multiplies by floats. Several tokens of such a model are read as a prompt is: on an
+    H200 their step gave wrong sums behind 32 cached positions (float32, three tokens; cause not found yet).
+    """
+    formats: set[str] = set()
+    for layer in weights.layers:
+        second = layer.feed_forward
+        products = second.stacks() if isinstance(second, ExpertWeights) else second.matrices()
+        formats.update(matrix.format for matrix in (*layer.attention.matrices(), *products))
+    return not formats.isdisjoint(FLOAT_FORMATS)
