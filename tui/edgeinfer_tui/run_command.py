@@ -103,7 +103,7 @@ def run(
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
-    _check_model(wishes)
+    check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
     if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
@@ -134,7 +134,7 @@ def _load(wishes: RunWishes) -> LoadedModel:
         reading.erase()
 
 
-def _check_model(wishes: RunWishes) -> None:
+def check_model(wishes: RunWishes) -> None:
     """Refuse a model that isn't there, before anything heavy is imported.
 
     The one thing on the command line may be a prompt, where a model's name belongs.
