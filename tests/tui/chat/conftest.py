@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ from edgeinfer_tui.run_wishes import RunWishes
 from tests.tui.fake_library import FakeModel
 
 PATIENCE_SECONDS = 10.0
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(body)
 
 
 class PacedModel(FakeModel):

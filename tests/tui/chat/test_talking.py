@@ -1,17 +1,10 @@
 """The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from edgeinfer.chats.store import ChatStore
-from tests.tui.chat.conftest import Opened, PacedModel
+from tests.tui.chat.conftest import Opened, PacedModel, run
 from tests.tui.fake_library import ANSWER, FakeModel
-
-
-def run(body: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(body)
 
 
 def test_a_message_is_answered_and_both_are_kept(opened: Opened) -> None:

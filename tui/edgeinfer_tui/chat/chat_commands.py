@@ -56,6 +56,6 @@ def bindings() -> list[Binding]:
     ]
 
 
-def key_name(keys: str) -> str:
-    """The first of a command's keys, as people write it: ctrl+f -> Ctrl-F."""
-    return keys.partition(",")[0].replace("ctrl+", "ctrl-").title()
+def key_names(keys: str) -> str:
+    """A command's keys as people write them: f3,ctrl+f -> F3, Ctrl-F."""
+    return ", ".join("-".join(part.capitalize() for part in key.split("+")) for key in keys.split(",") if key)

@@ -8,14 +8,18 @@ from textual.binding import Binding, BindingType
 
 from edgeinfer.chats.tree import ChatTree, Turn, newest_end
 from edgeinfer_tui.chat.chat_commands import COMMANDS, bindings
+from edgeinfer_tui.chat.choice_screen import ChoiceScreen, models_here, past_chats
 from edgeinfer_tui.chat.dialogue import Dialogue
+from edgeinfer_tui.chat.help_screen import HelpScreen
 from edgeinfer_tui.chat.memory_panel import MemoryPanel
 from edgeinfer_tui.chat.message_input import MessageInput
+from edgeinfer_tui.chat.settings_screen import ChosenSettings, SettingsScreen
 from edgeinfer_tui.chat.talk_screen import TalkScreen
 from edgeinfer_tui.chat.turn_view import TurnView
 from edgeinfer_tui.status_line import status_line
 
 if TYPE_CHECKING:
+    from edgeinfer.chats.records import StoredChat
     from edgeinfer_tui.chat.app import ChatApp
 
 TWICE_SECONDS = 2.0
@@ -29,17 +33,19 @@ class ChatScreen(TalkScreen):
         *bindings(),
         Binding("escape", "back", "stop, back"),
         Binding("ctrl+c", "interrupt", "stop", priority=True),
-        Binding("ctrl+up", "go_up", "message", priority=True),
-        Binding("ctrl+down", "go_down", "message", priority=True),
+        Binding("ctrl+up", "go(-1)", "message", priority=True),
+        Binding("ctrl+down", "go(1)", "message", priority=True),
         Binding("pageup", "scroll_turns(-1)", "scroll", priority=True),
         Binding("pagedown", "scroll_turns(1)", "scroll", priority=True),
-        Binding("tab", "go_up", "message", priority=True),
+        Binding("tab", "go(-1)", "message", priority=True),
         Binding("shift+tab", "write", "write", priority=True),
     ]
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
         self._interrupted = 0.0
+        self._told = ""
+        """What stood behind the command's word."""
 
     @property
     def chat_app(self) -> "ChatApp":
@@ -59,22 +65,22 @@ class ChatScreen(TalkScreen):
                 return
             self.input.clear()
             self._told = rest.strip()
-            await self.run_action(command.action)
-            self._told = ""
+            try:
+                await self.run_action(command.action)
+            finally:
+                self._told = ""
         elif await self.send(event.text):
             self.input.clear()
 
-    def on_message_input_left(self, event: MessageInput.Left) -> None:
+    async def on_message_input_left(self, event: MessageInput.Left) -> None:
         if event.key == "up":
-            self.action_go_up()
+            await self.action_go(-1)
         else:
             self.action_leave()
 
     async def on_turn_view_asked(self, event: TurnView.Asked) -> None:
         view, turn = event.view, event.view.turn
-        if event.what in ("up", "down"):
-            await self._go(view, -1 if event.what == "up" else 1)
-        elif event.what in ("back", "on"):
+        if event.what in ("back", "on"):
             await self._step(turn, -1 if event.what == "back" else 1)
         elif event.what == "copy":
             self.app.copy_to_clipboard(view.said())
@@ -110,6 +116,65 @@ class ChatScreen(TalkScreen):
     def action_leave(self) -> None:
         self.chat_app.leave()
 
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen())
+
+    def action_settings(self) -> None:
+        def take(chosen: ChosenSettings | None) -> None:
+            if chosen is not None:
+                self.settings = chosen.answering
+                self.set_system(chosen.system)
+
+        self.app.push_screen(SettingsScreen(self.dialogue.system, self.settings), take)
+
+    def action_system(self) -> None:
+        if self._told:
+            self.set_system(self._told)
+            self.notify("from the next answer on")
+        else:
+            self.action_settings()
+
+    def action_models(self) -> None:
+        def take(name: str | None) -> None:
+            if name is not None:
+                self.run_worker(self.load(name), group="model", exclusive=True)
+
+        if self.thread.loading is not None:
+            self.notify("the model is still being loaded")
+        elif self._told:
+            take(self._told)
+        else:
+            model = self.thread.model
+            in_use = "" if model is None else model.name
+            self.app.push_screen(ChoiceScreen("Go on with which model?", models_here(in_use)), take)
+
+    def action_search(self) -> None:
+        def take(found: "tuple[StoredChat, int | None] | None") -> None:
+            if found is not None:
+                self.run_worker(self._open_found(*found), group="model")
+
+        if self.keeping is None:
+            self.notify("this chat is private: past chats stay closed")
+        else:
+            self.app.push_screen(ChoiceScreen("Past chats", past_chats(self.keeping), self._told), take)
+
+    async def _open_found(self, stored: "StoredChat", at: int | None) -> None:
+        await self.open_chat(stored, at)
+        turn = self.dialogue.tree.with_number(at)
+        view = None if turn is None else self.transcript.view_of(turn)
+        if view is not None:
+            view.focus()
+
+    def action_edit_last(self) -> None:
+        asked = next((turn for turn in reversed(self.dialogue.line) if turn.role == "user"), None)
+        if asked is None:
+            self.notify("nothing has been said yet that could be changed")
+            return
+        self._edit(asked)
+        if self._told:
+            self.input.text = self._told
+            self.input.post_message(MessageInput.Sent(self._told))
+
     def action_theme(self) -> None:
         self.chat_app.switch_theme()
 
@@ -123,16 +188,22 @@ class ChatScreen(TalkScreen):
     def action_write(self) -> None:
         self.input.focus()
 
-    def action_go_up(self) -> None:
+    async def action_go(self, step: int) -> None:
+        """To the turn before or behind; from the line to the last one, and back."""
         views = self.transcript.views()
-        if isinstance(self.focused, TurnView):
-            self.focused.ask("up")
-        elif views:
-            views[-1].focus()
-
-    def action_go_down(self) -> None:
-        if isinstance(self.focused, TurnView):
-            self.focused.ask("down")
+        at = self.focused
+        if not isinstance(at, TurnView):
+            if step < 0 and views:
+                self.set_focus(views[-1])
+            return
+        place = views.index(at) + step
+        if place < 0 and await self.transcript.show_earlier():
+            views = self.transcript.views()
+            place = views.index(at) + step
+        if place >= len(views):
+            self.set_focus(self.input)
+        elif place >= 0:
+            self.set_focus(views[place])
 
     def action_memory(self) -> None:
         panel = self.query_one(MemoryPanel)
@@ -160,17 +231,6 @@ class ChatScreen(TalkScreen):
     async def action_new_chat(self) -> None:
         await self.take_up(Dialogue(ChatTree(), system=self.dialogue.system), None)
         self.input.focus()
-
-    async def _go(self, view: TurnView, step: int) -> None:
-        views = self.transcript.views()
-        place = views.index(view) + step
-        if place < 0 and await self.transcript.show_earlier():
-            views = self.transcript.views()
-            place = views.index(view) + step
-        if place >= len(views):
-            self.input.focus()
-        elif place >= 0:
-            views[place].focus()
 
     async def _step(self, turn: Turn, step: int) -> None:
         """Show the branch of another alternative, and go on there."""

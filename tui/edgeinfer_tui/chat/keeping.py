@@ -7,7 +7,7 @@ from typing import TypeVar
 from edgeinfer.chats.recorder import Recorder
 from edgeinfer.chats.records import Found, StoredChat
 from edgeinfer.chats.store import ChatStore
-from edgeinfer.chats.tree import ChatTree
+from edgeinfer.chats.tree import ChatTree, newest_end
 from edgeinfer_tui.chat.dialogue import Dialogue
 
 Result = TypeVar("Result")
@@ -44,8 +44,10 @@ class Keeping:
     def dialogue(self, stored: StoredChat, at: int | None = None) -> Dialogue:
         """A chat of the store, where it was left, or on the branch that goes through turn `at`."""
         with ChatStore(self._path) as store:
-            tree = ChatTree(store.turns(store.chat(str(stored.id))))
-        return Dialogue(tree, tree.with_number(stored.tip if at is None else at), system=stored.system)
+            stored = store.chat(str(stored.id))
+            tree = ChatTree(store.turns(stored))
+        tip = tree.with_number(stored.tip if at is None else at)
+        return Dialogue(tree, tip and newest_end(tip), system=stored.system)
 
     def chats(self, most: int) -> list[StoredChat]:
         """The chats changed last."""

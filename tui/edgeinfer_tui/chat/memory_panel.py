@@ -109,6 +109,6 @@ class MemoryPanel(Static):
         plan, width = self._plan, max(10, self.content_size.width)
         lines = [Content.styled("Memory", "bold underline"), *drawn(place_shares(plan), width), Content("")]
         if (rate := plan.prediction.decode_tokens_per_second) > 0:
-            lines.append(Content(f"expected: {rate:.3g} tokens/s"))
+            lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
         lines += [Content(f"so that it fits, {step}") for step in plan.steps]
         self.update(Content("\n").join(lines))

@@ -10,7 +10,7 @@ NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 
 
 class MessageInput(TextArea):
-    """Enter sends; a pasted path becomes a mention of its file."""
+    """Enter sends; a pasted path becomes a mention of its file. What isn't prevented, TextArea does itself."""
 
     class Sent(Message):
         """A message, or a command."""
@@ -44,14 +44,9 @@ class MessageInput(TextArea):
             event.stop()
             event.prevent_default()
             self.post_message(self.Left(event.key))
-        else:
-            await super()._on_key(event)
 
     async def _on_paste(self, event: events.Paste) -> None:
-        mention = mention_of(event.text)
-        if mention is None:
-            await super()._on_paste(event)
-            return
-        event.stop()
-        event.prevent_default()
-        self.insert(mention + " ")
+        if mention := mention_of(event.text):
+            event.stop()
+            event.prevent_default()
+            self.insert(mention + " ")

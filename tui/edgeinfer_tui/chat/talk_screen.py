@@ -53,7 +53,8 @@ class TalkScreen(Screen[None]):
         self.running: RunningAnswer | None = None
         self.editing: Turn | None = None
         self.latest: Generation | None = None
-        self._wishes, self._keeping, self._stored, self._fails = wishes, keeping, stored, fails
+        self.keeping = keeping
+        self._wishes, self._stored, self._fails = wishes, stored, fails
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
 
@@ -84,8 +85,8 @@ class TalkScreen(Screen[None]):
 
     async def _start(self) -> None:
         """The chat that goes on is there to read while its model is being loaded."""
-        if self._keeping is not None:
-            await self.on_thread(self._keeping.open)
+        if self.keeping is not None:
+            await self.on_thread(self.keeping.open)
         if self._stored is None:
             await self.take_up(self.dialogue, None)
         else:
@@ -96,14 +97,14 @@ class TalkScreen(Screen[None]):
 
     async def open_chat(self, stored: "StoredChat", at: int | None = None) -> None:
         """Go on with a chat of the store, where it was left, or at turn `at`."""
-        assert self._keeping is not None
-        await self.take_up(await asyncio.to_thread(self._keeping.dialogue, stored, at), stored)
+        assert self.keeping is not None
+        await self.take_up(await asyncio.to_thread(self.keeping.dialogue, stored, at), stored)
 
     async def take_up(self, dialogue: Dialogue, stored: "StoredChat | None") -> None:
         """Put another chat on the screen; an answer that is coming is stopped, and kept."""
         await self.stop_and_wait()
-        if self._keeping is not None:
-            self._keeping.recorded(dialogue, lambda: lasting_name(self.model_name), stored)
+        if self.keeping is not None:
+            self.keeping.recorded(dialogue, lambda: lasting_name(self.model_name), stored)
         self.dialogue, self.latest, self.editing = dialogue, None, None
         await self.transcript.show(dialogue.tree, dialogue.line)
         self.refresh_lines()
@@ -273,7 +274,7 @@ class TalkScreen(Screen[None]):
 
         def close() -> None:
             self.thread.close()
-            if self._keeping is not None:
-                self._keeping.close()
+            if self.keeping is not None:
+                self.keeping.close()
 
         return self.thread.do(close)

@@ -61,8 +61,9 @@ class TurnView(Vertical, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "ask('back')", "another"),
         Binding("right", "ask('on')", "another"),
-        Binding("up", "ask('up')", "up"),
-        Binding("down", "ask('down')", "down"),
+        Binding("up", "screen.go(-1)", "up"),
+        Binding("down", "screen.go(1)", "down"),
+        Binding("enter", "screen.write", "write"),
         Binding("e", "ask('edit')", "edit"),
         Binding("r", "ask('again')", "again"),
         Binding("c", "ask('copy')", "copy"),
@@ -71,7 +72,7 @@ class TurnView(Vertical, can_focus=True):
     ]
 
     class Asked(Message):
-        """Something to do with a turn: back, on, up, down, edit, again, copy."""
+        """Something to do with a turn: back, on, edit, again, copy."""
 
         def __init__(self, view: "TurnView", what: str) -> None:
             super().__init__()
