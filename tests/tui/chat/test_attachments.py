@@ -52,16 +52,14 @@ def test_a_pasted_path_becomes_a_mention(tmp_path: Path) -> None:
         assert mention_of(pasted) is None
 
 
-def test_a_file_in_a_message_reaches_the_model_and_a_wrong_one_is_told(
-    opened: Opened, tmp_path: Path
-) -> None:
+def test_a_file_in_a_message_reaches_the_model_a_wrong_one_is_told(opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("foxes", encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"\0")
 
     async def body() -> None:
         model = FakeModel()
         async with opened(model) as chat:
-            chat.screen.input.post_message(events.Paste(f"{tmp_path}/notes.txt"))
+            chat.app.post_message(events.Paste(f"{tmp_path}/notes.txt"))
             await chat.until(lambda: chat.screen.input.text)
             assert chat.screen.input.text == f"@{tmp_path}/notes.txt "
             await chat.press("enter")
@@ -79,7 +77,7 @@ def test_a_file_in_a_message_reaches_the_model_and_a_wrong_one_is_told(
 def test_a_pasted_text_stays_as_it_is_with_its_lines(opened: Opened) -> None:
     async def body() -> None:
         async with opened() as chat:
-            chat.screen.input.post_message(events.Paste("one\ntwo"))
+            chat.app.post_message(events.Paste("one\ntwo"))
             await chat.until(lambda: chat.screen.input.text)
             assert chat.screen.input.text == "one\ntwo"
             await chat.press("ctrl+j", *"end")

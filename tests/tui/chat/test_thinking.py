@@ -68,10 +68,10 @@ def test_words_of_a_coming_thought_are_counted(opened: Opened) -> None:
         async with opened(model) as chat:
             await chat.say("Hi", wait=False)
             model.allow(2)
-            await chat.until(
-                lambda: chat.views() and "2 words" in str(chat.views()[1].query_one("Thought").render())
-            )
-            assert "thinking" in str(chat.views()[1].query_one("Thought").render())
+            await chat.until(lambda: len(chat.views()) == 2)
+            thought = chat.views()[1].query_one("Thought")
+            await chat.until(lambda: "2 words" in str(thought.render()))
+            assert "thinking" in str(thought.render())
             model.allow(99)
 
     run(body())

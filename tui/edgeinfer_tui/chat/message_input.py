@@ -10,7 +10,7 @@ NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 
 
 class MessageInput(TextArea):
-    """Enter sends; a pasted path becomes a mention of its file. What isn't prevented, TextArea does itself."""
+    """Enter sends; a pasted path becomes a mention of its file. What it leaves, TextArea does."""
 
     class Sent(Message):
         """A message, or a command."""
