@@ -91,7 +91,7 @@ Opened = Callable[..., AbstractAsyncContextManager[Chat]]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open the chat: `models` are what loading gives, one after the other."""
+    """Open the chat: `models` are what loading gives, one after the other, in its middle once `load_when`."""
 
     @asynccontextmanager
     async def open_chat(
@@ -99,13 +99,16 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         stored: StoredChat | None = None,
         kept: bool = True,
         size: tuple[int, int] = (90, 30),
-        path: Path | None = None,
+        load_when: threading.Event | None = None,
         **wishes: Any,
     ) -> AsyncIterator[Chat]:
         coming = iter(models or [FakeModel()])
 
         def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
             progress[0](1, 2)
+            if load_when is not None:
+                load_when.wait(PATIENCE_SECONDS)
+                progress[0](2, 2)
             model = next(coming)
             if isinstance(model, Exception):
                 raise model
@@ -113,11 +116,14 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
             return model
 
         monkeypatch.setattr(library, "load_model", load)
-        place = path or tmp_path / "chats.sqlite"
+        place = tmp_path / "chats.sqlite"
         app = ChatApp(RunWishes("tiny", None, **wishes), Keeping(place) if kept else None, stored)
         async with app.run_test(size=size) as pilot:
             chat = Chat(pilot, app, place)
-            await chat.settle()
+            if load_when is None:
+                await chat.settle()
+            else:
+                await chat.until(lambda: app.chat.thread.loading is not None)
             yield chat
             if app._running:
                 app.leave()

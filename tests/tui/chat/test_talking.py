@@ -1,5 +1,6 @@
 """The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
 
+import threading
 from pathlib import Path
 
 from edgeinfer.chats.store import ChatStore
@@ -167,5 +168,32 @@ def test_the_status_line_tells_context_speed_and_help(opened: Opened) -> None:
             line = str(chat.screen.query_one("#status").render())
             assert "13/1024 tokens · 54 t/s" in line
             assert "F1 help" in line
+
+    run(body())
+
+
+def test_a_message_sent_while_the_model_is_loaded_goes_out_once_it_is_there(opened: Opened) -> None:
+    async def body() -> None:
+        coming = threading.Event()
+        async with opened(load_when=coming) as chat:
+            await chat.say("Hi", wait=False)
+            assert chat.shown() == []
+            assert "loading the model 1 B/2 B (50%)" in str(chat.screen.query_one("#note").render())
+            coming.set()
+            await chat.until(lambda: chat.shown() == ["Hi", ANSWER])
+            assert chat.screen.input.text == ""
+
+    run(body())
+
+
+def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened) -> None:
+    async def body() -> None:
+        coming = threading.Event()
+        async with opened(load_when=coming) as chat:
+            await chat.press("ctrl+q")
+            coming.set()
+            await chat.until(lambda: chat.app.at_rest)
+            assert chat.app.failure is None
+            assert chat.screen.thread.model is None
 
     run(body())

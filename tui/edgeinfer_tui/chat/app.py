@@ -1,6 +1,7 @@
 """The program around the chat's screen: colours, signals, the way out."""
 
 import asyncio
+import os
 import signal
 import sys
 from concurrent.futures import Future
@@ -36,7 +37,8 @@ class ChatApp(App[None]):
         stored: "StoredChat | None" = None,
         dark: bool = True,
     ) -> None:
-        super().__init__()
+        # How colours are taken out is settled in there, before a theme is.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]
         self.theme = self._themes[0 if dark else 1]

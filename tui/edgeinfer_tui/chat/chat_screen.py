@@ -173,7 +173,7 @@ class ChatScreen(TalkScreen):
         self._edit(asked)
         if self._told:
             self.input.text = self._told
-            self.input.post_message(MessageInput.Sent(self._told))
+            self.input.send()
 
     def action_theme(self) -> None:
         self.chat_app.switch_theme()

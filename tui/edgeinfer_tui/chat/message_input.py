@@ -30,12 +30,16 @@ class MessageInput(TextArea):
         super().__init__(id="input", compact=True, soft_wrap=True, highlight_cursor_line=False)
         self.placeholder = "Say something; F1 helps"
 
+    def send(self) -> None:
+        """As Enter does."""
+        if self.text.strip():
+            self.post_message(self.Sent(self.text))
+
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
             event.stop()
             event.prevent_default()
-            if self.text.strip():
-                self.post_message(self.Sent(self.text))
+            self.send()
         elif event.key in NEW_LINE:
             event.stop()
             event.prevent_default()

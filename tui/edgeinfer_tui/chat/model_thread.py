@@ -53,7 +53,7 @@ class ModelThread:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def load(self, name: str | None, settings: dict[str, Any]) -> None:
-        """Put a model in place of the one that there is.
+        """Put a model in place of the one that there is; there is none after `leave`.
 
         Raises: as `edgeinfer.load`; there is no model then.
         """
@@ -75,6 +75,8 @@ class ModelThread:
 
         try:
             self.model = library.load_model(name, settings, heard(reading), heard(building))
+        except Leaving:
+            return
         finally:
             self.loading = None
         self.thinks_first = _thinks_first(self.model)

@@ -19,7 +19,7 @@ def status_text(
 ) -> str:
     """What fits `width` columns, the most wanted first; `tail`: hints, for which there may be room."""
     count = "-" if used is None else str(used)
-    parts = [f"{count}/{context} tokens"]
+    parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
     if answer is not None:
         rate = answer.speed.decode_tokens_per_second
         if rate > 0:

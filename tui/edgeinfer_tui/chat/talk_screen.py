@@ -57,6 +57,8 @@ class TalkScreen(Screen[None]):
         self._wishes, self._stored, self._fails = wishes, stored, fails
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
+        self._waiting: str | None = None
+        """A message that was sent while the model was being loaded."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -121,15 +123,23 @@ class TalkScreen(Screen[None]):
                 self._fails(error)
                 return
             self.notify(one_line(error), title="not loaded", severity="error", markup=False, timeout=10)
-            await self._load(before[0])
+            try:
+                await self._load(before[0])
+            except Exception as worse:
+                self._fails(worse)
+                return
             before = None
-        assert self.thread.model is not None
         model = self.thread.model
+        if model is None:  # the program is being left
+            return
         for note in model.notes:
             self.notify(note, markup=False)
         self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan))
         await self.transcript.show(self.dialogue.tree, self.dialogue.line)
         self.refresh_lines()
+        if self._waiting == self.input.text:
+            self.input.send()
+        self._waiting = None
         recorder = self.dialogue.recorder
         if before is not None and recorder is not None:
             await self.on_thread(lambda: recorder.set_model(lasting_name(name)))
@@ -140,7 +150,8 @@ class TalkScreen(Screen[None]):
             self.refresh_lines()
         await future
         model = self.thread.model
-        assert model is not None
+        if model is None:
+            return
         if model.chat_format is None:
             await self.on_thread(self.thread.close)
             from edgeinfer.errors import ChatTemplateError
@@ -152,6 +163,7 @@ class TalkScreen(Screen[None]):
     async def send(self, text: str) -> bool:
         """Send a message, or what was made of the one that is being edited; False: it can't be sent now."""
         if not self._ready():
+            self._waiting = text if self.thread.model is None else None
             return False
         try:
             message = await asyncio.to_thread(with_files, text)
@@ -178,7 +190,7 @@ class TalkScreen(Screen[None]):
         if self.running is not None:
             self.notify("an answer is coming; Esc stops it")
         elif self.thread.model is None:
-            self.notify("the model is still being loaded")
+            self.notify("the model is still being loaded; a message goes out once it is there")
         return self.running is None and self.thread.model is not None
 
     async def _follow(self, answer: RunningAnswer) -> None:
