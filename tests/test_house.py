@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # package -> (floor, folder, third-party packages that this part may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
-    "edgeinfer_tui": (5, "tui/edgeinfer_tui", {"typer", "click", "rich", "textual", "uvicorn"}),
+    "edgeinfer_tui": (
+        5,
+        "tui/edgeinfer_tui",
+        {"typer", "click", "rich", "textual", "markdown_it", "uvicorn"},
+    ),
     "edgeinfer": (
         4,
         "edgeinfer",

@@ -137,14 +137,16 @@ class ChatStore:
         """The chats in which something was said, the one changed last first."""
         return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
 
-    def add_turn(self, chat: int, parent: int | None, role: Role, text: str) -> StoredTurn:
-        """A whole turn behind `parent` (None: the first); the chat's tip is there now.
+    def add_turn(
+        self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
+    ) -> StoredTurn:
+        """A turn that has ended, behind `parent` (None: the first); the chat's tip is there now.
 
         Raises:
             ChatStoreError: the parent is of another chat.
             sqlite3.Error: it can't be written.
         """
-        return self.turn(self._insert(chat, parent, role, text, "whole"))
+        return self.turn(self._insert(chat, parent, role, text, state))
 
     def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> TurnWriter:
         """A turn that comes in pieces; `Raises` as `add_turn`."""
@@ -166,6 +168,10 @@ class ChatStore:
             line.append(by_id[at])
             at = by_id[at].parent
         return line[::-1]
+
+    def turns(self, chat: StoredChat) -> list[StoredTurn]:
+        """The turns of all branches in the order in which they came, so each behind its parent."""
+        return self._turns("WHERE chat = ? ORDER BY id", (chat.id,))
 
     def alternatives(self, turn: StoredTurn) -> list[StoredTurn]:
         """All turns that follow the same one, in the order in which they came; `turn` among them."""
@@ -192,6 +198,11 @@ class ChatStore:
         """What the model of a chat is told first from now on."""
         with self._connection:
             self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
+
+    def set_model(self, chat: StoredChat, model: str) -> None:
+        """The model that goes on with a chat."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
 
     def rename(self, chat: StoredChat, name: str) -> StoredChat:
         """Give a chat a name. Raises ChatStoreError where it is taken."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +21,29 @@ class FakeTokenizer:
         return "".join(map(chr, ids))
 
 
+@dataclass(frozen=True)
+class FakeItem:
+    item: str
+    device: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FakePrediction:
+    decode_tokens_per_second: float = 54.0
+
+
 class FakePlan:
+    items = (
+        FakeItem("layer 0 attention", "gpu", 3 << 20),
+        FakeItem("layer 0 keys and values", "gpu", 1 << 20),
+        FakeItem("layer 0 feed-forward", "cpu", 6 << 20),
+        FakeItem("draft model", "cpu", 2 << 20),
+    )
+    vram_bytes, ram_bytes = 8 << 20, 16 << 20
+    prediction = FakePrediction()
+    steps: tuple[str, ...] = ()
+
     def explain(self) -> str:
         return "everything lies in RAM"
 
@@ -37,6 +60,7 @@ class FakeStream:
         dropped_turns: int = 0,
         interrupt_after: int | None = None,
         pause: float = 0.0,
+        before_word: Callable[[], object] = lambda: None,
         on_end: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._words = words
@@ -45,14 +69,16 @@ class FakeStream:
         self._dropped_turns = dropped_turns
         self._interrupt_after = interrupt_after
         self._pause = pause
+        self._before_word = before_word
         self._on_end = on_end
         self._said: list[Token] = []
-        self._result: Generation | None = None
+        self._reason: FinishReason = "cancelled"
 
     def __iter__(self) -> Iterator[Token]:
         for index, word in enumerate(self._words):
             if index == self._interrupt_after:
                 raise KeyboardInterrupt
+            self._before_word()
             time.sleep(self._pause)
             self._said.append(
                 Token(index, word, logprob=-0.5, top_logprobs=((ord("a"), -0.5), (ord("b"), -1.5)))
@@ -65,12 +91,7 @@ class FakeStream:
 
     @property
     def result(self) -> Generation:
-        assert self._result is not None, "the stream has neither ended nor been cancelled"
-        return self._result
-
-    def _finish(self, reason: FinishReason) -> None:
         text = "".join(token.text for token in self._said)
-        self._on_end(text)
         speed = Speed(
             prompt_tokens=self._prompt_tokens,
             generated_tokens=len(self._said),
@@ -79,9 +100,13 @@ class FakeStream:
             decode_tokens_per_second=54.0,
         )
         ids = [token.id for token in self._said]
-        self._result = Generation(
-            text, ids, reason, speed, tokens=self._said, dropped_turns=self._dropped_turns
+        return Generation(
+            text, ids, self._reason, speed, tokens=self._said, dropped_turns=self._dropped_turns
         )
+
+    def _finish(self, reason: FinishReason) -> None:
+        self._reason = reason
+        self._on_end("".join(token.text for token in self._said))
 
 
 class FakeChat:
@@ -134,6 +159,7 @@ class FakeModel:
         self.behaviour = behaviour
         self.asked: list[str] = []
         self.settings: list[dict[str, Any]] = []
+        self.chats: list[FakeChat] = []
         self.loaded_with: dict[str, Any] = {}
         self.closed = False
         self.snapshots = 0
@@ -162,7 +188,8 @@ class FakeModel:
         return [stream.result] * n
 
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
-        return FakeChat(self, system)
+        self.chats.append(FakeChat(self, system))
+        return self.chats[-1]
 
     def keep_snapshot(self) -> bool:
         self.snapshots += 1

@@ -35,7 +35,7 @@ class ChatSession:
         inner = loaded.chat(system=before if wishes.system is None else wishes.system)
 
         def begin() -> "StoredChat":
-            return self.store.new_chat(_lasting(wishes.model), inner.system, self.name)
+            return self.store.new_chat(lasting_name(wishes.model), inner.system, self.name)
 
         kept = KeptConversation(inner, self.store, begin, say)
         if self.stored is not None:
@@ -79,7 +79,7 @@ def open_session(wishes: RunWishes, prompted: bool) -> ChatSession | None:
     return ChatSession(store, None, wishes.session)
 
 
-def _lasting(model: str | None) -> str:
+def lasting_name(model: str | None) -> str:
     """What the model is called, from whatever folder it will be asked for."""
     from edgeinfer.catalogue import find_model
 

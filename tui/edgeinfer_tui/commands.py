@@ -6,6 +6,7 @@ import typer
 
 from edgeinfer_tui import (
     bench_command,
+    chat_command,
     chats_command,
     config_command,
     doctor_command,
@@ -57,6 +58,7 @@ def edgeinfer(
 
 
 app.command()(run_command.run)
+app.command()(chat_command.chat)
 app.command()(pull_command.pull)
 app.command()(serve_command.serve)
 app.command()(show_command.show)

@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]
 
 
 class Stream(Protocol):
-    """Tokens as they come; `result` is there once the stream has ended or was cancelled."""
+    """Tokens as they come; `result` is the answer so far, and the whole answer at the end."""
 
     @property
     def result(self) -> "Generation": ...

@@ -110,7 +110,7 @@ def run(
         wishes = replace(wishes, model=kept.model)
     if kept is not None:
         wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
-    _check_model(wishes)
+    check_model(wishes)
     piped = piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
     if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
@@ -143,7 +143,7 @@ def _load(wishes: RunWishes) -> LoadedModel:
         reading.erase()
 
 
-def _check_model(wishes: RunWishes) -> None:
+def check_model(wishes: RunWishes) -> None:
     """Refuse a model that isn't there, before anything heavy is imported.
 
     The one thing on the command line may be a prompt, where a model's name belongs.

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     compute_capability,
     count_parts,
 )
-from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
+from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings, has_float_layers
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
@@ -38,7 +38,7 @@ from edgeinfer_kernels.cuda.tuner import (
 from edgeinfer_kernels.division import device_half, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
+from edgeinfer_kernels.weights import DecoderWeights
 
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
@@ -136,7 +136,7 @@ class CudaBackend:
         self._ids = self._host(chunk, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
-        self._most_in_step = 1 if self._cuda and _has_float_layers(weights) else MOST_TOKENS
+        self._most_in_step = 1 if self._cuda and has_float_layers(weights) else MOST_TOKENS
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
@@ -386,15 +386,3 @@ class CudaBackend:
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()
-
-
-def _has_float_layers(weights: DecoderWeights) -> bool:
-    """Whether a layer multiplies by floats. Several tokens of such a model are read as a prompt is: on an
-    H200 their step gave wrong sums behind 32 cached positions (float32, three tokens; cause not found yet).
-    """
-    formats: set[str] = set()
-    for layer in weights.layers:
-        second = layer.feed_forward
-        products = second.stacks() if isinstance(second, ExpertWeights) else second.matrices()
-        formats.update(matrix.format for matrix in (*layer.attention.matrices(), *products))
-    return not formats.isdisjoint(FLOAT_FORMATS)

@@ -1,0 +1,125 @@
+"""A chat's tree in memory, and the recorder that writes it down and catches up."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.chats.recorder import Recorder
+from edgeinfer.chats.store import ChatStore
+from edgeinfer.chats.tree import ChatTree, line_to, newest_end, read_by_the_model
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ChatStore]:
+    with ChatStore(tmp_path / "chats.sqlite") as opened:
+        yield opened
+
+
+def recorder_of(store: ChatStore) -> Recorder:
+    return Recorder(store, lambda: store.new_chat("tiny"))
+
+
+def test_a_tree_knows_lines_alternatives_and_the_newest_end() -> None:
+    tree = ChatTree()
+    asked = tree.add(None, "user", "Hi")
+    first, second = tree.add(asked, "assistant", "One"), tree.add(asked, "assistant", "Two")
+    more = tree.add(second, "user", "More")
+    assert line_to(more) == [asked, second, more]
+    assert list(tree.alternatives(first)) == [first, second]
+    assert tree.beside(first, 1) is second
+    assert tree.beside(first, -1) is None
+    assert newest_end(asked) is more
+
+
+def test_the_model_reads_messages_that_were_answered_only() -> None:
+    tree = ChatTree()
+    asked = tree.add(None, "user", "Hi")
+    silent = tree.add(asked, "assistant", "", "failed")
+    again = tree.add(silent, "user", "Hello?")
+    answer = tree.add(again, "assistant", "Yes.")
+    assert read_by_the_model(line_to(answer)) == [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+
+
+def test_a_tree_comes_back_from_the_store_as_it_was(store: ChatStore) -> None:
+    tree, recorder = ChatTree(), recorder_of(store)
+    asked = tree.add(None, "user", "Hi")
+    for text in ("One", "Two"):
+        answer = tree.add(asked, "assistant", text, "stopped")
+        recorder.record(answer)
+    assert recorder.stored is not None
+    back = ChatTree(store.turns(recorder.stored))
+    assert [turn.text for turn in back.beginnings] == ["Hi"]
+    assert [(turn.text, turn.state) for turn in back.beginnings[0].children] == [
+        ("One", "stopped"),
+        ("Two", "stopped"),
+    ]
+    assert back.with_number(answer.stored) is back.beginnings[0].children[1]
+
+
+def test_what_could_not_be_written_is_written_with_the_next_turn(
+    store: ChatStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, recorder = ChatTree(), recorder_of(store)
+    asked = tree.add(None, "user", "Hi")
+    answer = tree.add(asked, "assistant", "", "coming")
+
+    def full(*given: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_insert", full)
+        recorder.begin(answer)
+        recorder.add("A fox.")
+        answer.text, answer.state = "A fox.", "whole"
+        recorder.finish(answer, "whole")
+        assert recorder.trouble == "database or disk is full"
+    more = tree.add(answer, "user", "More")
+    recorder.record(more)
+    assert recorder.trouble is None
+    assert recorder.stored is not None
+    line = store.branch(store.chat(str(recorder.stored.id)))
+    assert [turn.text for turn in line] == ["Hi", "A fox.", "More"]
+
+
+def test_an_answer_whose_end_could_not_be_written_is_ended_later(
+    store: ChatStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, recorder = ChatTree(), recorder_of(store)
+    answer = tree.add(tree.add(None, "user", "Hi"), "assistant", "", "coming")
+    recorder.begin(answer)
+    recorder.add("A ")
+    writer = recorder._writer
+    assert writer is not None
+
+    def full(state: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_close", full)
+        recorder.add("fox.")
+        answer.text, answer.state = "A fox.", "whole"
+        recorder.finish(answer, "whole")
+        assert recorder.trouble == "database or disk is full"
+    recorder.record(tree.add(answer, "user", "More"))
+    assert recorder.trouble is None
+    assert answer.stored is not None
+    assert (store.turn(answer.stored).text, store.turn(answer.stored).state) == ("A fox.", "whole")
+
+
+def test_the_chat_is_left_where_the_screen_was(store: ChatStore) -> None:
+    tree, recorder = ChatTree(), recorder_of(store)
+    asked = tree.add(None, "user", "Hi")
+    first, second = tree.add(asked, "assistant", "One"), tree.add(asked, "assistant", "Two")
+    recorder.record(first)
+    recorder.record(second)
+    recorder.leave_at(first)
+    recorder.set_system("Be brief.")
+    recorder.set_model("other")
+    assert recorder.stored is not None
+    chat = store.chat(str(recorder.stored.id))
+    assert (chat.tip, chat.system, chat.model) == (first.stored, "Be brief.", "other")

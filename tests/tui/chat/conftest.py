@@ -1,0 +1,132 @@
+"""The chat with a fake model behind it, as Textual's pilot works it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from edgeinfer.chats.records import StoredChat, StoredTurn
+from edgeinfer.chats.store import ChatStore
+from edgeinfer_tui import library
+from edgeinfer_tui.chat.app import ChatApp
+from edgeinfer_tui.chat.keeping import Keeping
+from edgeinfer_tui.chat.turn_view import TurnView
+from edgeinfer_tui.run_wishes import RunWishes
+from tests.tui.fake_library import FakeModel
+
+PATIENCE_SECONDS = 10.0
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(body)
+
+
+class PacedModel(FakeModel):
+    """Says as many words as it has been allowed to."""
+
+    def __init__(self, answer: str = "There was a fox.") -> None:
+        self._allowed = threading.Semaphore(0)
+        super().__init__(answer, before_word=lambda: self._allowed.acquire(timeout=PATIENCE_SECONDS))
+
+    def allow(self, words: int) -> None:
+        self._allowed.release(words)
+
+
+class Chat:
+    """A running chat: what is typed, and what is to be seen."""
+
+    def __init__(self, pilot: "Pilot[None]", app: ChatApp, store: Path) -> None:
+        self.pilot, self.app, self.screen, self._store = pilot, app, app.chat, store
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def say(self, text: str, wait: bool = True) -> None:
+        """Write into the line, and Enter."""
+        self.screen.input.text = text
+        await self.press("enter")
+        if wait:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Until nothing is going on any more."""
+        await self.until(lambda: self.screen.running is None and not any(self.app.workers))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert time.monotonic() < end, f"never came; shown: {self.shown()}"
+            await self.pilot.pause()
+            await asyncio.sleep(0)
+
+    def views(self) -> list[TurnView]:
+        return self.screen.transcript.views()
+
+    def shown(self) -> list[str]:
+        """The text of the turns, without thoughts."""
+        return [view.said() for view in self.views()]
+
+    def notices(self) -> list[str]:
+        return [notice.message for notice in self.app._notifications]
+
+    def stored(self) -> list[StoredChat]:
+        with ChatStore(self._store) as store:
+            return store.chats()
+
+    def turns(self) -> list[StoredTurn]:
+        """The branch of the chat that was changed last."""
+        with ChatStore(self._store) as store:
+            return store.branch(store.chats(1)[0])
+
+
+Opened = Callable[..., AbstractAsyncContextManager[Chat]]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Open the chat: `models` are what loading gives, one after the other, in its middle once `load_when`."""
+
+    @asynccontextmanager
+    async def open_chat(
+        *models: FakeModel | Exception,
+        stored: StoredChat | None = None,
+        kept: bool = True,
+        size: tuple[int, int] = (90, 30),
+        load_when: threading.Event | None = None,
+        **wishes: Any,
+    ) -> AsyncIterator[Chat]:
+        coming = iter(models or [FakeModel()])
+
+        def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
+            progress[0](1, 2)
+            if load_when is not None:
+                load_when.wait(PATIENCE_SECONDS)
+                progress[0](2, 2)
+            model = next(coming)
+            if isinstance(model, Exception):
+                raise model
+            model.loaded_with = {"model": name, **settings}
+            return model
+
+        monkeypatch.setattr(library, "load_model", load)
+        place = tmp_path / "chats.sqlite"
+        app = ChatApp(RunWishes("tiny", None, **wishes), Keeping(place) if kept else None, stored)
+        async with app.run_test(size=size) as pilot:
+            chat = Chat(pilot, app, place)
+            if load_when is None:
+                await chat.settle()
+            else:
+                await chat.until(lambda: app.chat.thread.loading is not None)
+            yield chat
+            if app._running:
+                app.leave()
+                await chat.until(lambda: app.at_rest)
+
+    return open_chat

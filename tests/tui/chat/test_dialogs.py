@@ -1,0 +1,171 @@
+"""Help, settings, models, past chats, memory: the pages over the chat."""
+
+from pathlib import Path
+
+from textual.widgets import Input, OptionList, TextArea
+
+from edgeinfer.chats.store import ChatStore
+from edgeinfer_tui.chat.chat_commands import COMMANDS
+from tests.tui.chat.conftest import Opened, run
+from tests.tui.fake_library import ANSWER, FakeModel
+
+
+def test_help_lists_every_command_with_its_key(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.press("f1")
+            page = "\n".join(str(part.render()) for part in chat.app.screen.query("Static"))
+            for command in COMMANDS:
+                assert command.word in page
+                assert command.meaning in page
+            assert "F3, Ctrl-F" in page
+            await chat.press("escape")
+            assert chat.app.screen is chat.screen
+
+    run(body())
+
+
+def test_settings_hold_from_the_next_answer_on(opened: Opened) -> None:
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model, answering={"top_k": 5, "stop": ["x"]}) as chat:
+            await chat.press("f2")
+            page = chat.app.screen
+            page.query_one(TextArea).text = "Be kind."
+            page.query_one("#temperature", Input).value = "0.5"
+            page.query_one("#top_k", Input).value = ""
+            await chat.press("ctrl+s")
+            await chat.say("Hi")
+            assert chat.stored()[0].system == "Be kind."
+        assert model.asked == ["chat[Be kind.] Hi"]
+        assert model.settings == [{"temperature": 0.5, "stop": ["x"]}]
+
+    run(body())
+
+
+def test_a_wrong_setting_is_named_and_the_page_stays(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            for field, value, told in (
+                ("top_k", "many", "top_k: saw 'many', wanted a whole number"),
+                ("temperature", "-1", "temperature"),
+                ("max_tokens", "-3", "max_tokens: saw -3"),
+            ):
+                await chat.press("f2")
+                chat.app.screen.query_one(f"#{field}", Input).value = value
+                await chat.press("ctrl+s")
+                assert told in str(chat.app.screen.query_one("#wrong").render())
+                await chat.press("escape")
+            assert chat.screen.settings == {}
+
+    run(body())
+
+
+def test_another_model_goes_on_with_the_chat(opened: Opened) -> None:
+    async def body() -> None:
+        first, second = FakeModel(), FakeModel("A bear.")
+        second.name = "other"
+        async with opened(first, second) as chat:
+            await chat.say("Hi")
+            await chat.press("f4")
+            await chat.until(lambda: chat.app.screen.query_one(OptionList).option_count)
+            await chat.press("enter")
+            await chat.settle()
+            assert first.closed
+            await chat.say("And?")
+            assert chat.shown() == ["Hi", ANSWER, "And?", "A bear."]
+            assert [message["content"] for message in second.chats[0].messages][:2] == ["Hi", ANSWER]
+
+    run(body())
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_that_was_there(opened: Opened) -> None:
+    async def body() -> None:
+        again = FakeModel("Back again.")
+        async with opened(FakeModel(), OSError("no room"), again) as chat:
+            await chat.say("/model other")
+            await chat.settle()
+            assert any("no room" in notice for notice in chat.notices())
+            await chat.say("Hi")
+            assert chat.shown() == ["Hi", "Back again."]
+            assert again.loaded_with == {"model": "tiny"}
+
+    run(body())
+
+
+def test_a_past_chat_is_found_by_what_was_said_in_it(opened: Opened, tmp_path: Path) -> None:
+    with ChatStore(tmp_path / "chats.sqlite") as store:
+        for said, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
+            made = store.new_chat("tiny").id
+            asked = store.add_turn(made, None, "user", said)
+            store.add_turn(made, asked.id, "assistant", answer)
+
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.press("ctrl+f")
+            options = chat.app.screen.query_one(OptionList)
+            await chat.until(lambda: options.option_count == 2)
+            await chat.press(*"RED")
+            await chat.until(lambda: options.option_count == 1)
+            await chat.press("enter")
+            await chat.settle()
+            assert chat.shown() == ["Of foxes", "They are red."]
+            assert chat.screen.focused is chat.views()[1]
+            await chat.press("enter")
+            await chat.say("More")
+            assert [turn.text for turn in chat.turns()] == ["Of foxes", "They are red.", "More", ANSWER]
+
+    run(body())
+
+
+def test_a_new_chat_begins_and_the_old_one_is_kept(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.say("One")
+            await chat.press("ctrl+n")
+            assert chat.shown() == []
+            await chat.say("Two")
+            assert [chat.title for chat in chat.stored()] == ["Two", "One"]
+
+    run(body())
+
+
+def test_an_unknown_command_is_answered_with_those_that_exist(opened: Opened) -> None:
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model) as chat:
+            await chat.say("/sytem x")
+            assert any("/sytem: no such command; there are /help" in notice for notice in chat.notices())
+            assert model.asked == []
+            assert chat.screen.input.text == "/sytem x"
+
+    run(body())
+
+
+def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.press("f6")
+            panel = chat.screen.query_one("#memory")
+            assert panel.display
+            text = str(panel.render())
+            assert "GPU  4.0 MiB of 8.0 MiB" in text
+            assert "CPU  8.0 MiB of 16.0 MiB" in text
+            assert "draft" in text
+            assert "disk" not in text
+            await chat.press("f6")
+            assert not panel.display
+
+    run(body())
+
+
+def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            assert chat.app.current_theme.dark
+            await chat.press("f7")
+            assert not chat.app.current_theme.dark
+            await chat.press("f7")
+            assert chat.app.current_theme.dark
+
+    run(body())

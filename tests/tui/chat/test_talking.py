@@ -1,0 +1,199 @@
+"""The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
+
+import threading
+from pathlib import Path
+
+from edgeinfer.chats.store import ChatStore
+from tests.tui.chat.conftest import Opened, PacedModel, run
+from tests.tui.fake_library import ANSWER, FakeModel
+
+
+def test_a_message_is_answered_and_both_are_kept(opened: Opened) -> None:
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model, answering={"temperature": 0.0}) as chat:
+            await chat.say("Hi")
+            assert chat.shown() == ["Hi", ANSWER]
+            assert [(turn.role, turn.text, turn.state) for turn in chat.turns()] == [
+                ("user", "Hi", "whole"),
+                ("assistant", ANSWER, "whole"),
+            ]
+            assert chat.screen.input.text == ""
+        assert model.asked == ["chat[None] Hi"]
+        assert model.settings == [{"temperature": 0.0}]
+        assert model.closed
+
+    run(body())
+
+
+def test_what_is_shown_of_a_coming_answer_is_on_the_disk_already(opened: Opened) -> None:
+    async def body() -> None:
+        model = PacedModel()
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            model.allow(2)
+            await chat.until(lambda: chat.shown() == ["Hi", "There was "])
+            assert [(turn.text, turn.state) for turn in chat.turns()] == [
+                ("Hi", "whole"),
+                ("There was ", "coming"),
+            ]
+            model.allow(9)
+            await chat.settle()
+            assert chat.turns()[1].state == "whole"
+
+    run(body())
+
+
+def test_escape_stops_an_answer_and_keeps_what_was_said(opened: Opened) -> None:
+    async def body() -> None:
+        model = PacedModel()
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            model.allow(2)
+            await chat.until(lambda: chat.shown() == ["Hi", "There was "])
+            await chat.press("escape")
+            model.allow(1)
+            await chat.settle()
+            assert chat.shown() == ["Hi", "There was a "]
+            assert (chat.turns()[1].text, chat.turns()[1].state) == ("There was a ", "stopped")
+            model.allow(99)
+            await chat.say("Go on")
+            assert model.asked == ["chat[None] Hi", "chat[None] Go on"]
+
+    run(body())
+
+
+def test_leaving_in_the_middle_keeps_what_was_said(opened: Opened) -> None:
+    async def body() -> None:
+        model = PacedModel()
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            model.allow(2)
+            await chat.until(lambda: chat.shown() == ["Hi", "There was "])
+            await chat.press("ctrl+q")
+            model.allow(1)
+            await chat.until(lambda: chat.app.at_rest)
+            assert (chat.turns()[1].text, chat.turns()[1].state) == ("There was a ", "stopped")
+            assert model.closed
+
+    run(body())
+
+
+def test_a_second_message_waits_in_the_line_while_an_answer_comes(opened: Opened) -> None:
+    async def body() -> None:
+        model = PacedModel()
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            await chat.say("And?", wait=False)
+            assert chat.screen.input.text == "And?"
+            assert "an answer is coming; Esc stops it" in chat.notices()
+            model.allow(99)
+            await chat.settle()
+            assert model.asked == ["chat[None] Hi"]
+
+    run(body())
+
+
+def test_a_failure_is_told_under_the_message_and_the_chat_goes_on(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.say("overflow")
+            assert chat.turns()[1].state == "failed"
+            failure = chat.views()[1].query_one(".failure")
+            assert failure.display
+            assert "2000 tokens, wanted at most 1024" in str(failure.render())
+            await chat.say("Hi")
+            assert chat.shown()[2:] == ["Hi", ANSWER]
+
+    run(body())
+
+
+def test_a_chat_that_goes_on_is_shown_and_read_by_the_model(opened: Opened, tmp_path: Path) -> None:
+    with ChatStore(tmp_path / "chats.sqlite") as store:
+        chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
+        asked = store.add_turn(chat_id, None, "user", "Where?")
+        store.add_turn(chat_id, asked.id, "assistant", "In a den.")
+        stored = store.chat("foxes")
+
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model, stored=stored) as chat:
+            assert chat.shown() == ["Where?", "In a den."]
+            await chat.say("And then?")
+            assert [turn.text for turn in chat.turns()] == ["Where?", "In a den.", "And then?", ANSWER]
+            assert len(chat.stored()) == 1
+        assert model.asked == ["chat[Be brief.] And then?"]
+        assert model.chats[0].messages[:2] == [
+            {"role": "user", "content": "Where?"},
+            {"role": "assistant", "content": "In a den."},
+        ]
+
+    run(body())
+
+
+def test_a_private_chat_keeps_nothing(opened: Opened, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(kept=False) as chat:
+            await chat.say("Hi")
+            assert chat.shown() == ["Hi", ANSWER]
+        assert not (tmp_path / "chats.sqlite").exists()
+
+    run(body())
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_reason(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(MemoryError("no room")) as chat:
+            await chat.until(lambda: chat.app.at_rest)
+            assert str(chat.app.failure) == "no room"
+
+    run(body())
+
+
+def test_a_small_terminal_has_room_for_the_turns(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(size=(40, 12)) as chat:
+            await chat.say("Hi")
+            assert chat.shown() == ["Hi", ANSWER]
+            assert chat.screen.transcript.region.height >= 8
+            assert chat.screen.input.region.height >= 1
+
+    run(body())
+
+
+def test_the_status_line_tells_context_speed_and_help(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.say("Hi")
+            line = str(chat.screen.query_one("#status").render())
+            assert "13/1024 tokens · 54 t/s" in line
+            assert "F1 help" in line
+
+    run(body())
+
+
+def test_a_message_sent_while_the_model_is_loaded_goes_out_once_it_is_there(opened: Opened) -> None:
+    async def body() -> None:
+        coming = threading.Event()
+        async with opened(load_when=coming) as chat:
+            await chat.say("Hi", wait=False)
+            assert chat.shown() == []
+            assert "loading the model 1 B/2 B (50%)" in str(chat.screen.query_one("#note").render())
+            coming.set()
+            await chat.until(lambda: chat.shown() == ["Hi", ANSWER])
+            assert chat.screen.input.text == ""
+
+    run(body())
+
+
+def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened) -> None:
+    async def body() -> None:
+        coming = threading.Event()
+        async with opened(load_when=coming) as chat:
+            await chat.press("ctrl+q")
+            coming.set()
+            await chat.until(lambda: chat.app.at_rest)
+            assert chat.app.failure is None
+            assert chat.screen.thread.model is None
+
+    run(body())

@@ -1,0 +1,77 @@
+"""What a model thinks, told apart from what it says."""
+
+import pytest
+
+from edgeinfer_tui.chat.thinking import Reply, opens_thought, parted
+from tests.tui.chat.conftest import Opened, PacedModel, run
+from tests.tui.fake_library import FakeModel
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "said"),
+    [
+        ("Hello.", "", "Hello."),
+        ("<think>\nHm.\n</think>\n\nHello.", "Hm.", "Hello."),
+        ("<think>\n\n</think>\n\nHello.", "", "Hello."),
+        ("[THINK]Hm.[/THINK]Hello.", "Hm.", "Hello."),
+        ("Hm.\n</think>\nHello.", "Hm.", "Hello."),
+        ("<think>One</think><think>Two</think>Hello.", "One\n\nTwo", "Hello."),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
+            "Hm.",
+            "Hello.",
+        ),
+        ("Write <think> and </think>.", "", "Write <think> and </think>."),
+    ],
+)
+def test_a_thought_stands_in_front_of_the_answer(text: str, thought: str, said: str) -> None:
+    reply = parted(text)
+    assert (reply.thought.strip(), reply.said) == (thought, said)
+    assert not reply.thinking
+
+
+def test_a_thought_that_the_template_began_ends_where_its_mark_is() -> None:
+    assert parted("Hm.", opened=True, ended=False) == Reply("Hm.", "", True)
+    assert parted("Hm.</think>Hi", opened=True, ended=False) == Reply("Hm.", "Hi")
+
+
+def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
+    text = "<think>Hm.</think>Hello <b>"
+    for length in range(len(text) + 1):
+        reply = parted(text[:length], ended=False)
+        assert "Hm.".startswith(reply.thought)
+        assert "Hello <b>".startswith(reply.said)
+    assert parted("<thi", ended=True).said == "<thi"
+
+
+def test_a_prompt_that_ends_in_an_open_thought_is_recognised() -> None:
+    assert opens_thought("<|assistant|><think>\n")
+    assert not opens_thought("<|assistant|><think>\n\n</think>\n\n")
+
+
+def test_a_thought_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(FakeModel("<think>A red one.</think>There was a fox.")) as chat:
+            await chat.say("Hi")
+            thought = chat.views()[1].query_one("Thought")
+            assert str(thought.render()) == "> thought (3 words)"
+            await chat.press("tab", "t")
+            assert str(thought.render()) == "v thought (3 words)\nA red one."
+            assert chat.shown()[1] == "There was a fox."
+
+    run(body())
+
+
+def test_words_of_a_coming_thought_are_counted(opened: Opened) -> None:
+    async def body() -> None:
+        model = PacedModel("<think>A red one. </think> Yes.")
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            model.allow(2)
+            await chat.until(lambda: len(chat.views()) == 2)
+            thought = chat.views()[1].query_one("Thought")
+            await chat.until(lambda: "2 words" in str(thought.render()))
+            assert "thinking" in str(thought.render())
+            model.allow(99)
+
+    run(body())

@@ -1,0 +1,1 @@
+"""The chat that fills the terminal: `edgeinfer chat`."""

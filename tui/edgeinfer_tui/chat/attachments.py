@@ -1,0 +1,75 @@
+"""Files in a message: `@path` becomes what the file holds, a pasted path becomes `@path`."""
+
+import re
+import shlex
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from edgeinfer.errors import SettingError
+
+MOST_BYTES = 2 * 1024 * 1024
+MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+
+
+def with_files(message: str) -> str:
+    """The message, with what its files hold behind it; an @ that names no file stays as it is.
+
+    Raises:
+        SettingError: a file that is too long or isn't text.
+        OSError: one that can't be read.
+    """
+    paths = [path for path in map(_path, MENTION.finditer(message)) if path is not None]
+    parts = [message, *(_quoted(path) for path in dict.fromkeys(paths))]
+    return "\n\n".join(parts)
+
+
+def mention_of(pasted: str) -> str | None:
+    """`@path` for a pasted text that is the path of a file, as terminals paste what is dropped on them."""
+    text = pasted.strip()
+    if not text or "\n" in text or len(text) > 4096:
+        return None
+    if text.startswith("file://"):
+        text = unquote(urlparse(text).path)
+    try:
+        words = shlex.split(text) if text[0] in "'\"" or "\\ " in text else [text]
+    except ValueError:
+        return None
+    if len(words) != 1 or not _rooted(words[0]) or not _is_file(Path(words[0]).expanduser()):
+        return None
+    return f'@"{words[0]}"' if " " in words[0] else f"@{words[0]}"
+
+
+def _rooted(text: str) -> bool:
+    """Whether a text is a path for certain: a word may happen to be a file's name."""
+    return text.startswith(("/", "~/", "./", "../")) or re.match(r"[A-Za-z]:[\\/]", text) is not None
+
+
+def _path(match: re.Match[str]) -> Path | None:
+    quoted, bare = match.groups()
+    for name in [quoted] if quoted else [bare, bare.rstrip(".,;:!?)")]:
+        path = Path(name).expanduser()
+        if _is_file(path):
+            return path
+    return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or no path at all
+        return False
+
+
+def _quoted(path: Path) -> str:
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise SettingError(f"{path}: {size} bytes, wanted {MOST_BYTES} at most")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SettingError(f"{path}: no text in UTF-8, which is all that a message can hold") from None
+    if "\0" in text:
+        raise SettingError(f"{path}: no text, which is all that a message can hold")
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{path.name}:\n{fence}{path.suffix.lstrip('.')}\n{text.rstrip()}\n{fence}"

@@ -1,0 +1,61 @@
+"""What the chat can be told: by a key, or by a word in front of which a slash stands."""
+
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True)
+class ChatCommand:
+    """`keys` as Textual names them, a comma between; `action`: of the chat's screen; `takes`: an argument."""
+
+    word: str
+    keys: str
+    action: str
+    meaning: str
+    takes: str = ""
+
+
+COMMANDS = (
+    ChatCommand("/help", "f1", "help", "this page"),
+    ChatCommand("/settings", "f2", "settings", "system prompt and sampling settings"),
+    ChatCommand("/search", "f3,ctrl+f", "search", "past chats: search, open", "[TEXT]"),
+    ChatCommand("/model", "f4,ctrl+o", "models", "go on with another model", "[NAME]"),
+    ChatCommand("/regen", "f5,ctrl+r", "regenerate", "answer the last message again"),
+    ChatCommand("/memory", "f6,ctrl+g", "memory", "where the model's bytes lie"),
+    ChatCommand("/theme", "f7,ctrl+t", "theme", "light or dark"),
+    ChatCommand("/new", "ctrl+n", "new_chat", "begin a new chat; this one is kept"),
+    ChatCommand("/edit", "", "edit_last", "change the last message and have it answered", "[TEXT]"),
+    ChatCommand("/system", "", "system", "what the model is told first", "[TEXT]"),
+    ChatCommand("/copy", "ctrl+y", "copy_last", "copy the last answer"),
+    ChatCommand("/stats", "", "stats", "how fast the last answer came"),
+    ChatCommand("/exit", "ctrl+q", "leave", "leave; Ctrl-D in an empty line does too"),
+)
+OTHER_KEYS = (
+    ("Enter", "send"),
+    ("Ctrl-J, Shift-Enter, Alt-Enter", "a new line in the message"),
+    ("Esc", "stop the answer; leave a message that is being edited"),
+    ("Ctrl-C", "stop the answer; twice, with no answer coming: leave"),
+    ("PageUp, PageDown", "scroll"),
+    ("Tab, Ctrl-Up, Ctrl-Down", "go to a message; there:"),
+    ("  Up, Down", "the one before, the next"),
+    ("  Left, Right", "another answer, or another wording"),
+    ("  e, r", "edit it; answer it again"),
+    ("  c, 1 to 9", "copy it; copy its first to ninth block of code"),
+    ("  t", "unfold what the model thought"),
+    ("@path", "a file in a message; a file that is dropped on the terminal too"),
+)
+
+
+def bindings() -> list[Binding]:
+    """The commands' keys; they work wherever the cursor is."""
+    return [
+        Binding(command.keys, command.action, command.meaning, priority=True)
+        for command in COMMANDS
+        if command.keys
+    ]
+
+
+def key_names(keys: str) -> str:
+    """A command's keys as people write them: f3,ctrl+f -> F3, Ctrl-F."""
+    return ", ".join("-".join(part.capitalize() for part in key.split("+")) for key in keys.split(",") if key)

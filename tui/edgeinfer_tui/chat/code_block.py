@@ -1,0 +1,73 @@
+"""Markdown of an answer, with blocks of code that can be copied."""
+
+from collections.abc import Iterable
+
+from markdown_it import MarkdownIt
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widgets import Label, Markdown
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+
+from edgeinfer_tui.answer_output import HARMLESS
+
+
+class CopyLabel(Label):
+    """The line above a block of code; a click copies the block."""
+
+    def on_click(self) -> None:
+        block = self.parent
+        assert isinstance(block, CodeBlock)
+        self.app.copy_to_clipboard(block.code)
+        self.app.notify("copied", timeout=2)
+
+
+class CodeBlock(MarkdownFence):
+    """A block of code under a line with its language."""
+
+    DEFAULT_CSS = """
+    CodeBlock { margin: 0 0 1 0; }
+    CodeBlock > Label { padding: 0 1; }
+    CodeBlock > CopyLabel { width: 1fr; color: $text-muted; text-align: right; }
+    CodeBlock > CopyLabel:hover { color: $text; text-style: underline; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield CopyLabel(Content(f"{self.lexer or 'text'} [copy]"))
+        yield from super().compose()
+
+
+class AnswerText(Markdown):
+    """Markdown that comes in pieces. What is HTML to Markdown stays the text that it is."""
+
+    DEFAULT_CSS = """
+    AnswerText { padding: 0; margin: 0; layout: vertical; height: auto; }
+    AnswerText > MarkdownParagraph { margin: 0 0 1 0; }
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(
+            text.translate(HARMLESS),
+            parser_factory=lambda: MarkdownIt("gfm-like", {"html": False}),
+            open_links=False,
+        )
+        self.shown = text
+        """The text that it has been given, before what could steer the terminal was taken out."""
+
+    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
+        """Textual's own blocks, but for those of code."""
+        own = super().get_block_class(block_name)
+        return CodeBlock if own is MarkdownFence else own
+
+    async def show(self, text: str) -> None:
+        """Have it hold `text`; what is only longer than before is appended."""
+        if text == self.shown:
+            return
+        before, self.shown = self.shown, text
+        if text.startswith(before) and before:
+            await self.append(text[len(before) :].translate(HARMLESS))
+        else:
+            await self.update(text.translate(HARMLESS))
+
+    def codes(self) -> Iterable[str]:
+        """What its blocks of code hold, in order."""
+        return [block.code for block in self.query(CodeBlock)]

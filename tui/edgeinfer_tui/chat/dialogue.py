@@ -1,0 +1,45 @@
+"""One chat as the screen has it: its tree, where it stands, and who writes it down."""
+
+from typing import Any
+
+from edgeinfer.chats.recorder import Recorder
+from edgeinfer.chats.tree import ChatTree, Turn, line_to, read_by_the_model
+from edgeinfer_tui.chat.running_answer import RunningAnswer
+
+
+class Dialogue:
+    """A chat that goes on. `recorder` None: nothing is kept."""
+
+    def __init__(
+        self,
+        tree: ChatTree,
+        tip: Turn | None = None,
+        recorder: Recorder | None = None,
+        system: str | None = None,
+    ) -> None:
+        self.tree, self.tip, self.recorder, self.system = tree, tip, recorder, system
+
+    @property
+    def line(self) -> list[Turn]:
+        """The turns of the branch on which it stands."""
+        return line_to(self.tip)
+
+    @property
+    def title(self) -> str:
+        """Its name, or the beginning of what was said first; "" before that."""
+        stored = None if self.recorder is None else self.recorder.stored
+        if stored is not None and stored.name:
+            return stored.name
+        first = self.line[:1]
+        return " ".join(first[0].text.split()) if first else ""
+
+    def say(self, text: str, settings: dict[str, Any], instead_of: Turn | None = None) -> RunningAnswer:
+        """A message behind the tip, or beside another one; the answer that is to come."""
+        before = self.tip if instead_of is None else instead_of.parent
+        return self.answer(self.tree.add(before, "user", text), settings)
+
+    def answer(self, asked: Turn, settings: dict[str, Any]) -> RunningAnswer:
+        """One more answer to a message."""
+        before = read_by_the_model(line_to(asked.parent))
+        self.tip = self.tree.add(asked, "assistant", "", "coming")
+        return RunningAnswer(self.tip, before, asked.text, settings)

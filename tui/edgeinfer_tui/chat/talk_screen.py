@@ -1,0 +1,292 @@
+"""The screen on which a chat takes place: a model is loaded, messages are sent, answers come in and stop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from edgeinfer.chats.tree import ChatTree, Turn
+from edgeinfer.errors import EdgeInferError
+from edgeinfer_tui.answer_output import HARMLESS
+from edgeinfer_tui.chat.attachments import with_files
+from edgeinfer_tui.chat.dialogue import Dialogue
+from edgeinfer_tui.chat.keeping import Keeping
+from edgeinfer_tui.chat.memory_panel import MemoryPanel
+from edgeinfer_tui.chat.message_input import MessageInput
+from edgeinfer_tui.chat.model_thread import ModelThread
+from edgeinfer_tui.chat.running_answer import RunningAnswer
+from edgeinfer_tui.chat.status_bar import StatusBar
+from edgeinfer_tui.chat.transcript import Transcript
+from edgeinfer_tui.chat_session import lasting_name
+from edgeinfer_tui.failures import one_line
+from edgeinfer_tui.run_wishes import RunWishes
+from edgeinfer_tui.status_line import dropped_turns_line
+
+if TYPE_CHECKING:
+    from edgeinfer.chats.records import StoredChat
+    from edgeinfer.results import Generation
+
+DRAW_SECONDS = 0.05
+NO_TEMPLATE = "no chat without a chat template; give one with --chat-template FILE"
+Result = TypeVar("Result")
+
+
+class TalkScreen(Screen[None]):
+    """`keeping` None: nothing is kept. `fails` is told why there is no model at all."""
+
+    def __init__(
+        self,
+        wishes: RunWishes,
+        keeping: Keeping | None,
+        stored: "StoredChat | None",
+        fails: Callable[[Exception], None],
+    ) -> None:
+        super().__init__()
+        self.thread = ModelThread()
+        self.settings = dict(wishes.answering)
+        self.model_name = wishes.model
+        self.running: RunningAnswer | None = None
+        self.editing: Turn | None = None
+        self.latest: Generation | None = None
+        self.keeping = keeping
+        self._wishes, self._stored, self._fails = wishes, stored, fails
+        self.dialogue = Dialogue(ChatTree(), system=wishes.system)
+        self._trouble: str | None = None
+        self._waiting: str | None = None
+        """A message that was sent while the model was being loaded."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        with Horizontal(id="middle"):
+            yield Transcript()
+            yield MemoryPanel()
+        yield Static(id="note", markup=False)
+        yield MessageInput()
+        yield StatusBar()
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def input(self) -> MessageInput:
+        return self.query_one(MessageInput)
+
+    def on_mount(self) -> None:
+        self.input.focus()
+        self.run_worker(self._start(), group="model")
+
+    async def on_thread(self, work: Callable[[], Result]) -> Result:
+        """Have the model's thread do something, and wait for it without holding up the screen."""
+        return await asyncio.wrap_future(self.thread.do(work))
+
+    async def _start(self) -> None:
+        """The chat that goes on is there to read while its model is being loaded."""
+        if self.keeping is not None:
+            await self.on_thread(self.keeping.open)
+        if self._stored is None:
+            await self.take_up(self.dialogue, None)
+        else:
+            await self.open_chat(self._stored)
+        if self._wishes.system is not None:
+            self.set_system(self._wishes.system)
+        await self.load(self.model_name)
+
+    async def open_chat(self, stored: "StoredChat", at: int | None = None) -> None:
+        """Go on with a chat of the store, where it was left, or at turn `at`."""
+        assert self.keeping is not None
+        await self.take_up(await asyncio.to_thread(self.keeping.dialogue, stored, at), stored)
+
+    async def take_up(self, dialogue: Dialogue, stored: "StoredChat | None") -> None:
+        """Put another chat on the screen; an answer that is coming is stopped, and kept."""
+        await self.stop_and_wait()
+        if self.keeping is not None:
+            self.keeping.recorded(dialogue, lambda: lasting_name(self.model_name), stored)
+        self.dialogue, self.latest, self.editing = dialogue, None, None
+        await self.transcript.show(dialogue.tree, dialogue.line)
+        self.refresh_lines()
+
+    async def load(self, name: str | None) -> None:
+        """Load a model, in place of the one that is there; if it can't be, that one comes back."""
+        await self.stop_and_wait()
+        before = None if self.thread.model is None else (self.model_name, self.thread.model.name)
+        self.transcript.speaker = ""
+        try:
+            await self._load(name)
+        except Exception as error:
+            if before is None:
+                self._fails(error)
+                return
+            self.notify(one_line(error), title="not loaded", severity="error", markup=False, timeout=10)
+            try:
+                await self._load(before[0])
+            except Exception as worse:
+                self._fails(worse)
+                return
+            before = None
+        model = self.thread.model
+        if model is None:  # the program is being left
+            return
+        for note in model.notes:
+            self.notify(note, markup=False)
+        self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan))
+        await self.transcript.show(self.dialogue.tree, self.dialogue.line)
+        self.refresh_lines()
+        if self._waiting == self.input.text:
+            self.input.send()
+        self._waiting = None
+        recorder = self.dialogue.recorder
+        if before is not None and recorder is not None:
+            await self.on_thread(lambda: recorder.set_model(lasting_name(name)))
+
+    async def _load(self, name: str | None) -> None:
+        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._wishes.loading)))
+        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+            self.refresh_lines()
+        await future
+        model = self.thread.model
+        if model is None:
+            return
+        if model.chat_format is None:
+            await self.on_thread(self.thread.close)
+            from edgeinfer.errors import ChatTemplateError
+
+            raise ChatTemplateError(f"{model.name}: {NO_TEMPLATE}")
+        self.model_name = name
+        self.transcript.speaker, self.transcript.thinks_first = model.name, self.thread.thinks_first
+
+    async def send(self, text: str) -> bool:
+        """Send a message, or what was made of the one that is being edited; False: it can't be sent now."""
+        if not self._ready():
+            self._waiting = text if self.thread.model is None else None
+            return False
+        try:
+            message = await asyncio.to_thread(with_files, text)
+        except (EdgeInferError, OSError) as error:
+            self.notify(one_line(error), severity="error", markup=False)
+            return False
+        if not self._ready():
+            return False
+        instead, self.editing = self.editing, None
+        self.begin(self.dialogue.say(message, self.settings, instead))
+        return True
+
+    def answer_again(self, asked: Turn) -> None:
+        """One more answer to a message, beside the others."""
+        if self._ready():
+            self.begin(self.dialogue.answer(asked, self.settings))
+
+    def begin(self, answer: RunningAnswer) -> None:
+        """Have an answer come."""
+        self.running, self.latest = answer, None
+        self.run_worker(self._follow(answer), group="answer")
+
+    def _ready(self) -> bool:
+        if self.running is not None:
+            self.notify("an answer is coming; Esc stops it")
+        elif self.thread.model is None:
+            self.notify("the model is still being loaded; a message goes out once it is there")
+        return self.running is None and self.thread.model is not None
+
+    async def _follow(self, answer: RunningAnswer) -> None:
+        """Show an answer as it comes; a message is shown once it is kept."""
+        dialogue = self.dialogue
+        recorder, asked = dialogue.recorder, answer.turn.parent
+        assert asked is not None
+        if recorder is not None and asked.stored is None:
+            await self.on_thread(lambda: recorder.record(asked))
+        await self.transcript.follow(dialogue.tree, dialogue.line)
+        view = self.transcript.view_of(answer.turn)
+        assert view is not None
+        system = dialogue.system
+        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
+        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+            await view.show(ended=False)
+            self.refresh_lines()
+        await future
+        self.running, self.latest = None, answer.latest
+        await view.show(ended=True, failure=answer.error)
+        self._tell(answer)
+        self.refresh_lines()
+
+    def _tell(self, answer: RunningAnswer) -> None:
+        """What a person has to know of an answer that has ended."""
+        model, result, recorder = self.thread.model, answer.latest, self.dialogue.recorder
+        if model is not None and result is not None:
+            if dropped := dropped_turns_line(result, model.context):
+                self.notify(dropped, severity="warning", markup=False, timeout=10)
+            if result.finish_reason == "context":
+                self.notify("the context is full: the answer ends here", severity="warning")
+        trouble = None if recorder is None else recorder.trouble
+        if trouble and trouble != self._trouble:
+            told = f"this part of the chat isn't on the disk: {trouble}"
+            self.notify(told, severity="error", markup=False, timeout=20)
+        self._trouble = trouble
+
+    def stop(self) -> bool:
+        """End the answer that is coming, if there is one; what was said is kept."""
+        if self.running is None:
+            return False
+        self.running.stop()
+        self.refresh_lines()
+        return True
+
+    async def stop_and_wait(self) -> None:
+        """End the answer, and come back once it has ended."""
+        if self.stop():
+            answers = [worker for worker in self.workers if worker.group == "answer"]
+            await self.workers.wait_for_complete(answers)
+
+    def set_system(self, text: str | None) -> None:
+        """What the model is told first, from the next answer on."""
+        self.dialogue.system = text or None
+        recorder = self.dialogue.recorder
+        if recorder is not None:
+            self.thread.do(lambda: recorder.set_system(text or None))
+
+    def refresh_lines(self) -> None:
+        """The lines above and below the turns, as things are now."""
+        model = self.thread.model
+        title = self.dialogue.title or "a new chat"
+        name = "" if model is None else f"  ·  {model.name}"
+        self.query_one("#title", Static).update(Content(f"{title}{name}".translate(HARMLESS)))
+        note = self._note()
+        line = self.query_one("#note", Static)
+        line.display = bool(note)
+        line.update(Content(note))
+        latest = self.running.latest if self.running is not None else self.latest
+        self.query_one(StatusBar).show(latest, 0 if model is None else model.context, self.hints())
+
+    def _note(self) -> str:
+        if self.thread.loading is not None:
+            return self.thread.loading.line()
+        running = self.running
+        if running is not None and running.stopped:
+            return "stopping ..."
+        if running is not None and not running.speaking:
+            return running.reading.line()
+        if self.editing is not None:
+            return "changing a message: Enter sends it, Esc leaves it as it was"
+        return ""
+
+    def hints(self) -> list[str]:
+        """What can be done now, for the status line."""
+        return ["Esc stops"] if self.running is not None else ["F1 help"]
+
+    def leaving(self) -> Any:
+        """End what is going on; the future is done once all is written and the model's memory given back."""
+        if self.running is not None:
+            self.running.stop()
+        self.thread.leave()
+
+        def close() -> None:
+            self.thread.close()
+            if self.keeping is not None:
+                self.keeping.close()
+
+        return self.thread.do(close)

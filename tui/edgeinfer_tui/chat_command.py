@@ -1,0 +1,114 @@
+"""`edgeinfer chat`: the chat that fills the terminal."""
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui import interrupts, options, session_options
+from edgeinfer_tui.chat_session import open_session
+from edgeinfer_tui.failures import FAILED, report, reporting
+from edgeinfer_tui.run_command import check_model
+from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.settings import filled
+
+if TYPE_CHECKING:
+    from edgeinfer_tui.chat.app import ChatApp
+
+LOOKS = "How it looks"
+
+
+@reporting
+def chat(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    system: options.System = None,
+    continue_: session_options.Continue = False,
+    session: session_options.Session = None,
+    private: session_options.Private = False,
+    light: Annotated[
+        bool,
+        typer.Option(
+            "--light",
+            help="For a light terminal; F7 changes it. NO_COLOR is heeded.",
+            rich_help_panel=LOOKS,
+            show_default=False,
+        ),
+    ] = False,
+    chat_template: options.ChatTemplate = None,
+    assume_pre_tokenizer: options.PreTokenizer = None,
+    context: options.Context = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    threads: options.Threads = None,
+    repack: options.Repack = None,
+    sparse: options.SparseFeedForward = None,
+    draft: options.Draft = None,
+    kv: options.Kv = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    top_k: options.TopK = None,
+    typical_p: options.TypicalP = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    temperature: options.Temperature = None,
+) -> None:
+    """Chat in a window that fills the terminal.
+
+    Answers are Markdown and come as they are computed; Esc stops one.
+    Messages can be changed, answers given again, and all of them are kept.
+    F1 lists the keys.
+
+    [bold]Examples[/]
+
+      edgeinfer chat
+
+      edgeinfer chat qwen3-8b --system "Be brief."
+
+      edgeinfer chat --continue           [dim]# go on with the last chat[/]
+
+      edgeinfer chat --session foxes      [dim]# or with the one of that name[/]
+    """
+    wishes = run_wishes(filled(invocation.params))
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
+    program = _program(wishes, named=model is not None, dark=not light)
+    program.run()
+    if program.failure is not None:
+        report(program.failure)
+    code = FAILED if program.failure is not None else program.return_code or 0
+    if not program.at_rest:
+        # The model's thread is deep in something that can't be interrupted; all that was said is written.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    program.chat.thread.finish()
+    raise typer.Exit(code)
+
+
+def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
+    """The program, once what can be wrong has been looked at."""
+    session = open_session(wishes, prompted=False)
+    stored = None if session is None else session.stored
+    if stored is not None and not named:
+        wishes = replace(wishes, model=stored.model)
+    check_model(wishes)
+    interrupts.raise_exception()
+
+    from edgeinfer_tui.chat.app import ChatApp
+    from edgeinfer_tui.chat.keeping import Keeping
+
+    keeping = None
+    if session is not None:
+        keeping = Keeping(session.store.path, None if stored else session.name)
+        session.store.close()
+    return ChatApp(wishes, keeping, stored, dark)
