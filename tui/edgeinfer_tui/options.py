@@ -28,6 +28,13 @@ class CacheType(StrEnum):
     q8_0 = "q8_0"
 
 
+class AnswerOutput(StrEnum):
+    """What goes to stdout."""
+
+    text = "text"
+    json = "json"
+
+
 class Sparse(StrEnum):
     """Whether the CPU reads active neurons only."""
 
@@ -118,6 +125,15 @@ GrammarFile = Annotated[
     ),
 ]
 
+Lines = Annotated[
+    bool,
+    Option(
+        "--lines",
+        help="Each line of standard input is a prompt of its own.",
+        rich_help_panel=PROMPT,
+        show_default=False,
+    ),
+]
 System = Annotated[
     str | None, Option("--system", help="What the model is told first.", rich_help_panel=PROMPT)
 ]
@@ -381,6 +397,15 @@ MirostatEta = Annotated[
     Option("--mirostat-eta", help="How fast it learns. [dim](0.1)[/]", rich_help_panel=SAMPLERS),
 ]
 
+Output = Annotated[
+    AnswerOutput | None,
+    Option(
+        "--output",
+        help="text: as it comes. json: an object a line when an answer is there, with usage and timings. "
+        "[dim](text)[/]",
+        rich_help_panel=REPORT,
+    ),
+]
 Speed = Annotated[
     bool,
     Option(

@@ -18,6 +18,7 @@ from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.script_output import collected, print_record, prompts_by_line
 from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import dropped_turns_line, status_line
 
@@ -40,6 +41,7 @@ def run(
     beams: options.Beams = None,
     json_schema: options.JsonSchema = None,
     grammar: options.GrammarFile = None,
+    lines: options.Lines = False,
     system: options.System = None,
     raw: options.Raw = None,
     continue_: session_options.Continue = False,
@@ -79,6 +81,7 @@ def run(
     mirostat: options.Mirostat = None,
     mirostat_tau: options.MirostatTau = None,
     mirostat_eta: options.MirostatEta = None,
+    output: options.Output = None,
     speed: options.Speed = False,
     logprobs: options.Logprobs = None,
     verbose: options.Verbose = False,
@@ -103,6 +106,8 @@ def run(
       edgeinfer run               [dim]# chat with the built-in model[/]
 
       edgeinfer run --continue    [dim]# go on with the last chat[/]
+
+      edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
     """
     wishes = run_wishes(filled(invocation.params))
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
@@ -111,9 +116,11 @@ def run(
     if kept is not None:
         wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     check_model(wishes)
-    piped = piped_text(sys.stdin, wishes.prompt is not None)
+    if wishes.lines and _is_terminal(sys.stdin):
+        raise typer.BadParameter("--lines reads prompts from standard input, and nothing is piped there")
+    piped = None if wishes.lines else piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
-    if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+    if text is None and not wishes.lines and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
@@ -125,7 +132,10 @@ def run(
         if wishes.verbose:
             _describe(loaded, wishes, time.perf_counter() - start)
         interrupts.raise_exception()
-        if text is None:
+        if wishes.lines:
+            for line in prompts_by_line(sys.stdin.buffer):
+                _answer(loaded, wishes, joined_prompt(wishes.prompt, line) or line, None)
+        elif text is None:
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
@@ -190,12 +200,16 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     elif _in_chat_template(loaded, wishes):
         stream = loaded.chat(system=wishes.system).stream(text, **settings)
     else:
-        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr):
+        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr) and not wishes.json:
             # A continuation reads well behind what it continues; stdout still holds the answer alone.
             print(f"{BOLD}{text}{PLAIN}", end="", file=sys.stderr, flush=True)
         stream = loaded.stream(text, raw=True, **settings)
-    answer = print_answer(stream, progress)
-    _report(answer, loaded, wishes)
+    if wishes.json:
+        answer = collected(stream, progress)
+        print_record(answer, loaded.name, text)
+    else:
+        answer = print_answer(stream, progress)
+        _report(answer, loaded, wishes)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
@@ -216,6 +230,9 @@ def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
     finally:
         progress.erase()
     for index, answer in enumerate(found):
+        if wishes.json:
+            print_record(answer, loaded.name, text)
+            continue
         if len(found) > 1 and _is_terminal(sys.stderr):
             say(f"answer {index + 1} of {len(found)}")
         print_text(answer.text)

@@ -80,6 +80,10 @@ class RunWishes:
     """The chat to go on with, or to begin."""
     resume: bool = False
     private: bool = False
+    lines: bool = False
+    """Each line of standard input is a prompt."""
+    json: bool = False
+    """Answers go to stdout as JSON."""
     speed: bool = False
     verbose: bool = False
 
@@ -120,6 +124,8 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         session=given.get("session"),
         resume=given.get("continue_", False),
         private=given.get("private", False),
+        lines=given.get("lines", False),
+        json=str(given.get("output", "text")) == "json",
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
@@ -132,6 +138,8 @@ def _counts(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_session(given: Mapping[str, Any]) -> None:
     named, resumed = "session" in given, given.get("continue_")
+    if (named or resumed) and given.get("lines"):
+        raise BadParameter("--session and --continue go on with one chat, --lines begins many; drop one")
     if named and resumed:
         raise BadParameter("--continue takes the last chat, --session the one named; drop one of them")
     if (named or resumed) and (given.get("private") or given.get("raw")):
