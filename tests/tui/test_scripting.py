@@ -25,7 +25,6 @@ def test_an_answer_as_json_says_what_it_took(edgeinfer: CommandLine, fake: FakeM
     assert found["finish_reason"] == "stop"
     assert found["usage"] == {"prompt_tokens": 9, "cached_tokens": 0, "generated_tokens": len(ANSWER.split())}
     assert set(found["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
-    assert "logprobs" not in found
     assert (outcome.code, outcome.err) == (0, "")
 
 
