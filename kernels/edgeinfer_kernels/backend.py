@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.cpu.structures import SCALED
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16
@@ -35,8 +36,6 @@ _DTYPES: dict[str, "np.dtype[Any]"] = {
     "f16": np.dtype(np.float16),
     "q8_0": np.dtype(np.int8),
 }
-SCALED = 32
-"""Elements of a head that share a scale in a cache of eight bits."""
 
 
 def rounded_to_bytes(

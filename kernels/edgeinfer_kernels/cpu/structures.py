@@ -87,6 +87,8 @@ ATTENTION = structure(
 """qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS; bytes alone have scales.
 Strides in bytes per token (scratch: per thread). sinks: 0 or a float32 for each head.
 """
+SCALED = 32
+"""Elements of a head that share a scale in a cache of bytes."""
 CACHE_KINDS = {4: 0, 2: 1, 1: 2}
 """By the bytes of an element: float32, float16, int8 with scales."""
 FEED_FORWARD = structure(

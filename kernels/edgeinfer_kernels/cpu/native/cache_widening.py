@@ -1,11 +1,10 @@
 """Pages of a cache in bytes back to float32, sixteen positions at a time."""
 
-from edgeinfer_kernels.backend import SCALED
 from edgeinfer_kernels.cpu.native.byte_lanes import load_signed_bytes, to_float
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import load_halves, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.structures import ATTENTION
+from edgeinfer_kernels.cpu.structures import ATTENTION, SCALED
 
 LANES = 16
 

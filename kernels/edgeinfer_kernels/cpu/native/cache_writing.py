@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from edgeinfer_kernels.backend import SCALED
 from edgeinfer_kernels.cpu.native.byte_lanes import store_as_bytes
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
@@ -29,7 +28,7 @@ from edgeinfer_kernels.cpu.native.scalars import (
     store_i8,
     store_i16,
 )
-from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE
+from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE, SCALED
 
 LANES = 16
 
