@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 
 
 @pytest.fixture
-def begin(home: Path) -> Iterator[type[Terminal]]:
+def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
     """Open the chat and say something; answers of the fake model are long and slow."""
     terminals: list[Terminal] = []
 
@@ -32,7 +32,7 @@ def begin(home: Path) -> Iterator[type[Terminal]]:
         terminal.wait_for("F1 help")
         return terminal
 
-    yield open_terminal  # type: ignore[misc]
+    yield open_terminal
     for terminal in terminals:
         terminal.close()
 
@@ -44,7 +44,7 @@ def said(home: Path) -> tuple[str, str]:
 
 
 def test_leaving_in_mid_answer_keeps_it_and_leaves_the_terminal_whole(
-    home: Path, begin: type[Terminal]
+    home: Path, begin: Callable[..., Terminal]
 ) -> None:
     terminal = begin()
     terminal.type("Hello\r")
@@ -60,7 +60,7 @@ def test_leaving_in_mid_answer_keeps_it_and_leaves_the_terminal_whole(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_as_leaving_does(home: Path, begin: type[Terminal], name: str) -> None:
+def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Terminal], name: str) -> None:
     terminal = begin()
     terminal.type("Hello\r")
     terminal.wait_for("word word word")
@@ -71,7 +71,7 @@ def test_a_signal_ends_it_as_leaving_does(home: Path, begin: type[Terminal], nam
     assert said(home)[1] == "stopped"
 
 
-def test_after_kill_9_everything_shown_is_there(home: Path, begin: type[Terminal]) -> None:
+def test_after_kill_9_everything_shown_is_there(home: Path, begin: Callable[..., Terminal]) -> None:
     terminal = begin()
     terminal.type("Hello\r")
     for _ in range(5):
@@ -83,7 +83,7 @@ def test_after_kill_9_everything_shown_is_there(home: Path, begin: type[Terminal
     assert state == "coming"
 
 
-def test_no_color_is_heeded(home: Path, begin: type[Terminal]) -> None:
+def test_no_color_is_heeded(home: Path, begin: Callable[..., Terminal]) -> None:
     terminal = begin(variables={"NO_COLOR": "1", "COLORTERM": "truecolor"})
     terminal.type("\x11")
     assert terminal.exit_code() == 0

@@ -1,7 +1,9 @@
 """The screen on which a chat takes place: a model is loaded, messages are sent, answers come in and stop."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import ComposeResult
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 DRAW_SECONDS = 0.05
+DRAWN_SECONDS = 1.0
 NO_TEMPLATE = "no chat without a chat template; give one with --chat-template FILE"
 Result = TypeVar("Result")
 
@@ -205,14 +208,26 @@ class TalkScreen(Screen[None]):
         assert view is not None
         system = dialogue.system
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
-        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+        pause = DRAW_SECONDS
+        while not (await asyncio.wait({future}, timeout=pause))[0]:
+            begin = time.monotonic()
             await view.show(ended=False)
             self.refresh_lines()
+            await self._drawn()
+            # A long answer takes long to lay out; most of the time stays for keys and for the model.
+            pause = max(DRAW_SECONDS, 2 * (time.monotonic() - begin))
         await future
         self.running, self.latest = None, answer.latest
         await view.show(ended=True, failure=answer.error)
         self._tell(answer)
         self.refresh_lines()
+
+    async def _drawn(self) -> None:
+        """Until what was changed is on the screen."""
+        drawn = asyncio.Event()
+        self.call_after_refresh(drawn.set)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(drawn.wait(), DRAWN_SECONDS)
 
     def _tell(self, answer: RunningAnswer) -> None:
         """What a person has to know of an answer that has ended."""
