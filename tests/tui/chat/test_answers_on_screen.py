@@ -101,6 +101,15 @@ def test_html_in_an_answer_stays_the_text_that_it_is(opened: Opened) -> None:
     run(body())
 
 
+def test_lines_of_an_answer_stay_lines(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(FakeModel("One fox,\ntwo bears.")) as chat:
+            await chat.say("Hi")
+            assert str(chat.views()[1].query_one("MarkdownParagraph").render()) == "One fox,\ntwo bears."
+
+    run(body())
+
+
 def test_the_mouse_answers_again_and_edits(opened: Opened) -> None:
     async def body() -> None:
         model = FakeModel()

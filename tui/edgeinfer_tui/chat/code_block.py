@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Label, Markdown
@@ -16,6 +17,20 @@ ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
 
 HALF_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
 """A last line that may become the beginning of a list, a table, a block of code, or none of them."""
+
+
+def _parser() -> MarkdownIt:
+    """What looks like HTML is text, and a line that a model ends is a line."""
+    parser = MarkdownIt("gfm-like", {"html": False})
+    parser.core.ruler.push("line_ends", _keep_line_ends)
+    return parser
+
+
+def _keep_line_ends(state: StateCore) -> None:
+    for token in state.tokens:
+        for part in token.children or ():
+            if part.type == "softbreak":
+                part.type = "hardbreak"
 
 
 class CopyLabel(Label):
@@ -44,7 +59,7 @@ class CodeBlock(MarkdownFence):
 
 
 class AnswerText(Markdown):
-    """Markdown that comes in pieces. What is HTML to Markdown stays the text that it is."""
+    """Markdown that comes in pieces."""
 
     DEFAULT_CSS = """
     AnswerText { padding: 0; margin: 0; layout: vertical; height: auto; }
@@ -52,7 +67,7 @@ class AnswerText(Markdown):
     """
 
     def __init__(self) -> None:
-        super().__init__(parser_factory=lambda: MarkdownIt("gfm-like", {"html": False}), open_links=False)
+        super().__init__(parser_factory=_parser, open_links=False)
         self._shown = ""
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
