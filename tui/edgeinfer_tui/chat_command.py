@@ -9,7 +9,7 @@ import typer
 
 from edgeinfer_tui import interrupts, options, session_options
 from edgeinfer_tui.chat_session import open_session
-from edgeinfer_tui.failures import FAILED, report, reporting
+from edgeinfer_tui.failures import FAILED, report, reporting, say
 from edgeinfer_tui.run_command import check_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.settings import filled
@@ -85,6 +85,8 @@ def chat(
     program.run()
     if program.failure is not None:
         report(program.failure)
+    if program.chat.lost is not None:
+        say(f"the last part of this chat isn't on the disk: {program.chat.lost}")
     code = FAILED if program.failure is not None else program.return_code or 0
     if not program.at_rest:
         # The model's thread is deep in something that can't be interrupted; all that was said is written.

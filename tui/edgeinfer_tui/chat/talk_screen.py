@@ -56,10 +56,13 @@ class TalkScreen(Screen[None]):
         self.running: RunningAnswer | None = None
         self.editing: Turn | None = None
         self.latest: Generation | None = None
+        self.lost: str | None = None
+        """Why a part of the chat wasn't on the disk in the end."""
         self.keeping = keeping
         self._wishes, self._stored, self._fails = wishes, stored, fails
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
+        self._dropped = 0
         self._waiting: str | None = None
         """A message that was sent while the model was being loaded."""
 
@@ -233,8 +236,10 @@ class TalkScreen(Screen[None]):
         """What a person has to know of an answer that has ended."""
         model, result, recorder = self.thread.model, answer.latest, self.dialogue.recorder
         if model is not None and result is not None:
-            if dropped := dropped_turns_line(result, model.context):
+            dropped = dropped_turns_line(result, model.context)
+            if dropped and result.dropped_turns != self._dropped:
                 self.notify(dropped, severity="warning", markup=False, timeout=10)
+            self._dropped = result.dropped_turns
             if result.finish_reason == "context":
                 self.notify("the context is full: the answer ends here", severity="warning")
         trouble = None if recorder is None else recorder.trouble
@@ -287,7 +292,7 @@ class TalkScreen(Screen[None]):
             return running.reading.line()
         if self.editing is not None:
             return "changing a message: Enter sends it, Esc leaves it as it was"
-        return ""
+        return "" if self._trouble is None else f"not on the disk yet: {self._trouble}"
 
     def hints(self) -> list[str]:
         """What can be done now, for the status line."""
@@ -299,7 +304,12 @@ class TalkScreen(Screen[None]):
             self.running.stop()
         self.thread.leave()
 
+        recorder, tip = self.dialogue.recorder, self.dialogue.tip
+
         def close() -> None:
+            if recorder is not None and recorder.trouble and tip is not None:
+                recorder.record(tip)
+            self.lost = None if recorder is None else recorder.trouble
             self.thread.close()
             if self.keeping is not None:
                 self.keeping.close()
