@@ -17,6 +17,7 @@ def main() -> None:
     parser = cuda_runs.parser(__doc__ or "")
     parser.add_argument("--shares", default="0.25,0.5,0.75", help="budgets, of the weights (%(default)s)")
     parser.add_argument("--threads", type=int, help="of both sides (each chooses)")
+    parser.add_argument("--generated", type=int, default=128, help="tokens of a run (%(default)s)")
     parser.set_defaults(shapes="llama-3-8b", types="Q4_0", rounds=2, repetitions=3)
     options = parser.parse_args()
     shared = cuda_runs.suite(options)
@@ -29,7 +30,7 @@ def main() -> None:
         shared.repetitions,
         options.device or "auto",
     )
-    prompt, generated = (32, 8) if options.smoke else (PROMPT, 128)
+    prompt, generated = (32, 8) if options.smoke else (PROMPT, options.generated)
     rows = list(suite.compare([Workload("generate", generated), Workload("prompt", prompt)]))
     table = markdown(HEAD, [row.cells() for row in rows], left=(0, 2, 3, len(HEAD) - 1))
     facts = [

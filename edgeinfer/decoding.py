@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.errors import ContextOverflowError, SettingError
+from edgeinfer.expert_use import ExpertUse
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.speculation.speculator import DraftCount, Speculator
-from edgeinfer.stop_strings import StopStrings
 from edgeinfer.structured.constraint import Constraint
+from edgeinfer.text_release import TextRelease
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Request:
     dropped_turns: int = 0
     constraint: Constraint | None = None
     """Which tokens may follow; used up by this answer."""
+    recall: "Recall | None" = None
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -83,7 +86,8 @@ class TokenStream:
         self._tokenizer = tokenizer
         self._request = request
         self._on_end = on_end
-        self._clock = _Clock()
+        self._clock = AnswerClock()
+        self._experts = ExpertUse(engine)
         self._speculator = speculator
         self._drafts = DraftCount()
         self._tokens: list[Token] = []
@@ -143,26 +147,20 @@ class TokenStream:
 
     def _speed(self) -> Speed:
         speed = self._clock.speed(len(self._tokens), self._engine.bytes_per_token)
+        speed = replace(speed, gpu_experts=self._experts.gpu_share)
         if not self._speculator or not self._drafts.drafted:
             return speed
         return replace(
             speed,
             accepted_share=self._drafts.accepted_share,
             tokens_per_pass=self._drafts.tokens_per_pass,
-            speculation_gain=self._speculator.pace.gain(),
+            speculation_gain=self._drafts.gain(self._speculator.pace.pass_seconds(1)),
         )
 
     def _prefill(self) -> npt.NDArray[np.float32]:
         """Read the part of the prompt that the cache doesn't hold; logits behind its last token."""
         engine, ids = self._engine, self._request.prompt_ids
-        if not ids:
-            raise SettingError(
-                "the prompt is empty, and this model has no token to begin with; give it a text"
-            )
-        if len(ids) > engine.context:
-            raise context_overflow(engine, len(ids))
-        shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
-        engine.rewind(shared)
+        shared = rewind_to_shared(engine, ids, self._request.recall)
         self._clock.start(len(ids), shared)
         logits = engine.append(ids[shared:], self._progress)
         self._clock.prefilled()
@@ -178,7 +176,7 @@ class TokenStream:
         request, engine = self._request, self._engine
         constraint = request.constraint
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
-        text = _TextRelease(self._tokenizer, request.stop)
+        text = TextRelease(self._tokenizer, request.stop)
         # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
         drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
         plain = request.logprobs is None and not drawn_ahead and constraint is None
@@ -221,15 +219,18 @@ class TokenStream:
         follows = engine.ids == history[: len(history) - 1]
         if not speculator or not follows or self._request.constraint:
             return [self._one(history, sampler, chooser, follows)]
+        begin = time.perf_counter()
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
             found = speculator.read(draft, history, sampler, end_ids, self._drafts)
+            self._drafts.seconds += time.perf_counter() - begin
             return [Chosen(token.id, token.logits, token.drafted) for token in found]
-        begin = time.perf_counter()
+        drafted = time.perf_counter()
         chosen = self._one(history, sampler, chooser, follows)
-        speculator.pace.passed(1, time.perf_counter() - begin)
-        self._drafts.plain()
+        end = time.perf_counter()
+        speculator.plain(history, chosen.id, sampler, end - drafted, self._drafts)
+        self._drafts.seconds += end - begin
         return [chosen]
 
     def _one(
@@ -253,10 +254,37 @@ class TokenStream:
         return Chosen(chosen, logits)
 
     def _described(self, chosen: Chosen) -> Token:
-        if self._request.logprobs is None or chosen.logits is None:
-            return Token(chosen.id, "", chosen.drafted)
-        own, best = logprobs(chosen.logits, chosen.id, self._request.logprobs)
-        return Token(chosen.id, "", chosen.drafted, logprob=own, top_logprobs=best)
+        return described(chosen, self._request.logprobs)
+
+
+def described(chosen: Chosen, wanted: int | None) -> Token:
+    """The token, still without its text; with its own log-probability and the `wanted` best, if any are."""
+    if wanted is None or chosen.logits is None:
+        return Token(chosen.id, "", chosen.drafted)
+    own, best = logprobs(chosen.logits, chosen.id, wanted)
+    return Token(chosen.id, "", chosen.drafted, logprob=own, top_logprobs=best)
+
+
+Recall = Callable[[list[int], int], int]
+"""(ids, how many of them the engine holds) -> how many it holds now, more if they were on the disk."""
+
+
+def rewind_to_shared(engine: Engine, ids: Sequence[int], recall: Recall | None = None) -> int:
+    """Keep what the cache has in common with a prompt, but for its last token; how many tokens that is.
+
+    Raises:
+        SettingError: the prompt is empty.
+        ContextOverflowError: it is longer than the context.
+    """
+    if not ids:
+        raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
+    if len(ids) > engine.context:
+        raise context_overflow(engine, len(ids))
+    shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
+    if recall is not None:
+        shared = recall(list(ids[:-1]), shared)
+    engine.rewind(shared)
+    return shared
 
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
@@ -265,78 +293,3 @@ def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
         f"the prompt has {count} tokens, the context holds {engine.context}; the largest that "
         f"this model can have on this machine is {engine.largest_context} (--context, context=)"
     )
-
-
-class _TextRelease:
-    """Gives tokens their text; holds those back whose text isn't certain yet (half a character or stop)."""
-
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
-        self._decoder = tokenizer.stream_decoder()
-        self._stops = StopStrings(stop)
-        self._waiting: list[Token] = []
-
-    @property
-    def stopped(self) -> bool:
-        return self._stops.found is not None
-
-    def push(self, token: Token) -> list[Token]:
-        """The tokens that may be shown now, with their text."""
-        shown = self._stops.push(self._decoder.push(token.id))
-        self._waiting.append(replace(token, text=shown))
-        certain = self.stopped or not (self._stops.holds or self._decoder.pending)
-        return self._release() if certain else []
-
-    def finish(self) -> list[Token]:
-        """The rest, once no more tokens come."""
-        if not self.stopped:
-            rest = self._stops.push(self._decoder.finish()) + self._stops.finish()
-            if rest:
-                self._waiting[-1] = replace(self._waiting[-1], text=self._waiting[-1].text + rest)
-        return self._release()
-
-    def _release(self) -> list[Token]:
-        released, self._waiting = self._waiting, []
-        return released
-
-
-class _Clock:
-    """How long the parts of one answer took; what its reader does between two tokens doesn't count."""
-
-    def __init__(self) -> None:
-        self._prompt_tokens = self._cached = self._sampled = 0
-        self._prefill_seconds = self._first_seconds = self._decode_seconds = 0.0
-        self._since = 0.0
-
-    def start(self, prompt_tokens: int, cached: int) -> None:
-        self._prompt_tokens, self._cached = prompt_tokens, cached
-        self._since = time.perf_counter()
-
-    def prefilled(self) -> None:
-        self._prefill_seconds = time.perf_counter() - self._since
-
-    def resume(self) -> None:
-        """The next token is being computed."""
-        self._since = time.perf_counter()
-
-    def decoded(self, tokens: int = 1) -> None:
-        """So many tokens have been chosen."""
-        seconds = time.perf_counter() - self._since
-        if self._sampled:
-            self._decode_seconds += seconds
-        else:
-            self._first_seconds = seconds
-        self._sampled += tokens
-
-    def speed(self, generated: int, bytes_per_token: int) -> Speed:
-        """`generated`: tokens of the answer, without the one that ended it."""
-        prefill, decode = self._prefill_seconds, self._decode_seconds
-        rate = (self._sampled - 1) / decode if decode > 0 else 0.0
-        return Speed(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached,
-            generated_tokens=generated,
-            seconds_to_first_token=self._first_seconds,
-            prompt_tokens_per_second=(self._prompt_tokens - self._cached) / prefill if prefill > 0 else 0.0,
-            decode_tokens_per_second=rate,
-            gigabytes_per_second=rate * bytes_per_token / 1e9,
-        )

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
@@ -65,6 +66,14 @@ class Engine(Protocol):
         Raises:
             EdgeInferError: this engine doesn't give them.
         """
+        ...
+
+    def snapshot(self) -> Snapshot | None:
+        """What it holds, to go on from another time; None: this engine can't."""
+        ...
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """Hold the first `length` tokens of a snapshot. Raises `ValueError` where it doesn't fit."""
         ...
 
     def rewind(self, length: int) -> None:

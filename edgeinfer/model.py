@@ -5,21 +5,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.tool_calls import Tool
-from edgeinfer.decoding import Request, TokenStream, context_overflow
+from edgeinfer.decoding import Recall, Request, TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
+from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
@@ -48,6 +51,7 @@ class Model:
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -59,6 +63,7 @@ class Model:
         self._on_close = on_close
         self._speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
+        self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._turn = threading.Lock()
         self._closed = False
 
@@ -72,12 +77,55 @@ class Model:
         """Most tokens of prompt and answer together."""
         return self.engine.context
 
-    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
-        """The whole answer to a prompt; settings and `Raises` as for `stream`."""
-        stream = self.stream(prompt, **settings)
-        for _ in stream:
-            pass
-        return stream.result
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, **settings: Any) -> list[Generation]: ...
+
+    @overload
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        n: int | None = None,
+        best_of: int | None = None,
+        beams: int | None = None,
+        **settings: Any,
+    ) -> Generation | list[Generation]:
+        """The whole answer to a prompt, or a list of `n` answers; settings and `Raises` as for `stream`.
+
+        Several answers share the prompt's keys and values and are read side by side; with a seed, answer i
+        is that of seed + i. `best_of`: so many are drawn, and of these the `n` (or the one) that the model
+        itself finds most probable, token for token, are given. `beams`: no draws, but a search for the most
+        probable answers; `stop` isn't for these.
+        """
+        if n is None and best_of is None and beams is None:
+            stream = self.stream(prompt, **settings)
+            for _ in stream:
+                pass
+            return stream.result
+        counts = AnswerCounts(n, best_of, beams)
+        answers = self._several(prompt, counts, **settings)
+        return answers[0] if n is None else answers
+
+    def _several(
+        self,
+        prompt: Prompt,
+        counts: AnswerCounts,
+        *,
+        raw: bool = True,
+        tools: Sequence[Tool] | None = None,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        grammar: str | None = None,
+        **settings: Any,
+    ) -> list[Generation]:
+        ids = self._prompt_ids(prompt, raw, tools)
+        self._refuse_closed()
+        request = _request(ids, **settings)
+        with self._turn:
+            return counts.answers(
+                self.engine, self.tokenizer, request, lambda: self._constraint(schema, grammar)
+            )
 
     def stream(
         self,
@@ -110,19 +158,8 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        messages = _messages(prompt)
-        if messages is None and tools:
-            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
-        if messages is not None:
-            ids = self._encode_chat(messages, tools)
-        elif not isinstance(prompt, str):
-            ids = self._checked(prompt)  # type: ignore[arg-type]
-        elif raw:
-            ids = self._encode_text(prompt)
-        else:
-            ids = self._encode_chat([{"role": "user", "content": prompt}])
         return self._stream_ids(
-            ids,
+            self._prompt_ids(prompt, raw, tools),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
@@ -143,31 +180,30 @@ class Model:
             pass
         return stream.result
 
+    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
+        messages = _messages(prompt)
+        if messages is None and tools:
+            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
+        if messages is not None:
+            return self._encode_chat(messages, tools)
+        if not isinstance(prompt, str):
+            return self._checked(prompt)  # type: ignore[arg-type]
+        if raw:
+            return self._encode_text(prompt)
+        return self._encode_chat([{"role": "user", "content": prompt}])
+
     def _stream_ids(
         self,
         ids: list[int],
         *,
-        max_tokens: int | None = None,
-        stop: str | Iterable[str] | None = None,
-        logprobs: int | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
-        progress: Progress | None = None,
-        dropped_turns: int = 0,
         on_end: Callable[[Generation], None] | None = None,
-        **sampling: Any,
+        **settings: Any,
     ) -> TokenStream:
         self._refuse_closed()
-        request = Request(
-            prompt_ids=ids,
-            sampling=SamplerSettings.from_fields(sampling),
-            max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-            logprobs=logprobs,
-            progress=progress,
-            dropped_turns=dropped_turns,
-            constraint=self._constraint(schema, grammar),
-        )
+        recall = self._snapshots.recall if self._snapshots else None
+        request = _request(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
     def _constraint(
@@ -179,6 +215,11 @@ class Model:
     @cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary:
         return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
+
+    def measure_drafting(self) -> None:
+        """Time what decides whether drafts pay, once, before the first answer: some tenth of a second."""
+        if self._speculator:
+            self._speculator.measure()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -273,6 +314,14 @@ class Model:
             self.engine.rewind(0)
             return read(ids)
 
+    def keep_snapshot(self) -> bool:
+        """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
+
+        A prompt that begins with it is then read from there, by this program or another. Whether it is there.
+        """
+        with self._turn:
+            return not self._closed and self._snapshots is not None and self._snapshots.keep()
+
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;
         a stream that goes on afterwards meets an `EdgeInferError`.
@@ -298,7 +347,9 @@ class Model:
 
 def _messages(prompt: Prompt) -> Sequence[Message] | None:
     """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
-    if isinstance(prompt, str | bytes | bytearray) or not prompt or not isinstance(prompt[0], Mapping):
+    if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
+        return None
+    if not isinstance(prompt[0], Mapping):
         return None
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -306,3 +357,28 @@ def _messages(prompt: Prompt) -> Sequence[Message] | None:
                 f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
             )
     return [dict(message) for message in prompt if isinstance(message, Mapping)]
+
+
+def _request(
+    ids: list[int],
+    *,
+    max_tokens: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    logprobs: int | None = None,
+    progress: Progress | None = None,
+    dropped_turns: int = 0,
+    constraint: Constraint | None = None,
+    recall: Recall | None = None,
+    **sampling: Any,
+) -> Request:
+    return Request(
+        prompt_ids=ids,
+        sampling=SamplerSettings.from_fields(sampling),
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        logprobs=logprobs,
+        progress=progress,
+        dropped_turns=dropped_turns,
+        constraint=constraint,
+        recall=recall,
+    )

@@ -1,6 +1,6 @@
 """A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.loading.wishes import CHOICES, is_device
 from edgeinfer.sizes import parse_bytes
@@ -72,6 +73,7 @@ def plan_model(
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
+    routing, remarks = known_routing(found.path, sizes)
     wishes = PlanWishes(
         context=context or min(trained, DEFAULT_CONTEXT),
         kv=kv,
@@ -80,13 +82,12 @@ def plan_model(
         ram=parse_bytes("ram", ram),
         repack=repack,
         disk=True,
+        routing=None if only_cpu else routing,
         # As in loading: on a GPU nothing drafts unless it is asked for.
         draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )
-    if only_cpu and kv == "q8_0":
-        raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     plan = _planned(found.name, sizes, machine, wishes, trained)
-    return ModelPlan(found.name, plan, (*notes, *note, *load_notes(sizes, plan)))
+    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
 def _check(kv: str, context: int | None) -> None:
@@ -99,7 +100,7 @@ def _check(kv: str, context: int | None) -> None:
 def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
     """Those of the draft model that `load` would take; None: none, or no model drafts."""
     path = found.draft_path if draft == "auto" else None
-    if draft not in ("auto", "lookup", None):
+    if draft not in ("auto", "lookup", "self", None):
         path = find_model(draft).path
     if path is None:
         return None
@@ -173,20 +174,11 @@ def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes,
         raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
 
 
-def load_notes(sizes: ModelSizes, plan: MemoryPlan) -> list[str]:
+def load_notes(plan: MemoryPlan) -> list[str]:
     """Where loading doesn't do yet what the plan shows, and what it does instead."""
     notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
-    if plan.draft == "gpu":
-        notes.append("loading keeps a draft model in main memory yet")
-    if plan.cut is not None:
-        return notes
-    try:
-        loaded = plan_memory(sizes, plan.machine, replace(plan.wishes, device="layers"))
-    except PlanError:
-        return [*notes, "loading does less than this yet: it will refuse the model for want of memory"]
-    count, rate = len(loaded.layers), loaded.prediction.decode_tokens_per_second
-    there = count - (loaded.cut if loaded.cut is not None else count)
-    what = f"divides a model by whole layers yet, {there} of {count} on the GPU"
-    return [*notes, f"loading {what}: expect {rate:.3g} tokens/s of it"]
+    if plan.draft == "gpu" and any(layer.whole_on != "gpu" for layer in plan.layers):
+        notes.append("loading keeps the draft of a divided model in main memory yet")
+    return notes

@@ -28,12 +28,14 @@ class Speed:
     prompt_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
     gigabytes_per_second: float = 0.0
+    gpu_experts: float | None = None
+    """The share of the experts in use that the GPU computed; None: they aren't divided."""
     accepted_share: float | None = None
     """Drafted tokens that stood; None: nothing was drafted."""
     tokens_per_pass: float | None = None
     """Tokens that a pass of the model gave, with drafts and without."""
     speculation_gain: float | None = None
-    """Tokens a second with drafts over those without, by the costs of the passes that were seen."""
+    """Tokens a second over what they would be without drafts, by what a pass of one token takes."""
 
 
 @dataclass(frozen=True)
@@ -46,5 +48,7 @@ class Generation:
     speed: Speed
     prompt_ids: list[int] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    mean_logprob: float | None = None
+    """Log-probability a token, by which the best of several answers is told; None: it wasn't asked for."""
     dropped_turns: int = 0
     """Oldest chat turns that were left out because the conversation outgrew the context."""

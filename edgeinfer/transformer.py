@@ -12,8 +12,17 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
-from edgeinfer_kernels.backend import Backend, Rows
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.backend import (
+    Backend,
+    CachingBackend,
+    LayeredBackend,
+    Places,
+    PlacingBackend,
+    Rows,
+)
 from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_offload.split_backend import SplitBackend
 
 
 class Transformer:
@@ -49,6 +58,13 @@ class Transformer:
     @property
     def vocabulary_size(self) -> int:
         return self.specification.vocabulary_size
+
+    @property
+    def expert_pairs(self) -> tuple[int, int]:
+        """How many experts tokens have asked for in layers where they are divided, and how many of them the
+        CPU computed.
+        """
+        return self.backend.pairs if isinstance(self.backend, SplitBackend) else (0, 0)
 
     def _forward(self, ids: Sequence[int]) -> Rows:
         """One step: the rows above the last layer; the cache then holds the tokens."""
@@ -101,9 +117,70 @@ class Transformer:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
         return np.concatenate([self._logits(x) for x in self._steps(ids)])
 
+    def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
+        """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
+
+        What the cache is known to hold stays as it is: who keeps such texts says where they may lie.
+        """
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        assert isinstance(self.backend, PlacingBackend)
+        with device_failures():
+            x = self.backend.embed(ids)
+            self.backend.all_layers_at(x, places)
+        return self._logits(x)
+
+    def read_by_some_layers(
+        self, token: int, position: int, layers: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Logits (vocabulary,) of one token that went up some layers only; the cache holds what it held.
+
+        Their keys and values are written at `position`, which must lie behind the text.
+        """
+        assert isinstance(self.backend, LayeredBackend)
+        with device_failures():
+            x = self.backend.embed([token])
+            self.backend.some_layers(x, position, layers)
+        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        return logits
+
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""
         return np.concatenate([self._normed(x) for x in self._steps(ids)])
+
+    def snapshot(self) -> Snapshot:
+        """Keys and values of all tokens held; arrays of main memory are views, to be written soon."""
+        end = len(self.cache.ids)
+        arrays: list[npt.NDArray[np.generic]] = []
+        for layer in self.cache.layers:
+            arrays += layer.first(end)
+        if isinstance(self.backend, CachingBackend):
+            with device_failures():
+                arrays += self.backend.cached(end)
+        return Snapshot(list(self.cache.ids), arrays)
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """Hold the first `length` tokens of a snapshot, in place of all others.
+
+        Raises:
+            ValueError: it is of another cache, or longer than this one.
+        """
+        if length > min(self.context, len(snapshot.ids)):
+            raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
+        here = [view for layer in self.cache.layers for view in layer.first(length)]
+        given = snapshot.arrays
+        cut = [array[:, : view.shape[1]] for view, array in zip(here, given, strict=False)]
+        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in here]:
+            raise ValueError("the snapshot is of another cache")
+        self.cache.rewind(0)
+        for view, array in zip(here, cut, strict=True):
+            view[...] = array
+        if isinstance(self.backend, CachingBackend):
+            with device_failures():
+                self.backend.put_cached(given[len(here) :], length)
+        elif len(given) > len(here):
+            raise ValueError("the snapshot is of another cache")
+        self.cache.append(snapshot.ids[:length])
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

@@ -102,7 +102,7 @@ def divided_rows(
             prompt = Workload("prompt", context - 16)
             own_seconds(model, prompt)
             prompt_seconds = min(own_seconds(model, prompt) for _ in range(rounds))
-            pairs = backend.host.pairs
+            pairs = backend.pairs
             yield DividedRow(
                 name,
                 vram,

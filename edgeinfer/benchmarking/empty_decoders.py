@@ -38,7 +38,7 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
 
     def matrix(name: str) -> Matrix:
         *experts, rows, columns = sizes[name]
-        return Matrix(name, formats[name], rows, columns, _NOTHING, *experts)
+        return Matrix(name, formats[name], rows, columns, _NOTHING, experts[0] if experts else 1)
 
     embedding = matrix("token_embd.weight")
     layers = tuple(_layer_weights(shape, f"blk.{index}", matrix) for index in range(shape.layers))

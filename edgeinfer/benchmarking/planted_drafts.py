@@ -31,20 +31,29 @@ class PlantedDrafter:
         settings: SamplerSettings,
         least: Sequence[float],
     ) -> Draft:
-        """As many as asked for whose chance of being reached, agreement to the power, is worth it."""
-        if list(history) != self._answer[: len(history)]:
-            raise ValueError("the answer isn't that of plain decoding")
-        # A cache as long as the text, as a real draft would have.
-        self._cost.rewind(min(len(self._cost.ids), len(history) - 1))
+        """As many as asked for whose chance of being reached, agreement to the power, is worth it.
+
+        A token that isn't worth its cost is read all the same, as a real draft must to know.
+        """
+        known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         ids: list[int] = []
-        for token in self._answer[len(history) :][: len(least)]:
-            if self._agreement ** (len(ids) + 1) < least[len(ids)]:
-                break
+        self._catch_up(len(history) - 1)
+        for token in known[: len(least)]:
             read = history[-1] if not ids else ids[-1]
             self._cost.append([read % self._cost.vocabulary_size])
+            if self._agreement ** (len(ids) + 1) < least[len(ids)]:
+                break
             stands = self._random.random() < self._agreement
             ids.append(token if stands else (token + 1) % self._cost.vocabulary_size)
         return Draft(tuple(ids))
+
+    def _catch_up(self, length: int) -> None:
+        """A cache as long as the text, as a real draft would have."""
+        held = len(self._cost.ids)
+        if held > length:
+            self._cost.rewind(length)
+        elif held < length:
+            self._cost.append([0] * (length - held))
 
     def close(self) -> None:
         """Nothing of its own."""

@@ -66,7 +66,8 @@ class SplitSuite:
         """Every model at every budget; a budget's rows come when its rounds are over."""
         context = needed_context(workloads) + 1
         for model in self.models:
-            sizes, overhead = model_sizes(model.path), self._overhead(model, context)
+            sizes = model_sizes(model.path)
+            overhead = self._overhead(model, context, sizes)
             for share in self.shares:
                 print(f"{model.name} at {share:.0%}", file=sys.stderr, flush=True)
                 budget = int(share * sizes.nbytes)
@@ -120,17 +121,24 @@ class SplitSuite:
         threads = ("-t", str(self.threads)) if self.threads else ()
         return LlamaBench(self.program, (*setting, *threads)).run(model.path, workloads, self.repetitions)
 
-    def _overhead(self, model: BenchedModel, context: int) -> int:
-        """What our libraries and buffers take of a GPU beside weights, keys and values.
+    def _overhead(self, model: BenchedModel, context: int, sizes: ModelSizes) -> int:
+        """What our libraries and buffers take of a GPU beside weights, keys and values, the model being
+        divided or not.
 
         It comes on top of the budget, as llama.cpp's do.
         """
-        plan = plan_model(model.path, context=context, device=self.device, threads=self.threads).plan
-        return sum(
-            item.bytes
-            for item in plan.items
-            if item.device == "gpu" and item.layer is None and item.item not in ("head", "embedding")
-        )
+
+        def planned(vram: int | None) -> int:
+            wishes = {"context": context, "device": self.device, "threads": self.threads, "vram": vram}
+            plan = plan_model(model.path, **wishes).plan  # type: ignore[arg-type]
+            return sum(
+                item.bytes
+                for item in plan.items
+                if item.device == "gpu" and item.layer is None and item.item not in ("head", "embedding")
+            )
+
+        whole = planned(None)
+        return max(whole, planned(whole + sizes.nbytes // 2))
 
 
 def _row(
@@ -197,7 +205,8 @@ def placed(plan: MemoryPlan) -> str:
     attention = sum(layer.attention == "gpu" for layer in plan.layers)
     if attention == whole:
         return f"{whole} of {len(plan.layers)} layers"
-    return f"{attention} of {len(plan.layers)} attentions, {whole} whole layers"
+    what = "experts" if any(layer.experts for layer in plan.layers) else "feed-forwards"
+    return f"{attention} of {len(plan.layers)} attentions, {plan.feed_forward_share:.0%} of {what}"
 
 
 def planned_rate(plan: MemoryPlan, workload: Workload) -> float:

@@ -15,6 +15,7 @@ from edgeinfer.language_model import Progress
 from edgeinfer.llama_cpp.library import CACHE_TYPES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_quant_formats import GGUFFile
@@ -149,6 +150,13 @@ class LlamaCppEngine:
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the protocol says."""
         raise EdgeInferError("embeddings: this model runs by llama.cpp, which gives none here")
+
+    def snapshot(self) -> None:
+        """None is taken of llama.cpp's cache."""
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """As the protocol says."""
+        raise ValueError("llama.cpp's cache takes no snapshot")
 
     def choice(self, sampler: Sampler) -> None:
         """Its logits come to the host, and so does the choice."""

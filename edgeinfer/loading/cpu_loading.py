@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from edgeinfer.errors import OutOfMemoryError, SettingError
+from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.loading.sparse_choice import choose_sparse
@@ -28,8 +28,6 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         SettingError: a wish that the CPU can't fulfil.
     """
     wishes, weights = source.wishes, source.weights
-    if wishes.kv == "q8_0":
-        raise SettingError("kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)")
     isa = choose(wishes.instruction_set)
     sparse = choose_sparse(source)
     # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.

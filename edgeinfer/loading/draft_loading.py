@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,17 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
 from edgeinfer.loading.cpu_loading import load_on_cpu
-from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.first_of import FirstOf
+from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import LayeredBackend
 from edgeinfer_quant_formats import GGUFFile
 
 MOST_EXTRA_TOKENS = 1024
@@ -31,47 +37,103 @@ class LoadedDrafter:
     notes: tuple[str, ...] = ()
 
 
-def load_drafter(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> LoadedDrafter:
+def load_drafter(
+    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+) -> LoadedDrafter:
     """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back.
 
-    `source`, `target`: the model and its tokenizer; `taken`: bytes of main memory that it took of a budget.
+    `source`, `target`: the model and its tokenizer; `beside`: as it has been loaded.
 
     Raises:
         SettingError: the draft that was named can't follow this model.
         UnknownModelError: there is no such draft.
         OutOfMemoryError: the draft that was named doesn't fit beside the model.
+        OSError: a reference can't be read.
     """
     wishes = source.wishes
     if wishes.draft is None:
         return LoadedDrafter(None)
+    lookup = PromptLookup([_read_reference(path, target) for path in wishes.references])
     if wishes.draft == "lookup":
-        return LoadedDrafter(PromptLookup())
-    if wishes.draft != "auto":
-        return LoadedDrafter(_draft_model(find_model(wishes.draft), source, target, taken))
-    if found.draft_path is None:
-        return LoadedDrafter(PromptLookup())
+        return LoadedDrafter(lookup)
+    model: Drafter
+    if wishes.draft == "self":
+        model = _layer_skipping(beside.engine)
+    elif wishes.draft != "auto":
+        model = _draft_model(find_model(wishes.draft), source, target, beside)
+    elif found.draft_path is None:
+        return LoadedDrafter(lookup)
+    else:
+        try:
+            model = _draft_model(find_model(found.draft_path), source, target, beside)
+        except (OutOfMemoryError, SettingError) as error:
+            return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
+    notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
+    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes)
+
+
+def _cost(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f} MB of main memory (--draft none, draft=None leave it out)"
+
+
+def _layer_skipping(engine: Transformer) -> LayerSkipping:
+    if not isinstance(engine.backend, LayeredBackend):
+        raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")
+    return LayerSkipping(engine, kept_layers(len(engine.specification.layers)))
+
+
+def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a text file.
+
+    Raises:
+        SettingError: it isn't text.
+        OSError: it can't be read.
+    """
     try:
-        drafter = _draft_model(find_model(found.draft_path), source, target, taken)
-    except (OutOfMemoryError, SettingError) as error:
-        return LoadedDrafter(PromptLookup(), (f"drafting by looking back: {error}",))
-    return LoadedDrafter(drafter)
+        return tokenizer.encode(path.expanduser().read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise SettingError(
+            f"references: byte {error.start} of {path} isn't UTF-8, wanted a text file"
+        ) from error
 
 
-def _draft_model(found: ModelFile, source: ModelSource, target: Tokenizer, taken: int) -> DraftModel:
+def _draft_model(
+    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+) -> DraftModel:
     wishes, file = source.wishes, GGUFFile.open(found.path)
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         if not same_tokens(file.metadata, source.file.metadata):
             check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
-        room = None if wishes.ram is None else max(0, wishes.ram - taken)
-        own = replace(wishes, context=source.context, ram=room, device="cpu", progress=None)
-        loaded = load_on_cpu(ModelSource(found.name, file, config, own))
-        return DraftModel(loaded.engine, target.vocabulary_size, loaded.ram_bytes, file.close)
+        ram = None if wishes.ram is None else max(0, wishes.ram - beside.ram_bytes)
+        vram = None if wishes.vram is None else max(0, wishes.vram - beside.vram_bytes)
+        own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
+        loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
+        return DraftModel(
+            loaded.engine,
+            target.vocabulary_size,
+            loaded.vram_bytes or loaded.ram_bytes,
+            file.close,
+            leaves=wishes.draft_leaves,
+            name=found.name,
+        )
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):
             raise SettingError(f"draft: {found.name}: {error}") from error
         raise
+
+
+def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
+    """On the GPU that holds all of the model, if the draft fits there too; else on the CPU."""
+    if beside.whole_gpu is not None:
+        from edgeinfer.loading.gpu_loading import load_on_gpu
+
+        try:
+            return load_on_gpu(draft, beside.whole_gpu)
+        except GpuUnavailableError:
+            pass
+    return load_on_cpu(draft)
 
 
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -58,7 +58,14 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
     cache = KVCache(source.context, device_bytes=cache_bytes)
     engine = Transformer(source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, largest)
-    return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True)
+    return LoadedEngine(
+        engine,
+        lambda: plan,
+        plan.bytes_on("cpu"),
+        on_gpu=True,
+        whole_gpu=gpu,
+        vram_bytes=plan.bytes_on("gpu"),
+    )
 
 
 def made_ready(backend: CudaBackend, gpu: Gpu, weight_bytes: int) -> CudaBackend:

@@ -1,5 +1,6 @@
 """From a name to a model that answers: find the file, choose the device, load an engine."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgeinfer.catalogue import ModelFile, find_model
@@ -16,7 +17,10 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
 from edgeinfer.sizes import parse_bytes
+from edgeinfer.snapshots.fingerprint import file_fingerprint
+from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.tokenizer import Tokenizer
+from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -37,10 +41,13 @@ def load(
     sparse: Sparse = "auto",
     instruction_set: str | None = None,
     draft: str | None = "auto",
+    draft_leaves: int = 0,
+    references: str | Path | Iterable[str | Path] = (),
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
     chat_template: str | None = None,
     assume_pre_tokenizer: str | None = None,
+    snapshots: bool = False,
     progress: Progress | None = None,
     build_progress: Progress | None = None,
 ) -> Model:
@@ -54,10 +61,15 @@ def load(
     steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
     made says that it pays; "predicted" also guesses which are active; "off".
     `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
-    (what followed the last words before), a name or path of a small model of the same vocabulary, or None.
+    (what followed the last words before), "self" (the model with half of its layers), a name or path of a
+    small model of the same vocabulary, or None. `draft_leaves`: tokens that a draft model offers beside those
+    of its draft, a tree on the CPU.
+    `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
+    the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
-    one where the file's is unknown. `progress` hears of bytes loaded, `build_progress` of kernels compiled
+    one where the file's is unknown. `snapshots`: prompts that begin with what `Model.keep_snapshot` left on
+    the disk are read from there. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
 
     Raises:
@@ -80,10 +92,13 @@ def load(
         sparse=sparse,
         instruction_set=instruction_set,
         draft=draft,
+        draft_leaves=draft_leaves,
+        references=_paths(references),
         kv=kv,
         engine=engine,
         chat_template=chat_template,
         assume_pre_tokenizer=assume_pre_tokenizer,
+        snapshots=snapshots,
         progress=progress,
         build_progress=build_progress,
     )
@@ -102,6 +117,10 @@ def load(
         if for_people is None:
             raise
         raise for_people from error
+
+
+def _paths(given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
+    return (Path(given),) if isinstance(given, str | Path) else tuple(map(Path, given))
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
@@ -128,7 +147,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     except BaseException:
         loaded.engine.close()
         raise
-    return Model(
+    model = Model(
         name=found.name,
         engine=loaded.engine,
         tokenizer=tokenizer,
@@ -138,8 +157,11 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
         on_close=file.close,
         drafter=drafting.drafter,
+        snapshots=_snapshots(source) if source.wishes.snapshots else None,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
+    model.measure_drafting()
+    return model
 
 
 def _drafting(
@@ -148,9 +170,9 @@ def _drafting(
     """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
     isn't the same to the last bit there.
     """
-    if source.wishes.draft == "auto" and loaded.on_gpu:
+    if source.wishes.draft == "auto" and loaded.on_gpu and not source.wishes.references:
         return LoadedDrafter(None)
-    return load_drafter(found, source, tokenizer, loaded.ram_bytes)
+    return load_drafter(found, source, tokenizer, loaded)
 
 
 def _load_engine(source: ModelSource) -> LoadedEngine:
@@ -184,6 +206,13 @@ def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         from edgeinfer.loading.split_loading import load_split
 
         return load_split(source, gpu)
+
+
+def _snapshots(source: ModelSource) -> SnapshotStore:
+    """Where keys and values of this file, read in this way, are kept."""
+    wishes = source.wishes
+    fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
+    return SnapshotStore(user_folder("cache") / "snapshots", fingerprint)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

@@ -8,6 +8,7 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import read_weights, rope_factors
 from edgeinfer.loading.wishes import Wishes
 from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
@@ -55,6 +56,10 @@ class LoadedEngine:
     """Bytes of main memory that the plan takes."""
     on_gpu: bool = False
     """Whether any of it lies on a GPU."""
+    whole_gpu: Gpu | None = None
+    """The GPU that all of it lies on."""
+    vram_bytes: int = 0
+    """Bytes that the plan takes there."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -6,10 +6,11 @@ from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
+from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.host_half import HostHalf
 from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
@@ -17,11 +18,12 @@ from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -52,8 +54,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)
-    budget, notes = wishes.vram, []
-    measure_gpu(gpu, cache_folder, sorted({matrix.format for matrix in source.sizes.matrices()}))
+    budget, notes = wishes.vram, _measured(source, gpu)
     for attempt in range(ATTEMPTS):
         plan = _planned(source, gpu, threads, budget)
         try:
@@ -62,11 +63,20 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             if attempt == ATTEMPTS - 1:
                 raise GpuUnavailableError(f"{source.name}: {error}") from error
             budget = int(SHARE_LEFT * plan.vram_bytes)
-            notes = ["other programs took memory of the GPU meanwhile: less of the model is there"]
+            notes += ["other programs took memory of the GPU meanwhile: less of the model is there"]
             continue
         loaded.notes[:0] = notes
         return loaded
     raise AssertionError("unreachable")
+
+
+def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
+    """Measure what isn't known of the GPU yet; a remark if it has no room for that."""
+    try:
+        measure_gpu(gpu, user_folder("cache"), sorted({matrix.format for matrix in source.sizes.matrices()}))
+    except DeviceMemoryError:
+        return ["the GPU has no room to be measured: planned without its speeds"]
+    return []
 
 
 def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:
@@ -75,7 +85,13 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
     machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, kernel_formats(source.weights))
     machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
     asked = PlanWishes(
-        context=source.context, kv=wishes.kv, vram=vram, ram=wishes.ram, repack=wishes.repack, streams=False
+        context=source.context,
+        kv=wishes.kv,
+        vram=vram,
+        ram=wishes.ram,
+        repack=wishes.repack,
+        batch=CHUNK,
+        routing=known_routing(source.file.path, source.sizes)[0],
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -105,7 +121,7 @@ class _Sides:
         source, plan, facts = self.source, self.plan, self.source.specification
         placing = Placing(source)
         device = cuda_device(self.gpu.index)
-        mailbox = Mailbox(device, CPU_BATCH, facts.width, most_used(facts))
+        mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)
         caches = self._host_caches()
         try:
@@ -116,7 +132,7 @@ class _Sides:
                 caches,
                 self.kernels,
                 mailbox.addresses,
-                batch=CPU_BATCH,
+                batch=CHUNK,
                 threads=self.threads,
                 on_placed=placing,
             )
@@ -130,13 +146,12 @@ class _Sides:
             facts,
             SplitBackend(host, above),
             cached,
-            min(CPU_BATCH, above.batch),
+            CHUNK,
             plan.weight_bytes_per_token,
             source.context,
         )
-        return LoadedEngine(
-            engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=[placed_note(plan)]
-        )
+        notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=notes)
 
     @property
     def _divisions(self) -> tuple[LayerDivision, ...]:
@@ -145,9 +160,8 @@ class _Sides:
     def _host_caches(self) -> dict[int, LayerCache]:
         """Those of the layers whose attention is the CPU's, by layer."""
         source = self.source
-        kind: CacheType = "f32" if source.wishes.kv == "f32" else "f16"
         return {
-            index: LayerCache.allocate(layer.attention, source.context, kind)
+            index: LayerCache.allocate(layer.attention, source.context, source.wishes.kv)
             for index, (layer, division) in enumerate(
                 zip(source.specification.layers, self._divisions, strict=True)
             )
@@ -161,7 +175,11 @@ class _Sides:
             source.weights,
             source.context,
             cuda_device(self.gpu.index),
-            DeviceOptions(quantised_cache=source.wishes.kv == "q8_0", divisions=self._divisions),
+            DeviceOptions(
+                quantised_cache=source.wishes.kv == "q8_0",
+                divisions=self._divisions,
+                stream_from=self.plan.prediction.stream_from,
+            ),
             on_placed=placing,
             mailbox=mailbox,
         )
@@ -179,13 +197,8 @@ def placed_note(plan: MemoryPlan) -> str:
     """What of a divided model is on the GPU, in a sentence."""
     layers = plan.layers
     attention = sum(layer.attention == "gpu" for layer in layers)
-    mixture = any(layer.experts for layer in layers)
-    shares = [
-        len(layer.gpu_experts) / layer.experts if layer.experts else layer.hot_neurons / layer.neurons
-        for layer in layers
-    ]
-    second = "experts" if mixture else "feed-forwards"
+    second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
-        f"{sum(shares) / len(shares):.0%} of the {second}, and the head; the rest is on the CPU"
+        f"{plan.feed_forward_share:.0%} of the {second}, and the head; the rest is on the CPU"
     )

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from edgeinfer.errors import SettingError
@@ -9,6 +10,7 @@ from edgeinfer.language_model import Progress
 from edgeinfer_kernels.backend import CacheType
 
 MOST_THREADS = 1024
+MOST_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -39,10 +41,15 @@ class Wishes:
     """Whether the CPU reads active neurons only, see `sparse_choice`."""
     instruction_set: str | None
     draft: str | None
+    draft_leaves: int
+    """Tokens of a draft beside its branch."""
+    references: tuple[Path, ...]
+    """Files whose text the answer may repeat."""
     kv: CacheType
     engine: EngineName
     chat_template: str | None
     assume_pre_tokenizer: str | None
+    snapshots: bool
     progress: Progress | None
     build_progress: Progress | None
 
@@ -59,7 +66,18 @@ class Wishes:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
-            raise SettingError(f"draft: saw {self.draft!r}, wanted 'auto', 'lookup', a model, or None")
+            wanted = "'auto', 'lookup', 'self', a model, or None"
+            raise SettingError(f"draft: saw {self.draft!r}, wanted {wanted}")
+        if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
+            raise SettingError(
+                f"draft_leaves: saw {self.draft_leaves!r}, wanted a whole number from 0 to {MOST_LEAVES}"
+            )
+        if self.references and self.draft is None:
+            raise SettingError(
+                "references: they are for drafts; leave them out, or take draft 'auto' or 'lookup'"
+            )
+        if self.references and self.engine == "llama.cpp":
+            raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
         if not isinstance(self.repack, bool):

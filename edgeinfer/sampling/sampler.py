@@ -132,6 +132,11 @@ class Sampler:
         surprise = -math.log2(probabilities[position])
         self._surprise_limit -= self.settings.mirostat_eta * (surprise - self.settings.mirostat_tau)
 
+    @property
+    def last(self) -> Distribution | None:
+        """What `distribution` gave last; None: nothing, or not since `restore`."""
+        return self._last
+
     def snapshot(self) -> SamplerState:
         """The state to come back to if the tokens that follow are rejected."""
         return SamplerState(dict(self._random.bit_generator.state), self._surprise_limit)

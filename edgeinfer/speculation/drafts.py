@@ -17,6 +17,15 @@ class Draft:
 
     ids: tuple[int, ...]
     distributions: tuple[Distribution, ...] | None = None
+    others: tuple[tuple[int, ...], ...] = ()
+    """For each of the tokens, or for none: what may stand there in its place. A tree of one long branch and
+    leaves beside it; its tokens aren't drawn.
+    """
+
+    @property
+    def leaves(self) -> list[tuple[int, int]]:
+        """(place, token) of all that is beside the long branch, in the order in which it is read."""
+        return [(place, token) for place, tokens in enumerate(self.others) for token in tokens]
 
 
 class Drafter(Protocol):

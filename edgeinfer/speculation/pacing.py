@@ -2,108 +2,223 @@
 
 With acceptance a, draft cost d and pass cost t(n), a draft of k tokens gives (1 - a^(k+1)) / (1 - a) tokens
 in t(k + 1) + k·d seconds; the k with the most tokens a second is taken, 0 included.
+
+That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
+often than any would, and a draft that comes to nothing costs too. What drafting has really earned decides
+how sure a guess must be, and whether drafts rest for a while.
 """
+
+from collections.abc import Sequence
 
 MOST_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
-FIRST_GUESS = 0.75
-"""Acceptance that is assumed before anything has been seen."""
+FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
+"""Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
 ROW_SHARE = 0.08
 """What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
-MEMORY = 0.9
-"""Weight of what was known when something new is seen."""
-GAIN = 1.02
+ACCEPTANCE_MEMORY = 0.95
+"""Weight of the guesses before when one more has been judged."""
+COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
+"""Weight of the known cost when something dearer, or something cheaper, is seen: disturbed passes are longer,
+never shorter, so that what is quick is believed sooner.
+"""
+DISTURBED = 1.5
+"""A pass of several rows counts for at most so many times what it should have taken."""
+SHAPE_RETURN = 0.92
+"""Weight of what rows are known to cost beside what they are hoped to (ROW_SHARE), whenever drafting is
+thought over: a slow hour isn't held against drafts for ever.
+"""
+THINK_EVERY = 16
+"""Tokens after which it is thought over again, while nothing is drafted and no guess has been judged."""
+PLAIN_EVERY = 64
+"""After so many passes with drafts one is made without."""
+GAIN = 1.05
 """A draft has to promise so much more tokens a second than none."""
-FIRST_PAUSE, LONGEST_PAUSE = 32, 512
-"""Tokens without a draft before the next attempt, when drafting doesn't pay; each failure doubles it."""
-ATTEMPT = 2
-"""Tokens of such an attempt."""
+EARNED_MEMORY = 0.97
+"""Weight of the steps before in what drafting earns, when there is one more."""
+EVIDENCE = 24
+"""Steps with drafts, or with looking for them, after which what they earned is believed."""
+FIRST_REST, LONGEST_REST = 32, 1024
+"""Tokens without drafts after these have earned less than plain decoding: twice as many each time."""
+PROBE_SHARE = 0.01
+"""Share of the time that may be spent on looking whether drafts would pay, while none are made."""
+PROBE_LENGTH = 3
+"""Tokens of a draft that is made to look."""
 
 
 class Pace:
-    """The costs and chances of one model and its drafter; kept from answer to answer."""
+    """The costs and chances of one model and its drafter; kept from answer to answer.
+
+    t(n) is kept as t(1), which follows the machine's mood and the length of the text from pass to pass, times
+    a shape, n rows beside one, which changes slowly.
+    """
 
     def __init__(self) -> None:
-        self._pass_seconds: dict[int, float] = {}
+        self._scale: float | None = None
+        self._shape: dict[int, float] = {1: 1.0}
+        self._since_plain = 0
+        self._curve: list[float] = []
         self._draft_seconds: float | None = None
-        self._acceptance = FIRST_GUESS
-        self._pause = FIRST_PAUSE
-        self._waited = 0
-        self._attempting = False
+        self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
+        self._probe_seconds = 0.0
+        self._credit = 0.0
+        self._idle = 0
+        """Tokens to come for which nothing is drafted without further thought."""
+        self._earned_tokens = self._earned_seconds = 0.0
+        self._steps = 0
+        self._rest, self._next_rest = 0, FIRST_REST
+        """Tokens to come without drafts, whatever is thought; and how many it will be the next time."""
 
     @property
     def acceptance(self) -> float:
         """The chance that a guess stands, if those before it do."""
-        return self._acceptance
+        return self._stood / self._judged
+
+    def measured(self, seconds: dict[int, float]) -> None:
+        """What passes of some rows, one of them 1, took one after the other: where all begins."""
+        self._scale = seconds[1]
+        self._shape = {rows: found / seconds[1] for rows, found in seconds.items()}
+        self._curve = []
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass of so many rows took so long."""
-        known = self._pass_seconds.get(rows, seconds)
-        # Disturbed passes are longer, never shorter: what was quick is believed sooner.
-        memory = MEMORY if seconds > known else 1 - MEMORY
-        self._pass_seconds[rows] = memory * known + (1 - memory) * seconds
+        if rows == 1:
+            self._scale = _learnt(self._scale or seconds, seconds)
+            self._since_plain = 0
+        elif self._scale is not None:
+            self._since_plain += 1
+            known = self._shape_of(rows)
+            self._shape[rows] = _learnt(known, min(seconds / self._scale, DISTURBED * known))
+            self._curve = []
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """A draft of so many tokens took so long."""
         each = seconds / max(1, tokens)
         known = self._draft_seconds
-        self._draft_seconds = each if known is None else MEMORY * known + (1 - MEMORY) * each
+        # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
+        self._draft_seconds = each if known is None else _learnt(known, min(each, DISTURBED * known))
+
+    def earned(self, tokens: int, seconds: float) -> None:
+        """A step with a draft, or with looking for one, gave so many tokens in so long."""
+        self._steps += 1
+        self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
+        self._earned_seconds = EARNED_MEMORY * self._earned_seconds + seconds
+        if self._steps < EVIDENCE or self._scale is None:
+            return
+        gain = self._earned_rate * self._scale
+        if gain < 1:
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._steps, self._earned_tokens, self._earned_seconds = 0, 0.0, 0.0
+        elif gain > GAIN:
+            self._next_rest = FIRST_REST
+
+    @property
+    def _earned_rate(self) -> float:
+        """Tokens a second of steps with drafts; of plain ones before there is evidence."""
+        if self._steps < EVIDENCE:
+            return 1 / self._scale if self._scale else 0.0
+        return self._earned_tokens / self._earned_seconds
+
+    def probed(self, tokens: int, seconds: float) -> None:
+        """To look for so many guesses took so long, while none are wanted.
+
+        What the drafter had missed is read first, so that only a quick look tells what a guess costs.
+        """
+        self._probe_seconds = seconds
+        self._credit -= seconds
+        if tokens and self._draft_seconds is not None:
+            self._draft_seconds = min(self._draft_seconds, seconds / tokens)
+
+    def stood(self, chance: float) -> None:
+        """A guess stood (1.0), fell (0.0), or would have stood with this chance."""
+        self._idle = 0
+        self._stood = ACCEPTANCE_MEMORY * self._stood + chance
+        self._judged = ACCEPTANCE_MEMORY * self._judged + 1
 
     def judged(self, drafted: int, stood: int) -> None:
         """Of so many guesses so many stood; the rest fell with the first that didn't."""
-        if not drafted:
-            return
         for index in range(min(stood + 1, drafted)):
-            self._acceptance = MEMORY * self._acceptance + (1 - MEMORY) * float(index < stood)
+            self.stood(float(index < stood))
 
     def length(self, most: int) -> int:
         """Tokens to draft now, `most` at most; 0: none."""
         most = min(most, MOST_DRAFTED)
-        if most < 1:
+        if most < 1 or self._scale is None or self._since_plain >= PLAIN_EVERY:
+            return 0  # a pass of one token tells what plain decoding costs
+        if self._rest:
+            self._rest -= 1
             return 0
-        if 1 not in self._pass_seconds:
-            return 0  # the first pass tells what plain decoding costs
-        best = max(range(most + 1), key=self._rate)
-        if best and self._rate(best) > GAIN * self._rate(0):
-            self._pause, self._waited = FIRST_PAUSE, 0
+        if self._idle:
+            self._idle -= 1
+            return 0
+        rates = self._rates(most)
+        best = max(range(most + 1), key=rates.__getitem__)
+        if rates[best] > GAIN * rates[0]:
             return best
-        self._waited += 1
-        if self._waited <= self._pause:
-            return 0
-        self._waited, self._pause = 0, min(2 * self._pause, LONGEST_PAUSE)
-        return min(ATTEMPT, most)
+        self._idle = THINK_EVERY
+        for rows, known in self._shape.items():
+            self._shape[rows] = min(known, _mixed(SHAPE_RETURN, known, 1 + ROW_SHARE * (rows - 1)))
+        self._curve = []
+        return 0
+
+    def probes(self) -> bool:
+        """Asked for each token while nothing is drafted: whether there is time to look if drafts would stand.
+
+        That takes PROBE_SHARE of the time, whatever a look costs.
+        """
+        if self._scale is None:
+            return False
+        self._credit = min(self._credit + PROBE_SHARE * self._scale, max(self._probe_seconds, self._scale))
+        return self._credit >= self._probe_seconds
 
     def least_chances(self, length: int) -> list[float]:
-        """For each token of a draft, the chance of being reached from which it is worth its cost."""
-        if not self._pass_seconds:
+        """For each token of a draft, the chance of being reached from which it is worth its cost.
+
+        A token more is worth the time in which the way things go earns one.
+        """
+        if self._scale is None:
             return [0.0] * length
-        worth = 1 / self._rate(length)
-        draft = self._draft_seconds or 0.0
-        rows = [self.pass_seconds(n) for n in range(1, length + 2)]
+        rows, draft = self._pass_costs(), self._draft_seconds or 0.0
+        worth = 1 / max(self._earned_rate, 1 / self._scale)
         return [min(1.0, max(0.0, draft + rows[i + 1] - rows[i]) / worth) for i in range(length)]
 
-    def gain(self) -> float:
-        """Tokens a second with the drafts that are made now, over those without."""
-        return (
-            max(self._rate(k) for k in range(MOST_DRAFTED + 1)) / self._rate(0) if self._pass_seconds else 1.0
-        )
-
     def pass_seconds(self, rows: int) -> float:
-        """Seconds of a pass: as measured, or between and beyond what was measured on a straight line."""
-        known = self._pass_seconds
+        """Seconds of a pass, 0 before one was seen."""
+        return (self._scale or 0.0) * self._shape_of(rows)
+
+    def _shape_of(self, rows: int) -> float:
+        """A pass of `rows` beside one of 1: as measured, or between and beyond that on a straight line."""
+        known = self._shape
         if rows in known:
             return known[rows]
-        below = max((n for n in known if n < rows), default=None)
+        below = max(n for n in known if n < rows)
         above = min((n for n in known if n > rows), default=None)
-        if below is None:
-            return known[above] if above is not None else 0.0
         if above is None:
-            return known[below] + (rows - below) * ROW_SHARE * known.get(1, known[below])
-        share = (rows - below) / (above - below)
-        return known[below] + share * (known[above] - known[below])
+            return known[below] + (rows - below) * ROW_SHARE
+        return _mixed((above - rows) / (above - below), known[below], known[above])
 
-    def _rate(self, length: int) -> float:
-        """Tokens a second with drafts of this length."""
-        a = min(self._acceptance, 0.999)
-        tokens = (1 - a ** (length + 1)) / (1 - a)
-        return tokens / (self.pass_seconds(length + 1) + length * (self._draft_seconds or 0.0))
+    def _pass_costs(self) -> list[float]:
+        """Seconds of passes of 1, 2, … rows."""
+        if not self._curve:
+            self._curve = [self._shape_of(rows) for rows in range(1, MOST_DRAFTED + 2)]
+        scale = self._scale or 0.0
+        return [scale * share for share in self._curve]
+
+    def _rates(self, most: int) -> Sequence[float]:
+        """Tokens a second with drafts of 0, 1, … `most` tokens."""
+        costs, draft = self._pass_costs(), self._draft_seconds or 0.0
+        rates, tokens, reached = [], 0.0, 1.0
+        for length in range(most + 1):
+            tokens += reached
+            reached *= self.acceptance
+            rates.append(tokens / (costs[length] + length * draft))
+        return rates
+
+
+def _learnt(known: float, seen: float) -> float:
+    """A cost after another has been seen."""
+    return _mixed(QUICK_MEMORY if seen < known else COST_MEMORY, known, seen)
+
+
+def _mixed(share: float, one: float, other: float) -> float:
+    return share * one + (1 - share) * other

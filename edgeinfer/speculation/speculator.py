@@ -2,13 +2,21 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer.language_model import Engine
-from edgeinfer.sampling import Sampler
+from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.speculation.drafts import Draft, Drafter
-from edgeinfer.speculation.pacing import Pace
-from edgeinfer.speculation.verification import Verified, verify
+from edgeinfer.speculation.pacing import MOST_DRAFTED, PROBE_LENGTH, Pace
+from edgeinfer.speculation.shadow import Shadow
+from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer.speculation.verification import Verified, leaf_taken, verify
+
+MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
+"""The passes that are timed when a model has been loaded, each behind one to warm up."""
+DRAFTS_MEASURED = 4
+MEASURING_SECONDS = 0.15
+"""No further ones are begun after this time."""
 
 
 @dataclass
@@ -19,11 +27,8 @@ class DraftCount:
     stood: int = 0
     passes: int = 0
     tokens: int = 0
-
-    def plain(self) -> None:
-        """A pass of one token, without a draft."""
-        self.passes += 1
-        self.tokens += 1
+    seconds: float = 0.0
+    """Of these passes and their drafts."""
 
     @property
     def accepted_share(self) -> float | None:
@@ -34,6 +39,10 @@ class DraftCount:
     def tokens_per_pass(self) -> float:
         return self.tokens / self.passes if self.passes else 0.0
 
+    def gain(self, plain_seconds: float) -> float:
+        """Tokens a second over those of plain decoding, where a token takes so long."""
+        return self.tokens * plain_seconds / self.seconds if self.seconds > 0 else 1.0
+
 
 class Speculator:
     """One model with its drafter, and how well they get on; streams of the model share it."""
@@ -42,17 +51,72 @@ class Speculator:
         self._engine = engine
         self.drafter = drafter
         self.pace = Pace()
+        self._shadow: Shadow | None = None
+        self._looked: float | None = None
+        """Seconds of looking for the draft of this step; None: nobody looked."""
+
+    def measure(self) -> None:
+        """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
+        begin, found = time.perf_counter(), dict[int, float]()
+        for rows in MEASURED_ROWS:
+            if time.perf_counter() - begin > MEASURING_SECONDS:
+                break
+            found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+        self.pace.measured(found)
+        for _ in range(DRAFTS_MEASURED):
+            self._guesses([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
+
+    def _quickest(self, rows: int, seconds: float) -> float:
+        """The quickest of some passes: two at least, ten at most, and no further one after `seconds`.
+
+        What the first one compiles, or records as a graph, doesn't count.
+        """
+        begin, found = time.perf_counter(), list[float]()
+        while len(found) < 2 or (len(found) < 10 and time.perf_counter() - begin < seconds):
+            start = time.perf_counter()
+            self._engine.append_all([0] * min(rows, self._engine.context))
+            self._engine.rewind(0)
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
-        length = self.pace.length(min(room, self._engine.context - len(history) - 1))
-        if not length:
-            return Draft(())
+        room = min(room, self._engine.context - len(history) - 1)
+        length = self.pace.length(room)
+        self._looked = None
+        if length:
+            begin = time.perf_counter()
+            draft = self._guesses(history, sampler.settings, self.pace.least_chances(length))
+            self._looked = time.perf_counter() - begin
+            return draft
+        if room >= PROBE_LENGTH and self.pace.probes():
+            begin = time.perf_counter()
+            least = self.pace.least_chances(PROBE_LENGTH)
+            draft = self.drafter.propose(history, sampler.settings, least)
+            self.pace.probed(len(draft.ids), time.perf_counter() - begin)
+            self._shadow = Shadow(history, draft)
+        return Draft(())
+
+    def _guesses(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
         begin = time.perf_counter()
-        draft = self.drafter.propose(history, sampler.settings, self.pace.least_chances(length))
+        draft = self.drafter.propose(history, settings, least)
         if draft.ids:
             self.pace.drafted(len(draft.ids), time.perf_counter() - begin)
         return draft
+
+    def plain(
+        self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
+    ) -> None:
+        """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
+        self.pace.passed(1, seconds)
+        if self._looked is not None:
+            self.pace.earned(1, self._looked + seconds)
+        count.passes += 1
+        count.tokens += 1
+        if self._shadow is not None:
+            chance = self._shadow.judge(history, chosen, sampler.last)
+            if chance is not None:
+                self.pace.stood(chance)
 
     def read(
         self,
@@ -67,13 +131,23 @@ class Speculator:
         The tokens that follow; the cache then holds the history and those of them before the last.
         """
         begin = time.perf_counter()
-        logits = self._engine.append_all([history[-1], *draft.ids])
+        tree = TreePass.of(self._engine, draft)
+        if tree is None:
+            draft = replace(draft, others=())
+            logits = self._engine.append_all([history[-1], *draft.ids])
+        else:
+            logits = tree.read(history[-1])
         found = verify(draft, logits, history, sampler, end_ids)
+        if tree is not None:
+            tree.keep(leaf_taken(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
-        self.pace.passed(1 + len(draft.ids), time.perf_counter() - begin)
+        guesses = len(draft.ids) + len(draft.leaves)
+        seconds = time.perf_counter() - begin
+        self.pace.passed(1 + guesses, seconds)
+        self.pace.earned(len(found), (self._looked or 0.0) + seconds)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
-        count.drafted += len(draft.ids)
+        count.drafted += guesses
         count.stood += stood
         count.passes += 1
         count.tokens += len(found)

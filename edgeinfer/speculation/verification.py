@@ -35,12 +35,13 @@ def verify(
 ) -> list[Verified]:
     """The tokens that follow `history`: the drafted ones that stand, and one more unless one of them ends it.
 
-    `logits` (len(draft.ids) + 1, vocabulary) float32: behind the history and behind each drafted token. The
-    sampler has accepted them all.
+    `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: behind the history, behind each
+    drafted token, and behind each leaf. The sampler has accepted them all.
     """
     said = list(history)
     found: list[Verified] = []
-    for index in range(len(logits)):
+    leaves = draft.leaves
+    for index in range(len(draft.ids) + 1):
         guess = draft.ids[index] if index < len(draft.ids) else None
         ids, chances = sampler.distribution(logits[index], said)
         if guess is None or draft.distributions is None:
@@ -49,16 +50,37 @@ def verify(
             chosen = _kept_or_drawn(guess, draft.distributions[index], (ids, chances), sampler)
         sampler.accept(chosen)
         said.append(chosen)
-        found.append(Verified(chosen, chosen == guess, logits[index]))
+        leaf = (index, chosen) in leaves
+        found.append(Verified(chosen, leaf or chosen == guess, logits[index]))
+        if leaf and chosen not in end_ids:
+            behind = logits[1 + len(draft.ids) + leaves.index((index, chosen))]
+            ids, chances = sampler.distribution(behind, said)
+            following = int(ids[sampler.draw(chances)])
+            sampler.accept(following)
+            found.append(Verified(following, False, behind))
         if chosen != guess or chosen in end_ids:
             break
     return found
 
 
+def leaf_taken(draft: Draft, found: Sequence[Verified]) -> int | None:
+    """Which leaf has a token behind it in what was found; None: the long branch has them all."""
+    place = len(found) - 2
+    if place < 0 or not found[place].drafted or place >= len(draft.ids):
+        return None
+    taken = found[place].id
+    return None if taken == draft.ids[place] else draft.leaves.index((place, taken))
+
+
+def standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
+    """min(1, p/q): how likely a guess from one distribution stands where another is wanted."""
+    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
+    return min(1.0, p / q) if q > 0 else float(p > 0)
+
+
 def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
     """The guess, or a token from what `wanted` has over `drawn_from`."""
-    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
-    if sampler.uniform() * q < p:
+    if sampler.uniform() < standing_chance(guess, drawn_from, wanted):
         return guess
     ids, chances = wanted
     over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)

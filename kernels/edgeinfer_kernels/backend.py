@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from itertools import product
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +30,54 @@ class HeadFacts(Protocol):
     def head_dim(self) -> int: ...
 
 
+_DTYPES: dict[str, "np.dtype[Any]"] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "q8_0": np.dtype(np.int8),
+}
+SCALED = 32
+"""Elements of a head that share a scale in a cache of eight bits."""
+
+
+def rounded_to_bytes(
+    rows: npt.NDArray[np.floating],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """(..., width) as int8, and the float16 scales (..., groups) of each `SCALED` elements.
+
+    scale = max|x| / 127 as a float16, code = x / scale to the nearest.
+    """
+    *outer, width = rows.shape
+    groups = -(-width // SCALED)
+    whole = np.zeros((*outer, groups * SCALED), np.float32)
+    whole[..., :width] = rows
+    parts = whole.reshape(*outer, groups, SCALED)
+    scales = np.minimum(np.abs(parts).max(-1) / np.float32(127), np.float32(65504)).astype(np.float16)
+    wide = scales.astype(np.float32)
+    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
+    codes = np.clip(np.rint(parts * inverse[..., None]), -127, 127).astype(np.int8)
+    return codes.reshape(*outer, -1)[..., :width], scales
+
+
+def widened(codes: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> npt.NDArray[np.float32]:
+    """What `rounded_to_bytes` stands for, (..., width) float32."""
+    spread = np.repeat(scales.astype(np.float32), SCALED, axis=-1)[..., : codes.shape[-1]]
+    return np.asarray(codes.astype(np.float32) * spread)
+
+
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's keys and values, head_dim rounded up to 16.
 
     Keys: (kv_heads, tiles, head_dim, 16), tile t holding positions 16·t…, so that sixteen scores need no sum
     across lanes. Values: (kv_heads, positions, head_dim). There is room for a tile of 64 positions behind the
-    last.
+    last. Both are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16), a group being `SCALED`
+    elements of a head.
     """
 
-    keys: npt.NDArray[np.floating]
-    values: npt.NDArray[np.floating]
+    keys: npt.NDArray[np.generic]
+    values: npt.NDArray[np.generic]
+    key_scales: npt.NDArray[np.float16] | None = None
+    value_scales: npt.NDArray[np.float16] | None = None
 
     @staticmethod
     def positions_for(context: int) -> int:
@@ -49,18 +87,23 @@ class LayerCache:
     @classmethod
     def nbytes_for(cls, specification: HeadFacts, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` will take."""
-        elements = specification.kv_heads * cls.positions_for(context) * padded(specification.head_dim)
-        return 2 * elements * (2 if kind == "f16" else 4)
+        positions, width = cls.positions_for(context), padded(specification.head_dim)
+        scales = 2 * -(-width // SCALED) if kind == "q8_0" else 0
+        return 2 * specification.kv_heads * positions * (width * _DTYPES[kind].itemsize + scales)
 
     @classmethod
     def allocate(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> "LayerCache":
         """A zeroed cache."""
         heads, positions = specification.kv_heads, cls.positions_for(context)
-        width, dtype = padded(specification.head_dim), np.float16 if kind == "f16" else np.float32
-        return cls(
-            np.zeros((heads, positions // LANES, width, LANES), dtype),
+        tiles, width, dtype = positions // LANES, padded(specification.head_dim), _DTYPES[kind]
+        keys, values = (
+            np.zeros((heads, tiles, width, LANES), dtype),
             np.zeros((heads, positions, width), dtype),
         )
+        if kind != "q8_0":
+            return cls(keys, values)
+        shape = (heads, tiles, -(-width // SCALED), LANES)
+        return cls(keys, values, np.zeros(shape, np.float16), np.zeros(shape, np.float16))
 
     @property
     def positions(self) -> int:
@@ -71,17 +114,95 @@ class LayerCache:
         """Put keys and values (tokens, kv_heads, head_dim) at positions start…"""
         tokens, _, head_dim = keys.shape
         position = np.arange(start, start + tokens)
-        self.keys[:, position // LANES, :head_dim, position % LANES] = keys
-        self.values[:, position, :head_dim] = values.swapaxes(0, 1)
+        tile, lane = position // LANES, position % LANES
+        given: list[npt.NDArray[np.generic]] = [keys, values]
+        if self.key_scales is not None and self.value_scales is not None:
+            (codes, scales), (value_codes, value_scales) = map(rounded_to_bytes, (keys, values))
+            self.key_scales[:, tile, : scales.shape[-1], lane] = scales
+            self.value_scales[:, tile, : scales.shape[-1], lane] = value_scales
+            given = [codes, value_codes]
+        self.keys[:, tile, :head_dim, lane] = given[0]
+        self.values[:, position, :head_dim] = given[1].swapaxes(0, 1)
 
     def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
         """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
-        rows = self.keys.swapaxes(2, 3).reshape(self.values.shape)
-        return rows[:, :end, :head_dim], self.values[:, :end, :head_dim]
+        rows = self.keys.swapaxes(2, 3).reshape(self.values.shape)[:, :end]
+        if self.key_scales is None or self.value_scales is None:
+            return rows[:, :, :head_dim], self.values[:, :end, :head_dim]  # type: ignore[return-value]
+        by_position = [
+            scales.swapaxes(2, 3).reshape(scales.shape[0], self.positions, -1)[:, :end]
+            for scales in (self.key_scales, self.value_scales)
+        ]
+        keys = widened(rows.astype(np.int8), by_position[0])
+        values = widened(self.values[:, :end].astype(np.int8), by_position[1])
+        return keys[:, :, :head_dim], values[:, :, :head_dim]
+
+    def _parts(self) -> "tuple[npt.NDArray[np.generic], ...]":
+        """Arrays whose second axis is tiles."""
+        parts = (self.keys, self.key_scales, self.value_scales)
+        return tuple(part for part in parts if part is not None)
+
+    def first(self, end: int) -> "tuple[npt.NDArray[np.generic], ...]":
+        """Views of what holds the first `end` positions: values, and whole tiles of keys and of scales."""
+        return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self._parts())
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        for first in range(0, count, LANES):
+            a, b, some = source + first, target + first, min(LANES, count - first)
+            if a % LANES + some <= LANES and b % LANES + some <= LANES:
+                for part in self._parts():
+                    mine, theirs = part[:, a // LANES], part[:, b // LANES]
+                    theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
+                continue
+            for part, i in product(self._parts(), range(some)):
+                at, to = a + i, b + i
+                part[:, to // LANES, :, to % LANES] = part[:, at // LANES, :, at % LANES]
+        self.values[:, target : target + count] = self.values[:, source : source + count].copy()
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.values.nbytes + sum(part.nbytes for part in self._parts())
+
+
+@runtime_checkable
+class CachingBackend(Protocol):
+    """A backend with keys and values on a device of its own."""
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Copies of the keys and values of the first `end` positions, in an order and layout of its own."""
+        ...
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Write back what `cached` gave, `end` positions of it.
+
+        Raises:
+            ValueError: the arrays have other shapes or types.
+        """
+        ...
+
+
+PAGE = LANES
+"""Positions of a page: texts that share a cache lie in such pages."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens of several texts stand in their texts, and where these lie in the cache.
+
+    positions: (tokens,) int64. pages: (tokens, pages of the longest text) int64, where in the cache each PAGE
+    positions of a token's text lie, counted in PAGEs. copies: for each token, or for none, more positions of
+    the cache that take its key and value.
+    """
+
+    positions: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+    copies: tuple[tuple[int, ...], ...] = ()
+
+    def slots(self, token: int, end: int) -> npt.NDArray[np.int64]:
+        """Positions of the cache that hold the first `end` positions of a token's text."""
+        position = np.arange(end)
+        return np.asarray(self.pages[token, position // PAGE] * PAGE + position % PAGE)
 
 
 class BackendError(RuntimeError):
@@ -124,6 +245,41 @@ class Backend(Protocol[X]):
 
     def close(self) -> None:
         """Give back threads and memory."""
+        ...
+
+
+@runtime_checkable
+class PlacingBackend(Protocol):
+    """A backend that reads tokens of several texts in one step."""
+
+    most_placed: int
+    """Tokens of such a step at most."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def all_layers_at(self, x: Any, places: Places) -> None:
+        """As `all_layers`, for tokens that stand at `places`; a token sees the positions of its text up to
+        its own, whichever step read them.
+        """
+        ...
+
+    def logits(self, x: Any) -> npt.NDArray[np.float32]:
+        """As `Backend.logits`."""
+        ...
+
+
+@runtime_checkable
+class LayeredBackend(Protocol):
+    """A backend that can leave layers out."""
+
+    def embed(self, ids: Sequence[int]) -> Any:
+        """As `Backend.embed`."""
+        ...
+
+    def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
+        """As `all_layers`, by these layers only."""
         ...
 
 

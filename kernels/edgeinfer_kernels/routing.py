@@ -1,6 +1,7 @@
 """Which experts a step's tokens went to, for a caller that asks a backend to write it down."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,13 @@ import numpy.typing as npt
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 
 NO_EXPERTS = -1
+
+
+class PairCounts(NamedTuple):
+    """How many experts a device has asked for in all tokens so far, and how many of them were its host's."""
+
+    seen: int
+    here: int
 
 
 @dataclass(frozen=True)

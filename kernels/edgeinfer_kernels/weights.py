@@ -31,7 +31,8 @@ class MatrixFacts(Protocol):
 class Matrix:
     """A weight matrix: `raw` is (rows, bytes of a row) uint8, most often a view of the memory map.
 
-    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`.
+    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`; with `picked`
+    it is those of these numbers alone, in this order.
     """
 
     name: str
@@ -40,10 +41,12 @@ class Matrix:
     columns: int
     raw: npt.NDArray[np.uint8]
     experts: int = 1
+    picked: tuple[int, ...] = ()
 
     def expert(self, index: int) -> "Matrix":
         """One expert's matrix, without a copy."""
-        raw = self.raw[index * self.rows : (index + 1) * self.rows]
+        first = (self.picked[index] if self.picked else index) * self.rows
+        raw = self.raw[first : first + self.rows]
         return Matrix(self.name, self.format, self.rows, self.columns, raw)
 
     def take_rows(self, first: int, last: int) -> "Matrix":
@@ -61,16 +64,17 @@ class Matrix:
         return Matrix(self.name, self.format, self.rows, last - first, raw)
 
     def take_experts(self, numbers: Sequence[int]) -> "Matrix":
-        """The matrices of these experts, in this order; without a copy where they lie together."""
+        """The matrices of these experts, in this order, without a copy."""
         first, count = (numbers[0] if numbers else 0), len(numbers)
         if list(numbers) == list(range(first, first + count)):
             raw = self.raw[first * self.rows : (first + count) * self.rows]
-        else:
-            raw = self.raw.reshape(self.experts, self.rows, -1)[list(numbers)].reshape(count * self.rows, -1)
-        return replace(self, raw=raw, experts=count)
+            return replace(self, raw=raw, experts=count)
+        return replace(self, experts=count, picked=tuple(numbers))
 
     def decoded(self) -> npt.NDArray[np.float32]:
         """(rows, columns) float32, of all experts if there are several."""
+        if self.picked:
+            return np.concatenate([self.expert(index).decoded() for index in range(self.experts)])
         return decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
@@ -81,7 +85,7 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        return int(self.raw.nbytes)
+        return self.experts * self.rows * int(self.raw.shape[1])
 
 
 @dataclass(frozen=True)

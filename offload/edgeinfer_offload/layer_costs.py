@@ -7,7 +7,7 @@ from functools import cache, cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
@@ -92,9 +92,8 @@ class Pricing:
         return Cost(nbytes, reading, reading)
 
     def cache_bytes_on_cpu(self, layer: LayerSizes, context: int) -> int:
-        """Bytes of one layer's keys and values; q8_0 is the GPU's alone, the CPU then has f16."""
-        kind: CacheType = "f16" if self.quantised else self.kv
-        return LayerCache.nbytes_for(layer, context, kind)
+        """Bytes of one layer's keys and values."""
+        return LayerCache.nbytes_for(layer, context, self.kv)
 
     def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
         if self.graphics is None or self.kv == "f32":

@@ -22,6 +22,10 @@ OVERLAP_LOSS = 0.25
 """Of the shorter half of a split feed-forward: what running both at once doesn't save, as threads wake late
 and copies want memory's bandwidth too; assumed, to be measured. It keeps what fits a GPU on the GPU.
 """
+PACKING_PASSES = 50
+"""How often packing a byte of weights reads or writes one of the GPU's memory, all steps together; assumed
+where it isn't measured.
+"""
 DISK_BYTES_PER_SECOND = 2.0e9
 """What a memory map brings from an SSD, page by page with read-ahead; assumed where it isn't measured."""
 
@@ -67,10 +71,16 @@ class Graphics:
     launch_seconds: float = LAUNCH_SECONDS
     context_bytes: int = 0
     kernels: Mapping[str, float] = field(default_factory=dict)
+    packing: Mapping[str, float] = field(default_factory=dict)
+    """Format -> bytes per second of a file that are sent and brought into the kernels' layout."""
 
     def rate(self, format_name: str) -> float:
         """Bytes per second at which weights of a format are read; a launch's own time comes on top."""
         return self.kernels.get(format_name, self.bytes_per_second)
+
+    def packed_rate(self, format_name: str, link: "Link") -> float:
+        """Bytes per second at which weights of the CPU in a format come here, ready to be multiplied with."""
+        return self.packing.get(format_name, min(link.to_gpu, self.bytes_per_second / PACKING_PASSES))
 
     @property
     def cache_rate(self) -> float:

@@ -57,23 +57,20 @@ class SparseWish:
 class PlanWishes:
     """What a plan has to keep to.
 
-    `device`: "any"; "layers", whole layers, the lower ones on the CPU, the others and the head on the GPU;
-    or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
-    `repack` False: weights of the CPU stay in the file. `streams`: for a prompt weights of the CPU may be
-    sent to the GPU. `disk`: those that main memory can't hold may stay there. `depth`: tokens in the cache
-    where the plan has to be fast; None: half of the context. `routing`: for each layer of a mixture how often
-    each expert is used, by its number. `sparse`: layers that are sparse, with device "cpu". `draft`: a draft
-    model. What may be given up if nothing fits, in this
+    `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
+    `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
+    there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context. `routing`:
+    for each layer of a mixture how often each expert is used, by its number. `sparse`: layers that are
+    sparse, with device "cpu". `draft`: a draft model. What may be given up if nothing fits, in this
     order: `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this.
     """
 
     context: int
     kv: CacheType = "f16"
-    device: Literal["any", "layers", "cpu", "gpu"] = "any"
+    device: Literal["any", "cpu", "gpu"] = "any"
     vram: int | None = None
     ram: int | None = None
     repack: bool = True
-    streams: bool = True
     disk: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None
@@ -229,12 +226,13 @@ class MemoryPlan:
         return self.head if places == {self.head} else None
 
     @property
-    def cut(self) -> int | None:
-        """The first layer of those on the GPU, all before it being on the CPU; None: divided otherwise."""
-        sides = [layer.whole_on for layer in self.layers]
-        found = sides.index("gpu") if "gpu" in sides else len(sides)
-        cut_there = sides == ["cpu"] * found + ["gpu"] * (len(sides) - found)
-        return found if cut_there and (self.head == "gpu") == (found < len(sides)) else None
+    def feed_forward_share(self) -> float:
+        """How much of the layers' feed-forwards, or of their experts, is on the GPU."""
+        shares = [
+            len(layer.gpu_experts) / layer.experts if layer.experts else layer.hot_neurons / layer.neurons
+            for layer in self.layers
+        ]
+        return sum(shares) / len(shares)
 
     def explain(self, details: bool = False) -> str:
         """The plan for a person; `details`: every layer in lines of its own."""

@@ -17,6 +17,8 @@ LIBRARY_BYTES = 320 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
 STREAM_BYTES = 64 << 20
 """On the GPU, where weights of the CPU arrive that a prompt is multiplied with: two chunks of 32 MiB."""
+PROMPT_WORTH = 1.06
+"""A plan that decodes so many times as long as the fastest is taken if prompts are read faster under it."""
 STAGING_BYTES = 24 << 20
 """Pinned main memory through which weights reach the GPU."""
 
@@ -137,6 +139,20 @@ class ModelPlacing:
     def search(self) -> Search:
         return Search(self.costs, self._all_ends(), self.pricing.hand_over)
 
+    @cached_property
+    def _attending(self) -> Search:
+        """Placements with all attention on the GPU, to which a prompt can send the feed-forwards."""
+        return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
+
+    def _best_split(self, vram: float) -> Placement | None:
+        """The fastest that uses both; or one that is as good as that, and reads prompts faster."""
+        budget = self._budget(vram)
+        best = self.search.best(budget)
+        if best is None or not self.streams or not self.can_be_whole:
+            return best
+        attending = self._attending.best(budget)
+        return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
+
     def _all_ends(self) -> list[Ends]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
         if self.draft and self.draft[GPU]:
@@ -165,26 +181,15 @@ class ModelPlacing:
     @property
     def streams(self) -> bool:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
-        return self.wishes.streams and self.wishes.device == "any"
+        dense = any(layer.feed_forward and not layer.feed_forward.post_normed for layer in self.sizes.layers)
+        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
+        return dense and known and self.wishes.device == "any"
 
     def _budget(self, vram: float, *, shared: bool = True) -> Budget:
         """For placements that use the GPU and, if it is `shared`, the CPU."""
         fixed = self._gpu_fixed + (STREAM_BYTES if shared and self.streams else 0)
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
-
-    def _cuts(self, budget: Budget) -> list[Placement]:
-        """Whole layers, the upper ones and the head on the GPU, for every number that fits."""
-        draft = CPU if self.draft else None
-        ends, here = self._ends(GPU, CPU, draft), Choice(CPU, CPU, 0)
-        found = []
-        for first in range(1, len(self.costs)):
-            above = [Choice(GPU, GPU, cost.units) for cost in self.costs[first:]]
-            placed = self.search.placement([here] * first + above, ends)
-            if placed.gpu_bytes + budget.gpu_fixed <= budget.gpu_bytes:
-                waiting = float(budget.penalty(placed.cpu_bytes))
-                found.append(replace(placed, seconds=placed.seconds + waiting))
-        return found
 
     @property
     def _cpu_room(self) -> float:
@@ -199,24 +204,27 @@ class ModelPlacing:
         return min(shares, default=1.0) / self.machine.disk_bytes_per_second
 
     def choose(self, vram: float) -> Placement | None:
-        """The fastest placement with so much GPU memory; None: main memory is too small for all of them."""
+        """The fastest placement with so much GPU memory; None: main memory is too small for all of them.
+
+        Of those that are about as fast, one with everything on the GPU comes first: no prompt waits for a
+        CPU there, and the next token needn't wait for the host.
+        """
         cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._spill_seconds)
-        candidates = []
+        candidates, whole = [], None
         if self.wishes.device != "gpu":
             here = self.whole(CPU)
             candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
         if self.pricing.graphics and self.can_be_whole:
             alone, there = self._budget(vram, shared=False), self.whole(GPU)
             if there.gpu_bytes + alone.gpu_fixed <= vram:
-                candidates.append(replace(there, seconds=there.seconds + float(alone.penalty(0.0))))
-        if self.pricing.graphics and self.wishes.device in ("any", "layers"):
-            split: list[Placement] = []
-            if self.wishes.device == "any":
-                split = [p for p in (self.search.best(self._budget(vram)), self._draft_alone()) if p]
-            elif self.can_be_whole:
-                split = self._cuts(self._budget(vram))
+                whole = replace(there, seconds=there.seconds + float(alone.penalty(0.0)))
+                candidates.append(whole)
+        if self.pricing.graphics and self.wishes.device == "any":
+            split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
             candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
+        if best and whole and whole.seconds <= PROMPT_WORTH * best.seconds:
+            best = whole
         return best if best and best.seconds < float("inf") else None
 
     @property

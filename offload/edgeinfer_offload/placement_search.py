@@ -47,7 +47,8 @@ class LayerTable:
     `seconds[side]`: with the activations coming from that side. `out`: the side on which it leaves them.
     """
 
-    def __init__(self, costs: LayerCosts, hand_over: float) -> None:
+    def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
+        """`attend`: attention has to be on the GPU."""
         shape = len(PAIRS), costs.units + 1
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.zeros(shape, np.int64)
@@ -64,7 +65,7 @@ class LayerTable:
             self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
             own[row] = block + placed[0].seconds + placed[1].seconds
             if attention == CPU:  # what has its attention here is here
-                own[row, 1:] = np.inf
+                own[row, 0 if attend else 1 :] = np.inf
             self.out[row] = out
         half = hand_over / 2
         crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
@@ -175,10 +176,15 @@ class Budget:
 
 
 class Search:
-    """All candidates of one model on one machine; `best` picks by budget."""
+    """All candidates of one model on one machine; `best` picks by budget. `attend`: only those with all
+    attention on the GPU, where that can be.
+    """
 
-    def __init__(self, costs: Sequence[LayerCosts], ends: Sequence[Ends], hand_over: float) -> None:
-        self._tables = _shared_tables(costs, hand_over)
+    def __init__(
+        self, costs: Sequence[LayerCosts], ends: Sequence[Ends], hand_over: float, attend: bool = False
+    ) -> None:
+        self._attend = attend
+        self._tables = _shared_tables(costs, hand_over, attend)
         self._ends = ends
         self._hand_over = hand_over
 
@@ -209,7 +215,9 @@ class Search:
         nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
         attention = tuple(self._least(table, GPU, 0) for table in self._tables)
         everything = tuple(self._least(table, GPU, table.out.shape[1] - 1) for table in self._tables)
-        plain = [(nothing, everything), (nothing, attention), (attention, everything)]
+        plain = [(attention, everything)]
+        if not self._attend:
+            plain += [(nothing, everything), (nothing, attention)]
         found = {}
         for ends in self._ends:
             frontier = self._frontier(ends)
@@ -310,10 +318,10 @@ class Search:
         return np.array([table.seconds[side][at] for side in SIDES])
 
 
-def _shared_tables(costs: Sequence[LayerCosts], hand_over: float) -> list[LayerTable]:
+def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:
     """A table for every layer; layers with the same costs share theirs."""
     tables: dict[int, LayerTable] = {}
     for layer in costs:
         if id(layer) not in tables:
-            tables[id(layer)] = LayerTable(layer, hand_over)
+            tables[id(layer)] = LayerTable(layer, hand_over, attend)
     return [tables[id(layer)] for layer in costs]

@@ -53,7 +53,7 @@ def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
     yield wishes, steps
     if wishes.kv_may_shrink and wishes.kv == "f16" and wishes.device != "cpu":
         wishes = replace(wishes, kv="q8_0")
-        steps = ("keys and values on the GPU are q8_0 in place of f16",)
+        steps = ("keys and values are q8_0 in place of f16",)
         yield wishes, steps
     context = wishes.context
     while wishes.least_context and context > wishes.least_context:

@@ -1,10 +1,10 @@
 """How fast a prompt is read: where the weights lie, or on the GPU after sending them over the link."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer_kernels.model_sizes import LayerSizes
 from edgeinfer_offload.layer_costs import LayerCosts
+from edgeinfer_offload.machine import Graphics
 from edgeinfer_offload.model_placing import ModelPlacing
 from edgeinfer_offload.placement_search import GPU, Choice, Placement
 from edgeinfer_offload.roofline import Roof, Work
@@ -18,12 +18,13 @@ SCORES_SHARE = 0.25
 @dataclass(frozen=True)
 class _Part:
     """Weights that lie together: bytes, operations for a token, and the share of the bytes that a token
-    touches, 1 where that is all.
+    touches, 1 where that is all. `sent`: bytes per second at which they can be sent to the GPU, or 0.
     """
 
     nbytes: float
     operations: float
     touched: float = 1.0
+    sent: float = 0.0
 
     def work(self, tokens: int) -> Work:
         """Reading each weight that any of the tokens needs once."""
@@ -41,15 +42,25 @@ class PromptSpeed:
         self._gpu: Roof | None = None
         if graphics and chosen.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
-        self._link = self._machine.link if placing.streams else None
+        sending = graphics if placing.streams else None
         self._layers = [
-            _parts(layer, cost, choice)
+            _parts(layer, cost, choice, self._sent_rate(layer, choice, sending))
             for layer, cost, choice in zip(self._sizes.layers, placing.costs, chosen.choices, strict=True)
         ]
         self._attends_on_gpu = [choice.attention == GPU for choice in chosen.choices]
         head = _Part(self._sizes.head.nbytes, 2 * self._sizes.head.weights)
         roof = self._gpu if chosen.ends.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
+
+    def _sent_rate(self, layer: LayerSizes, choice: Choice, graphics: Graphics | None) -> float:
+        """Bytes per second at which a layer's feed-forward can be sent; 0: it is a mixture, has a norm behind
+        its sum, or follows attention on the CPU.
+        """
+        link, block = self._machine.link, layer.feed_forward
+        if graphics is None or link is None or block is None or choice.attention != GPU or block.post_normed:
+            return 0.0
+        seconds = sum(m.nbytes / graphics.packed_rate(m.format, link) for m in block.matrices())
+        return sum(m.nbytes for m in block.matrices()) / seconds
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """From the first token of a prompt to the logits behind the last, read in chunks."""
@@ -70,30 +81,30 @@ class PromptSpeed:
             scores = Work(operations / SCORES_SHARE, 1.0)
             total += scores.seconds(roof)
             here, there = parts
-            streamed = self._streamed(here, tokens)
-            on_cpu = sum(part.work(tokens).seconds(self._cpu) for part in here)
             total += sum(part.work(tokens).seconds(self._gpu) for part in there) if self._gpu else 0.0
-            total += on_cpu if streamed is None else min(on_cpu, streamed)
+            total += sum(self._on_cpu_or_sent(part, tokens) for part in here)
         return total
 
-    def _streamed(self, parts: Sequence[_Part], tokens: int) -> float | None:
-        """Sending weights to the GPU while it computes with those before them; None: there is no way."""
-        gpu, link = self._gpu, self._link
-        if gpu is None or link is None:
-            return None
-        works = [part.work(tokens) for part in parts]
-        return sum(max(work.bytes / link.to_gpu, work.seconds(gpu)) for work in works)
+    def _on_cpu_or_sent(self, part: _Part, tokens: int) -> float:
+        """Seconds with weights of the CPU, there or on the GPU, whichever takes less."""
+        on_cpu = part.work(tokens).seconds(self._cpu)
+        return min(on_cpu, self._streamed(part, tokens)) if part.sent else on_cpu
+
+    def _streamed(self, part: _Part, tokens: int) -> float:
+        """Seconds of sending weights to the GPU, and of computing with them."""
+        work = part.work(tokens)
+        assert self._gpu is not None
+        return work.bytes / part.sent + work.seconds(self._gpu)
 
     def crossover(self) -> int | None:
         """The least tokens for which sending beats computing on the CPU; None: nothing is there, or never."""
-        here = [part for parts in self._layers for part in parts[0]]
+        here = [part for parts in self._layers for part in parts[0] if part.sent]
         if not here or self._gpu is None:
             return None
 
         def pays(tokens: int) -> bool:
-            streamed = self._streamed(here, tokens)
-            on_cpu = sum(part.work(tokens).seconds(self._cpu) for part in here)
-            return streamed is not None and streamed < on_cpu
+            streamed = sum(self._streamed(part, tokens) for part in here)
+            return streamed < sum(part.work(tokens).seconds(self._cpu) for part in here)
 
         if not pays(MOST_TOKENS):
             return None
@@ -104,8 +115,10 @@ class PromptSpeed:
         return low
 
 
-def _parts(layer: LayerSizes, costs: LayerCosts, choice: Choice) -> tuple[list[_Part], list[_Part]]:
-    """One layer's weights on the CPU, and on the GPU."""
+def _parts(
+    layer: LayerSizes, costs: LayerCosts, choice: Choice, sent: float
+) -> tuple[list[_Part], list[_Part]]:
+    """One layer's weights on the CPU, of which the feed-forward may be `sent` so fast, and on the GPU."""
     sides: tuple[list[_Part], list[_Part]] = ([], [])
     always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])
     own = costs.attention[choice.attention]
@@ -120,5 +133,5 @@ def _parts(layer: LayerSizes, costs: LayerCosts, choice: Choice) -> tuple[list[_
     halves = (costs.cpu_bytes[choice.units], 1 - share), (costs.gpu_bytes[choice.units], share)
     for side, (half, part) in zip(sides, halves, strict=True):
         if half:
-            side.append(_Part(float(half), 2 * weights * used * part, touched))
+            side.append(_Part(float(half), 2 * weights * used * part, touched, sent))
     return sides

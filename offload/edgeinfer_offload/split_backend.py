@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, Rows
-from edgeinfer_kernels.cpu.host_half import PairCounts
+from edgeinfer_kernels.routing import PairCounts
 
 
 class DeviceHalf(Protocol):
@@ -32,6 +32,10 @@ class DeviceHalf(Protocol):
     def logits(self, x: Any) -> npt.NDArray[np.float32]: ...
 
     def normed(self, x: Any) -> npt.NDArray[np.float32]: ...
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]: ...
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -77,6 +81,11 @@ class SplitBackend:
         self.device = device
         self.most_recent = device.most_recent
 
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts the device has asked for, and how many of them were the host's."""
+        return self.host.pairs
+
     def embed(self, ids: Sequence[int]) -> RowsBetween:
         return RowsBetween(self.host.embed(ids))
 
@@ -92,6 +101,14 @@ class SplitBackend:
         if x.above is None:
             raise ValueError("these rows have not been up all layers")
         return self.device.normed(x.above)
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """The device's keys and values."""
+        return self.device.cached(end)
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """As `CachingBackend.put_cached`."""
+        self.device.put_cached(arrays, end)
 
     def choose(
         self,

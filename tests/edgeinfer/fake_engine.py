@@ -10,6 +10,7 @@ from edgeinfer import Model
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.language_model import Progress
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer import Tokenizer
 from tests.random_models import CHAT_TEMPLATE, VOCABULARY, vocabulary_metadata
 
@@ -55,6 +56,12 @@ class FakeEngine:
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         return self.append_all(ids)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(list(self.ids), [np.array(self.ids)])
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        self.ids = [int(token) for token in snapshot.arrays[0][:length]]
 
     def choice(self, sampler: Sampler) -> None:
         return None

@@ -182,7 +182,8 @@ def test_a_prompt_that_is_none_is_refused(prompt: Any, text: str) -> None:
 def test_ids_may_come_as_any_sequence_of_whole_numbers() -> None:
     model, prompt = speaking("abc")
     for given in (tuple(prompt), np.array(prompt), np.array(prompt, np.uint16), iter(prompt)):
-        assert model.generate(given, **GREEDY).text == "abc"  # type: ignore[arg-type]
+        answer: Any = model.generate(given, **GREEDY)  # type: ignore[arg-type]
+        assert answer.text == "abc"
 
 
 def test_greedy_answers_are_the_same_whatever_the_seed() -> None:

@@ -162,6 +162,8 @@ class FakeModel:
         self.chats: list[FakeChat] = []
         self.loaded_with: dict[str, Any] = {}
         self.closed = False
+        self.snapshots = 0
+        """How often what was read has been kept."""
 
     def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
         if "overflow" in prompt:
@@ -179,9 +181,19 @@ class FakeModel:
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)
 
+    def generate(self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any) -> list[Generation]:
+        self.counts = {name: settings.pop(name) for name in ("best_of", "beams") if name in settings}
+        stream = self.begin(str(prompt), settings)
+        list(stream)
+        return [stream.result] * n
+
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         self.chats.append(FakeChat(self, system))
         return self.chats[-1]
+
+    def keep_snapshot(self) -> bool:
+        self.snapshots += 1
+        return True
 
     def close(self) -> None:
         self.closed = True

@@ -91,7 +91,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     outcome = edgeinfer("doctor", "--warm", "--model", "tiny")
     assert outcome.out.splitlines()[1].startswith("kernels          3 units, 0 compiled now in 0.")
     every = json.loads(edgeinfer("doctor", "--warm", "--json").out)
-    assert len(every["units"]) == 3 + len(FIELDS) + len(NEURON_FORMATS)
+    assert len(every["units"]) == 4 + len(FIELDS) + len(NEURON_FORMATS)
     assert every["built"] == len(every["units"]) - 3
 
 

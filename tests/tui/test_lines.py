@@ -66,12 +66,16 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
         prompt_tokens_per_second=0.0,
         decode_tokens_per_second=5.25,
         gigabytes_per_second=12.3,
+        gpu_experts=0.375,
         accepted_share=0.61,
+        tokens_per_pass=2.25,
+        speculation_gain=1.4,
     )
     answer = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
     assert status_line(answer, 1024) == (
         "ttft 0.50 s · prompt - t/s (9 tokens, 21 cached) · decode 5.2 t/s (1 token) · 12.3 GB/s"
-        " · draft accepted 61% · context 31/1024 · stopped at --max-tokens"
+        " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens a pass · drafts gained +40%"
+        " · context 31/1024 · stopped at --max-tokens"
     )
 
 

@@ -57,7 +57,7 @@ def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> 
         items = json.loads(outcome.out)["items"]
         drafts.append([item["device"] for item in items if item["item"] == "draft model"])
     assert drafts == [["cpu"], [], [], ["gpu"]]
-    assert outcome.err == "edgeinfer: loading keeps a draft model in main memory yet\n"
+    assert outcome.err == ""
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,6 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
         ),
         (["--context", "0"], "context: saw 0, wanted a whole number of at least 1, or None"),
         (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
-        (["--device", "cpu", "--kv", "q8_0", "--threads", "1"], "kv: q8_0 runs on the GPU only; take f16"),
     ],
 )
 def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str], text: str) -> None:

@@ -93,6 +93,28 @@ def test_options_reach_the_library_by_its_own_names(
     ]
 
 
+def test_references_reach_the_library_as_paths(
+    edgeinfer: CommandLine, fake: FakeModel, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("one.py", "two.py")]
+    for path in paths:
+        path.write_text("pass\n")
+    edgeinfer("run", "tiny", "Once", *(word for path in paths for word in ("--reference", str(path))))
+    assert fake.loaded_with == {"model": "tiny", "references": paths}
+
+
+def test_several_answers_follow_one_another(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    outcome = edgeinfer("run", "tiny", "Once", "--answers", "3", "--seed", "4", "--best-of", "5")
+    assert outcome.out == f"{ANSWER}\n" * 3
+    assert fake.settings == [{"seed": 4}]
+    assert fake.counts == {"best_of": 5}
+    edgeinfer("run", "tiny", "Once", "--beams", "2", "--chat", "--system", "Be kind.")
+    assert fake.counts == {"beams": 2}
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Once"}]
+    assert fake.asked == ["Once", str(messages)]
+    assert edgeinfer("run", "tiny", "Once", "--answers", "0").code == 2
+
+
 def test_nothing_given_leaves_every_default_to_the_library(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Once")
     assert fake.loaded_with == {"model": "tiny"}

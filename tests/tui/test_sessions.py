@@ -116,12 +116,16 @@ def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeM
     assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
     assert edgeinfer("run", "tiny", "More", "--continue").code == 0
     assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
+    # What was read is kept too, so that going on needs no reading.
+    assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
     printed = edgeinfer("chats", "foxes").out
     assert printed.startswith("# Hi\n\ntiny, 20")
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
 
 
 def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    edgeinfer("run", "tiny", "Hi")
+    assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
     edgeinfer("run", "tiny", "Hi", "--chat")
     assert edgeinfer("chats").out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
     said = edgeinfer("run", "tiny", "Hi", "--continue")

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 HARMLESS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 
 
+def print_text(text: str, out: TextIO | None = None) -> None:
+    """Print a whole answer, and a newline behind it unless it ends in one."""
+    out = out or sys.stdout
+    out.write(text.translate(HARMLESS) if out.isatty() else text)
+    if not text.endswith("\n"):
+        out.write("\n")
+    out.flush()
+
+
 def print_answer(stream: Stream, progress: ProgressLine, out: TextIO | None = None) -> "Generation":
     """Print tokens as they come and a newline behind the last; return the answer with its speed.
 

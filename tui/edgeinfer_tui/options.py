@@ -28,6 +28,13 @@ class CacheType(StrEnum):
     q8_0 = "q8_0"
 
 
+class AnswerOutput(StrEnum):
+    """What goes to stdout."""
+
+    text = "text"
+    json = "json"
+
+
 class Sparse(StrEnum):
     """Whether the CPU reads active neurons only."""
 
@@ -71,6 +78,30 @@ Seed = Annotated[
     Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
 ]
 
+Answers = Annotated[
+    int | None,
+    Option(
+        "--answers",
+        help="Give so many, drawn side by side; with a seed, the next one up for each. [dim](1)[/]",
+        rich_help_panel=ANSWER,
+    ),
+]
+BestOf = Annotated[
+    int | None,
+    Option(
+        "--best-of",
+        help="Draw so many, give the one that the model finds most probable.",
+        rich_help_panel=ANSWER,
+    ),
+]
+Beams = Annotated[
+    int | None,
+    Option(
+        "--beams",
+        help="Search for the most probable answer by so many beams; nothing is drawn.",
+        rich_help_panel=ANSWER,
+    ),
+]
 JsonSchema = Annotated[
     Path | None,
     Option(
@@ -94,6 +125,15 @@ GrammarFile = Annotated[
     ),
 ]
 
+Lines = Annotated[
+    bool,
+    Option(
+        "--lines",
+        help="Each line of standard input is a prompt of its own.",
+        rich_help_panel=PROMPT,
+        show_default=False,
+    ),
+]
 System = Annotated[
     str | None, Option("--system", help="What the model is told first.", rich_help_panel=PROMPT)
 ]
@@ -177,16 +217,39 @@ Draft = Annotated[
     str | None,
     Option(
         "--draft",
-        metavar="auto|lookup|none|MODEL",
+        metavar="auto|lookup|self|none|MODEL",
         help="What guesses tokens ahead: a small model of the same vocabulary, or what followed the same "
-        "words before. It changes the speed, never what may be said. [dim](auto)[/]",
+        "words before, or half of the model's own layers. It changes the speed, never what may be said. "
+        "[dim](auto)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
+DraftLeaves = Annotated[
+    int | None,
+    Option(
+        "--draft-leaves",
+        help="Tokens that a draft model offers beside those of its draft, on the CPU. [dim](0)[/]",
+        rich_help_panel=MACHINE,
+    ),
+]
+Reference = Annotated[
+    list[Path] | None,
+    Option(
+        "--reference",
+        metavar="FILE",
+        help="A text that the answer is likely to repeat, as code that is to be edited: guesses come from "
+        "there first. May be repeated.",
+        exists=True,
+        dir_okay=False,
         rich_help_panel=MACHINE,
     ),
 ]
 Kv = Annotated[
     CacheType | None,
     Option(
-        "--kv", help="How the cache is stored; q8_0 on a GPU only. [dim](f16)[/]", rich_help_panel=MACHINE
+        "--kv",
+        help="How the cache is stored; q8_0 takes half the bytes. [dim](f16)[/]",
+        rich_help_panel=MACHINE,
     ),
 ]
 
@@ -334,6 +397,15 @@ MirostatEta = Annotated[
     Option("--mirostat-eta", help="How fast it learns. [dim](0.1)[/]", rich_help_panel=SAMPLERS),
 ]
 
+Output = Annotated[
+    AnswerOutput | None,
+    Option(
+        "--output",
+        help="text: as it comes. json: an object a line when an answer is there, with usage and timings. "
+        "[dim](text)[/]",
+        rich_help_panel=REPORT,
+    ),
+]
 Speed = Annotated[
     bool,
     Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeinfer_tui import interrupts, library, options, session_options
-from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
 from edgeinfer_tui.failures import reporting, say
@@ -18,6 +18,7 @@ from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
+from edgeinfer_tui.script_output import collected, print_record, prompts_by_line
 from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import dropped_turns_line, status_line
 
@@ -35,8 +36,12 @@ def run(
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
+    answers: options.Answers = None,
+    best_of: options.BestOf = None,
+    beams: options.Beams = None,
     json_schema: options.JsonSchema = None,
     grammar: options.GrammarFile = None,
+    lines: options.Lines = False,
     system: options.System = None,
     raw: options.Raw = None,
     continue_: session_options.Continue = False,
@@ -53,6 +58,8 @@ def run(
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
+    draft_leaves: options.DraftLeaves = None,
+    reference: options.Reference = None,
     kv: options.Kv = None,
     logit_bias: options.LogitBias = None,
     repeat_penalty: options.RepeatPenalty = None,
@@ -74,6 +81,7 @@ def run(
     mirostat: options.Mirostat = None,
     mirostat_tau: options.MirostatTau = None,
     mirostat_eta: options.MirostatEta = None,
+    output: options.Output = None,
     speed: options.Speed = False,
     logprobs: options.Logprobs = None,
     verbose: options.Verbose = False,
@@ -98,15 +106,21 @@ def run(
       edgeinfer run               [dim]# chat with the built-in model[/]
 
       edgeinfer run --continue    [dim]# go on with the last chat[/]
+
+      edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
     """
     wishes = run_wishes(filled(invocation.params))
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
+    if kept is not None:
+        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     check_model(wishes)
-    piped = piped_text(sys.stdin, wishes.prompt is not None)
+    if wishes.lines and _is_terminal(sys.stdin):
+        raise typer.BadParameter("--lines reads prompts from standard input, and nothing is piped there")
+    piped = None if wishes.lines else piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
-    if text is None and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+    if text is None and not wishes.lines and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
@@ -118,10 +132,15 @@ def run(
         if wishes.verbose:
             _describe(loaded, wishes, time.perf_counter() - start)
         interrupts.raise_exception()
-        if text is None:
+        if wishes.lines:
+            for line in prompts_by_line(sys.stdin.buffer):
+                _answer(loaded, wishes, joined_prompt(wishes.prompt, line) or line, None)
+        elif text is None:
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
+        if kept is not None:
+            loaded.keep_snapshot()
 
 
 def _load(wishes: RunWishes) -> LoadedModel:
@@ -169,6 +188,9 @@ def _agrees_to_pull(name: str) -> bool:
 
 def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSession | None) -> None:
     """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
+    if wishes.counts:
+        _several(loaded, wishes, text)
+        return
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     stream: Stream
@@ -178,14 +200,43 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     elif _in_chat_template(loaded, wishes):
         stream = loaded.chat(system=wishes.system).stream(text, **settings)
     else:
-        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr):
+        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr) and not wishes.json:
             # A continuation reads well behind what it continues; stdout still holds the answer alone.
             print(f"{BOLD}{text}{PLAIN}", end="", file=sys.stderr, flush=True)
         stream = loaded.stream(text, raw=True, **settings)
-    answer = print_answer(stream, progress)
-    _report(answer, loaded, wishes)
+    if wishes.json:
+        answer = collected(stream, progress)
+        print_record(answer, loaded.name, text)
+    else:
+        answer = print_answer(stream, progress)
+        _report(answer, loaded, wishes)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+    """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
+    progress = ProgressLine("reading the prompt", sys.stderr)
+    settings = {**wishes.answering, "progress": progress.update}
+    prompt: str | list[dict[str, Any]] = text
+    if _in_chat_template(loaded, wishes):
+        system = [{"role": "system", "content": wishes.system}] if wishes.system else []
+        prompt = [*system, {"role": "user", "content": text}]
+    counts = {"n": 1, **wishes.counts}
+    try:
+        found = loaded.generate(prompt, **counts, **settings)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        progress.erase()
+    for index, answer in enumerate(found):
+        if wishes.json:
+            print_record(answer, loaded.name, text)
+            continue
+        if len(found) > 1 and _is_terminal(sys.stderr):
+            say(f"answer {index + 1} of {len(found)}")
+        print_text(answer.text)
+        _report(answer, loaded, wishes)
 
 
 def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:

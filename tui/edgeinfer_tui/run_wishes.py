@@ -20,6 +20,7 @@ LOADING = (
     "repack",
     "sparse",
     "draft",
+    "draft_leaves",
     "kv",
     "chat_template",
     "assume_pre_tokenizer",
@@ -49,7 +50,16 @@ SAMPLING = (
 )
 EMPTY: tuple[object, ...] = ([], (), {})
 """What an option that may be repeated holds if it wasn't given; releases of typer differ."""
-LEAST = {"max_tokens": 1, "context": 1, "threads": 1, "seed": 0, "logprobs": 0}
+LEAST = {
+    "max_tokens": 1,
+    "context": 1,
+    "threads": 1,
+    "seed": 0,
+    "logprobs": 0,
+    "answers": 1,
+    "best_of": 1,
+    "beams": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,18 @@ class RunWishes:
     """Keywords of `edgeinfer.load`, those that were given."""
     answering: dict[str, Any] = field(default_factory=dict)
     """Keywords of `Model.stream`, those that were given."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """How many answers `Model.generate` is to give, and of how many: n, best_of, beams."""
     system: str | None = None
     raw: bool | None = None
     session: str | None = None
     """The chat to go on with, or to begin."""
     resume: bool = False
     private: bool = False
+    lines: bool = False
+    """Each line of standard input is a prompt."""
+    json: bool = False
+    """Answers go to stdout as JSON."""
     speed: bool = False
     verbose: bool = False
 
@@ -90,6 +106,8 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
         loading["chat_template"] = text_of(loading["chat_template"], "--chat-template")
+    if "reference" in given:
+        loading["references"] = list(given["reference"])
     if loading.get("draft") == "none":
         loading["draft"] = None
     for name in ("engine", "kv", "sparse"):
@@ -100,18 +118,28 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         prompt=given.get("prompt"),
         loading=loading,
         answering=_answering(given),
+        counts=_counts(given),
         system=given.get("system"),
         raw=given.get("raw"),
         session=given.get("session"),
         resume=given.get("continue_", False),
         private=given.get("private", False),
+        lines=given.get("lines", False),
+        json=str(given.get("output", "text")) == "json",
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
 
 
+def _counts(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"answers": "n", "best_of": "best_of", "beams": "beams"}
+    return {names[option]: given[option] for option in names if option in given}
+
+
 def _check_session(given: Mapping[str, Any]) -> None:
     named, resumed = "session" in given, given.get("continue_")
+    if (named or resumed) and given.get("lines"):
+        raise BadParameter("--session and --continue go on with one chat, --lines begins many; drop one")
     if named and resumed:
         raise BadParameter("--continue takes the last chat, --session the one named; drop one of them")
     if (named or resumed) and (given.get("private") or given.get("raw")):

@@ -24,6 +24,7 @@ NOT_LASTING = frozenset(
         "continue_",
         "stop",
         "raw",
+        "lines",
         "assume_pre_tokenizer",
         "logit_bias",
         "logprobs",

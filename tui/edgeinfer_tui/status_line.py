@@ -24,10 +24,14 @@ def status_line(answer: "Generation", context: int) -> str:
     ]
     if speed.gigabytes_per_second:
         parts.append(f"{speed.gigabytes_per_second:.1f} GB/s")
+    if speed.gpu_experts is not None:
+        parts.append(f"{speed.gpu_experts:.0%} of experts on the GPU")
     if speed.accepted_share is not None:
         parts.append(f"draft accepted {speed.accepted_share:.0%}")
     if speed.tokens_per_pass is not None:
         parts.append(f"{speed.tokens_per_pass:.1f} tokens a pass")
+    if speed.speculation_gain is not None:
+        parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
     parts.append(f"context {context_used(answer)}/{context}")
     if answer.finish_reason in ENDINGS:
         parts.append(ENDINGS[answer.finish_reason])

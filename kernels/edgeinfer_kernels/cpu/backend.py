@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, LayerCache, padded
+from edgeinfer_kernels.backend import Activations, LayerCache, Places, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
-from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
+from edgeinfer_kernels.cpu.calls import PlaceTable, RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
@@ -30,7 +30,7 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, structure_bytes
+from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -39,14 +39,17 @@ from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
-PROGRAM_TOKENS = 16
-"""Steps of so many tokens go up all layers in one call. Longer ones come back to Python between two blocks,
-where it costs next to nothing and Ctrl-C is heard.
-"""
-
-
 ALWAYS_USED = ("attention_block", "head_block", "run_program")
 """The kernels that the steps of every model are made of; layers name the others."""
+
+
+class _Program:
+    """Steps for the team in one call: (function, block, call) each; `run`: what the team is given."""
+
+    def __init__(self, runner: int, steps: Sequence[tuple[int, int, int]]) -> None:
+        self._steps = np.array(steps, np.int64)
+        self._count = np.array([len(steps)], np.int64)
+        self.run = runner, address(self._steps), address(self._count)
 
 
 class CpuBackend:
@@ -63,6 +66,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    most_placed = STEP_TOKENS
 
     def __init__(
         self,
@@ -195,16 +199,24 @@ class CpuBackend:
         # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
         self._layer_tables = [tables[rope] for rope in ropes]
         self._calls = [(tables[rope], calls[rope]) for rope in tables]
+        self._ropes, self._rope_calls = ropes, calls
+        self._programs = dict[tuple[int, ...], _Program]()
+        self._run_program = self._program_of(range(len(ropes))).run
+
+    def _program_of(self, layers: Sequence[int]) -> "_Program":
+        """The blocks of some layers as one list for the team; made once."""
+        key = tuple(layers)
+        if key in self._programs:
+            return self._programs[key]
         steps = []
-        for layer, rope in enumerate(ropes):
-            call, (function, block) = address(calls[rope]), self._feed_forward[layer]
+        for layer in layers:
+            call, (function, block) = address(self._rope_calls[self._ropes[layer]]), self._feed_forward[layer]
             if self._routes_early(layer):
                 steps.append((self._functions["route_block"], block, call))
             steps.append((self._functions["attention_block"], self._attention[layer], call))
             steps.append((self._functions[function], block, call))
-        self._program = np.array(steps, np.int64)
-        self._steps = np.array([len(steps)], np.int64)
-        self._run_program = self._functions["run_program"], address(self._program), address(self._steps)
+        self._programs[key] = _Program(self._functions["run_program"], steps)
+        return self._programs[key]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -220,7 +232,9 @@ class CpuBackend:
         self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
-        if len(x) > PROGRAM_TOKENS:
+        # Longer steps come back to Python between two blocks: that costs them next to nothing, and Ctrl-C is
+        # heard there.
+        if len(x) > STEP_TOKENS:
             for layer in range(len(self.specification.layers)):
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)
@@ -228,6 +242,25 @@ class CpuBackend:
         at = quick_address(x)
         for table, call in self._calls:
             fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
+        self.team.run(*self._run_program)
+
+    def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
+        """Both blocks of these layers, for a step of STEP_TOKENS at most."""
+        at = quick_address(x)
+        for table, call in self._calls:
+            fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
+        self.team.run(*self._program_of(layers).run)
+
+    def all_layers_at(self, x: Activations, places: Places) -> None:
+        """Both blocks of every layer for tokens of several texts, `most_placed` at most."""
+        if len(x) > STEP_TOKENS:
+            raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
+        table, at = PlaceTable(places), quick_address(x)
+        start = int(places.positions.min())
+        count = int(places.positions.max()) + 1 - start
+        for ropes, call in self._calls:
+            rope = ropes.address_of(start, count)
+            fill_call(call, at, x.strides[0], len(x), start, rope, table.address)
         self.team.run(*self._run_program)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:

@@ -5,8 +5,9 @@ from struct import pack_into
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.backend import Places
 from edgeinfer_kernels.cpu.memory import address
-from edgeinfer_kernels.cpu.structures import CALL
+from edgeinfer_kernels.cpu.structures import CALL, PLACE
 from edgeinfer_kernels.specification import RopeSpecification
 
 ROPE_POSITIONS = 256
@@ -35,7 +36,31 @@ CALL_FIELDS = f"{len(CALL)}q"
 
 
 def fill_call(
-    call: npt.NDArray[np.int64], rows: int, stride: int, tokens: int, start: int, rope: int
+    call: npt.NDArray[np.int64],
+    rows: int,
+    stride: int,
+    tokens: int,
+    start: int,
+    rope: int,
+    places: int = 0,
 ) -> None:
-    """Write a CALL for tokens whose rows lie at `rows`, `stride` bytes apart; without RoPE `rope` is 0."""
-    pack_into(CALL_FIELDS, call.data, 0, rows, stride, tokens, start, rope)
+    """Write a CALL for tokens whose rows lie at `rows`, `stride` bytes apart; without RoPE `rope` is 0.
+
+    `places`: 0, or the address of a `PlaceTable`.
+    """
+    pack_into(CALL_FIELDS, call.data, 0, rows, stride, tokens, start, rope, places)
+
+
+class PlaceTable:
+    """The PLACEs of some tokens; `address` is theirs."""
+
+    def __init__(self, places: Places) -> None:
+        self._pages = np.ascontiguousarray(places.pages, np.int64)
+        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
+        count = len(places.positions)
+        self._fields = np.zeros((count, len(PLACE)), np.int64)
+        self._fields[:, PLACE.position // 8] = places.positions
+        self._fields[:, PLACE.pages // 8] = address(self._pages) + self._pages.strides[0] * np.arange(count)
+        if self._copies:
+            self._fields[:, PLACE.copies // 8] = [address(copies) for copies in self._copies]
+        self.address = address(self._fields)

@@ -18,6 +18,7 @@ from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.division import Block, LayerDivision, host_feed_forward, turns_of
 from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.routing import PairCounts
 from edgeinfer_kernels.specification import (
     DecoderSpecification,
     ExpertsSpecification,
@@ -39,13 +40,6 @@ class MailboxRows(NamedTuple):
     row_bytes: int
     ids: int
     weights: int
-
-
-class PairCounts(NamedTuple):
-    """How many experts a device has asked for in all tokens so far, and how many of them were the host's."""
-
-    seen: int
-    here: int
 
 
 class HostHalf:

@@ -162,18 +162,22 @@ def interleaved_bytes(matrix: MatrixFacts) -> int:
 def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
     """The matrix in the interleaved layout, in memory of its own."""
     name = kernel_format(matrix)
+    layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
+    target = allocate(interleaved_bytes(matrix))
+    move = kernels.function("interleave_rows", 7)
+    fields, target_bytes = address(layout.fields), expert_bytes(matrix)
+    for expert in range(matrix.experts):
+        raw = _kernel_rows(matrix.expert(expert), name, layout)
+        where = address(raw), address(target) + expert * target_bytes, matrix.rows
+        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
+    return target
+
+
+def _kernel_rows(matrix: Matrix, name: str, layout: RowLayout) -> Bytes:
+    """Rows in the kernel format `name`, one behind the other."""
     raw = matrix.raw
     if name != matrix.format:
         raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(len(raw), -1)
-    layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
     if layout.row_bytes > raw.shape[1]:
         raw = np.pad(raw, ((0, 0), (0, layout.row_bytes - raw.shape[1])))
-    raw = np.ascontiguousarray(raw)
-    target = allocate(interleaved_bytes(matrix))
-    move = kernels.function("interleave_rows", 7)
-    fields = address(layout.fields)
-    source_bytes, target_bytes = matrix.rows * raw.shape[1], expert_bytes(matrix)
-    for expert in range(matrix.experts):
-        where = (address(raw) + expert * source_bytes, address(target) + expert * target_bytes, matrix.rows)
-        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
-    return target
+    return np.ascontiguousarray(raw)

@@ -36,8 +36,17 @@ cache line each.
 """
 TEAM_BYTES = TEAM.counters + CACHE_LINE * WORK_COUNTERS
 
-CALL = structure("Call", "x x_stride tokens start rope")
-"""What changes from call to call. rope: `rope_dim` float32 a token, cosines, then sines."""
+CALL = structure("Call", "x x_stride tokens start rope places")
+"""What changes from call to call. rope: `rope_dim` float32 a position from `start` on, cosines, then sines.
+places: 0, token t being at position start + t of the one text that the cache holds, or a PLACE a token.
+"""
+POSITIONS_A_PAGE = 16
+PLACE = structure("Place", "position pages copies")
+"""Where a token stands in its text, `start` or behind. pages: int64, where in the cache each sixteen
+positions of that text lie, counted in sixteens. copies: 0, or int64, one more position of the cache after the
+other that takes its key and value, ended by -1.
+"""
+PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 24
 """A step of a program is three int64: the addresses of a function, its block and its call."""
 SERVED_STEP_BYTES = 40
@@ -70,14 +79,16 @@ as tiles of bfloat16 in the same place.
 ATTENTION = structure(
     "Attention",
     "heads kv_heads head_dim padded_head context window scale soft_cap "
-    "rope_dim rope_halves qk_norm half_cache key_cache value_cache "
+    "rope_dim rope_halves qk_norm cache_kind key_cache value_cache key_scales value_scales "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
     "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride sinks",
 )
-"""qk_norm 0: none, 1: each head, 2: the whole row. Strides in bytes per token (scratch: per thread). sinks: 0
-or a float32 for each head.
+"""qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS; bytes alone have scales.
+Strides in bytes per token (scratch: per thread). sinks: 0 or a float32 for each head.
 """
+CACHE_KINDS = {4: 0, 2: 1, 1: 2}
+"""By the bytes of an element: float32, float16, int8 with scales."""
 FEED_FORWARD = structure(
     "FeedForward",
     "norm gate_matrix up_matrix down_matrix post_norm residual_scale activation "
@@ -170,6 +181,8 @@ POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
 SCORES_A_THREAD = 4 * 4 * POSITIONS_A_TILE
 """Bytes of the scores of such a tile with four query heads."""
+STEP_TOKENS = 16
+"""Steps of so many tokens go up all layers in one call, and their attention is cut token by token."""
 POSITIONS_A_PIECE = 256
 """Least positions that are worth a thread of their own."""
 
@@ -180,13 +193,14 @@ def attention_states(group: int, padded_head: int) -> int:
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', scores, and a key head's states."""
-    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head)
+    """A thread's scratch: the row kernels', scores, a key head's states, and a tile of keys and values."""
+    tile = 2 * 4 * POSITIONS_A_TILE * padded_head
+    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head) + tile
 
 
-def attention_pieces(threads: int) -> int:
+def attention_pieces(threads: int, kv_heads: int) -> int:
     """The most pieces that a step's attention is cut into; see `pieces_of` in `native/attention.py`."""
-    return 8 * threads
+    return STEP_TOKENS * (4 * threads + kv_heads)
 
 
 ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")

@@ -109,7 +109,12 @@ def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:
     """Bytes of the running sums of attention that is cut into pieces."""
-    return _widest(sizes, attention_states) * attention_pieces(threads)
+    most = max(
+        attention_states(layer.heads // layer.kv_heads, padded(layer.head_dim))
+        * attention_pieces(threads, layer.kv_heads)
+        for layer in sizes.layers
+    )
+    return -(-most // PAGE) * PAGE
 
 
 def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = True) -> int:

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     compute_capability,
     count_parts,
 )
+from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings, has_float_layers
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
@@ -65,42 +64,6 @@ def _device_errors() -> Iterator[None]:
         raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
 
 
-class SampledSettings(Protocol):
-    """The sampler settings that the device can follow."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repeat_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class DeviceRows:
-    """Rows of the residual stream above the last layer, on the device; `logits` finds them there."""
-
-    first: int
-    count: int
-    in_step: bool
-    """They are of a decode step, whose logits are computed already."""
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, part: slice) -> "DeviceRows":
-        start, stop, _ = part.indices(self.count)
-        return DeviceRows(self.first + start, stop - start, self.in_step)
-
-
 class CudaBackend:
     """A decoder on one CUDA device, with its caches. All memory is taken when it is made.
 
@@ -133,9 +96,10 @@ class CudaBackend:
         self._options = options or DeviceOptions()
         divisions = self._options.divisions
         turns = turns_of(weights, divisions) if divisions else None
-        if divisions:
-            specification, weights = device_half(specification, weights, divisions)
+        self._whole = specification, weights
         self.specification, self._weights = specification, weights
+        if divisions:
+            self.specification, self._weights = device_half(specification, weights, divisions)
         self.device = device
         self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -147,11 +111,7 @@ class CudaBackend:
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            uploader = Uploader(device)
-            try:
-                self._parts.model.fill(uploader, on_placed)
-            finally:
-                uploader.close()
+            self._fill(on_placed)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -176,10 +136,24 @@ class CudaBackend:
         self._ids = self._host(chunk, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
+        self._most_in_step = 1 if self._cuda and has_float_layers(weights) else MOST_TOKENS
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._pending: tuple[int, ...] = ()
+
+    def _fill(self, on_placed: OnPlaced | None) -> None:
+        """Bring the weights into place; the way that they took stays open if prompts use it."""
+        uploader, stream = Uploader(self.device), self._parts.stream
+        try:
+            self._parts.model.fill(uploader, on_placed)
+            if stream is not None:
+                stream.fill(uploader)
+        except BaseException:
+            uploader.close()
+            raise
+        if stream is None:
+            uploader.close()
 
     def _host(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=self._cuda)
@@ -194,7 +168,7 @@ class CudaBackend:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         self._pending = tuple(ids)
         self._ahead = None
-        return DeviceRows(0, len(ids), len(ids) <= MOST_TOKENS)
+        return self._rows(len(ids))
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
         """Read the ids that `embed` was given, at positions start…, up to above the last layer."""
@@ -220,9 +194,12 @@ class CudaBackend:
         self._prompt_turns.host = self._steps.host = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
 
+    def _rows(self, tokens: int) -> DeviceRows:
+        return DeviceRows(0, tokens, tokens <= self._most_in_step)
+
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
-        rows = DeviceRows(0, tokens, tokens <= MOST_TOKENS)
+        rows = self._rows(tokens)
         with _device_errors():
             self._check_open()
             if rows.in_step:
@@ -331,6 +308,27 @@ class CudaBackend:
             rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
         return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
+    def _cached_tensors(self, end: int) -> list[Tensor]:
+        return [tensor for layer in self._parts.model.layers for tensor in layer.cache.first(end)]
+
+    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Copies of the keys and values of the first `end` positions, layer by layer."""
+        with _device_errors():
+            self._check_open()
+            return [tensor.cpu().numpy() for tensor in self._cached_tensors(end)]
+
+    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Write back what `cached` gave, `end` positions of it. Raises `ValueError`: of another cache."""
+        with _device_errors():
+            self._check_open()
+            tensors = self._cached_tensors(end)
+            given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
+            if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in tensors]:
+                raise ValueError("these keys and values are of another cache")
+            for tensor, array in zip(tensors, given, strict=True):
+                tensor.copy_(array)
+            self._synchronise()
+
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
         space, size = self._parts.workspace, out.shape[1]
         for first in range(0, len(x), MOST_TOKENS):
@@ -346,11 +344,16 @@ class CudaBackend:
             out[first : first + count] = kept.numpy()
 
     def tune(self, folder: Path, seconds: float) -> None:
-        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now."""
+        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.
+
+        A divided decoder takes what is remembered of the whole: its step waits for its host anyway.
+        """
         name, quantised = torch.cuda.get_device_name(self.device), self._options.quantised_cache
-        key = tuning_key(name, self.specification, self._weights, quantised)
+        key = tuning_key(name, *self._whole, quantised)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
+            if self._options.divisions:
+                return
             try:
                 with _device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
@@ -377,6 +380,9 @@ class CudaBackend:
         """Give the device's memory back."""
         self._closed = True
         self._ahead = None
+        parts = self.__dict__.get("_parts")
+        if parts is not None and parts.stream is not None:
+            parts.stream.close()
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

@@ -129,12 +129,12 @@ class CapturedSteps:
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         """Compile and record a step. What the warm-up writes lies behind the cached tokens.
 
-        Rows that have been brought into x, or lie in the mailbox, are there again when the graph is replayed.
+        Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
         """
         space, turns = self.step.workspace, self.step.turns
+        rows = turns.mailbox.rows[:tokens].clone() if turns else None
         if turns:
             turns.mailbox.open()
-        brought = turns.mailbox.rows.clone() if turns else None
         state, x = space.state.clone(), space.x.clone()
         self._launch(tokens, choice)
         torch.cuda.synchronize(self._device)
@@ -143,7 +143,7 @@ class CapturedSteps:
             self._launch(tokens, choice)
         space.state.copy_(state)
         space.x.copy_(x)
-        if turns and brought is not None:
-            turns.mailbox.rows.copy_(brought)
+        if turns and rows is not None:
+            turns.mailbox.rows[:tokens].copy_(rows)
         self._graphs[tokens, choice] = graph
         return graph

@@ -83,6 +83,11 @@ class DeviceCache:
         values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
         return cls(keys, key_scales, values, value_scales)
 
+    def first(self, end: int) -> list[Tensor]:
+        """Views of what holds the first `end` positions."""
+        tensors = (self.keys, self.key_scales, self.values, self.value_scales)
+        return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
+
 
 @dataclass(frozen=True)
 class DeviceLayer:
@@ -185,7 +190,8 @@ class DeviceModel:
     def _matrix(self, source: Matrix) -> DeviceMatrix:
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
-        self._fills.append(_Fill(source, target, 0, None))
+        parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
+        self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
         return target
 
     def _vector(self, values: Vector | None, size: int = 0) -> Tensor | None:

@@ -8,9 +8,11 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.prefill import Prefill
+from edgeinfer_kernels.cuda.prefill_stream import PromptStream
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.workspace import Workspace
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.division import LayerDivision, device_half
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 
@@ -24,6 +26,8 @@ class DeviceOptions:
     chunk: int = CHUNK
     divisions: tuple[LayerDivision, ...] = ()
     """What of each layer of the whole decoder is on the device; none: all of it."""
+    stream_from: int | None = None
+    """Tokens of a prompt from which on weights of the host are sent here; None: never."""
 
 
 class Drawing:
@@ -47,12 +51,15 @@ class Drawing:
 
 @dataclass(frozen=True)
 class DeviceParts:
-    """A decoder's weights and caches, and the buffers of its steps, prompts and draws."""
+    """A decoder's weights and caches, the buffers of its steps, prompts and draws, and the way of what a
+    prompt sends.
+    """
 
     model: DeviceModel
     workspace: Workspace
     prefill: Prefill
     drawing: Drawing
+    stream: PromptStream | None
 
     @classmethod
     def take(
@@ -64,21 +71,23 @@ class DeviceParts:
         capability: int,
         options: DeviceOptions,
     ) -> "DeviceParts":
-        """All of it out of the arena. Raises `UnsupportedOnDeviceError`: a matrix without a kernel."""
+        """All of it out of the arena; `specification` and `weights` are the whole decoder's.
+
+        Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
+        """
+        divisions, half = options.divisions, (specification, weights)
+        if divisions:
+            half = device_half(specification, weights, divisions)
         model = DeviceModel(
-            specification,
-            weights,
-            arena,
-            context,
-            quantised_cache=options.quantised_cache,
-            divisions=options.divisions,
+            *half, arena, context, quantised_cache=options.quantised_cache, divisions=divisions
         )
-        return cls(
-            model,
-            Workspace(model, arena),
-            Prefill(model, arena, options.chunk, capability),
-            Drawing(specification.vocabulary_size, arena),
-        )
+        workspace = Workspace(model, arena)
+        sizes = ModelSizes.of(specification, weights)
+        prefill = Prefill(model, arena, options.chunk, capability, sizes)
+        drawing, stream = Drawing(specification.vocabulary_size, arena), None
+        if divisions and options.stream_from is not None:
+            stream = prefill.stream = PromptStream(weights, divisions, arena, options.stream_from)
+        return cls(model, workspace, prefill, drawing, stream)
 
 
 def compute_capability(device: torch.device) -> int:

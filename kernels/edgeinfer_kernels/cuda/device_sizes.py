@@ -236,22 +236,40 @@ def _step_bytes(sizes: ModelSizes) -> int:
     return rows + sum(taken(count, 4) for count in (*floats, *words))
 
 
+def prompt_hidden(sizes: ModelSizes) -> int:
+    """Elements of a prompt's longest hidden row."""
+    return max(block.neurons for layer in sizes.layers for block in layer.feed_forwards())
+
+
+def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
+    """Of every matrix that a prompt is multiplied with, all experts' in one."""
+    layers = sizes.layers
+    runs = [run for layer in layers for run in (*_runs((layer.q, layer.k, layer.v)), layer.output)]
+    others = [matrix for layer in layers for matrix in (*_entered(layer), *_downs(layer))]
+    return [_planes(matrix) for matrix in (*runs, *others)]
+
+
+def prompt_scratch(sizes: ModelSizes) -> int:
+    """Weights that a prompt dequantises at a time."""
+    return max(
+        min(shape.padded_rows, max(SCRATCH_WEIGHTS // (shape.blocks * BLOCK) // 16, 1) * 16)
+        * shape.blocks
+        * BLOCK
+        for shape in _prompt_shapes(sizes)
+    )
+
+
+def prompt_columns(sizes: ModelSizes) -> int:
+    """Columns of the longest rows that a prompt is multiplied with, padding included."""
+    return max(shape.blocks for shape in _prompt_shapes(sizes)) * BLOCK
+
+
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """The buffers of a prompt; see `prefill.py`."""
     layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
-    hidden = max(block.neurons for layer in layers for block in layer.feed_forwards())
+    hidden, scratch, longest = prompt_hidden(sizes), prompt_scratch(sizes), prompt_columns(sizes)
     qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers)
-    runs = [run for layer in layers for run in (*_runs((layer.q, layer.k, layer.v)), layer.output)]
-    others = [matrix for layer in layers for matrix in (*_entered(layer), *_downs(layer))]
-    shapes = [_planes(matrix) for matrix in (*runs, *others)]
-    scratch = max(
-        min(shape.padded_rows, max(SCRATCH_WEIGHTS // (shape.blocks * BLOCK) // 16, 1) * 16)
-        * shape.blocks
-        * BLOCK
-        for shape in shapes
-    )
-    longest = max(shape.blocks for shape in shapes) * BLOCK
     halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
     floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
     if _mixtures(sizes):

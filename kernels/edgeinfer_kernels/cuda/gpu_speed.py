@@ -6,12 +6,13 @@ On a device without CUDA (the tests' CPU) the same is done by the host's clock; 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
 from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
@@ -55,22 +56,31 @@ class GpuSpeed:
 
 @dataclass(frozen=True)
 class FormatSpeed:
-    """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds."""
+    """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds; and bytes
+    per second of its file that are sent and packed.
+    """
 
     bytes_per_second: float
     launch_seconds: float
+    packed_per_second: float
 
 
 def gpu_speed(
     device: torch.device, read_bytes: int = READ_BYTES, copy_bytes: int = COPY_BYTES, matrix: int = MATRIX
 ) -> GpuSpeed:
-    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back."""
+    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back.
+
+    Raises `DeviceMemoryError`: there is too little.
+    """
     if device.type != "cuda":
         return _gpu_speed(device, read_bytes, copy_bytes, matrix)
     free, _ = torch.cuda.mem_get_info(device)
-    found = _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
-    torch.cuda.empty_cache()
-    return found
+    try:
+        return _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
+    finally:
+        torch.cuda.empty_cache()
 
 
 def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: int) -> GpuSpeed:
@@ -155,17 +165,27 @@ def format_speed(
 ) -> FormatSpeed:
     """Time the head kernel of a decode step on a large and on a small matrix of the format.
 
-    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`.
+    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`,
+    or `DeviceMemoryError`: there is too little memory.
     """
-    small_seconds, small_bytes = _head(device, format_name, small_rows)
-    rows = max(head_bytes * small_rows // small_bytes // 16 * 16, 2 * small_rows)
-    seconds, nbytes = _head(device, format_name, rows)
-    rate = (nbytes - small_bytes) / max(seconds - small_seconds, 1e-9)
-    return FormatSpeed(rate, max(small_seconds - small_bytes / rate, 0.0) / HEAD_LAUNCHES)
+    small = _head(device, format_name, small_rows)
+    rows = max(head_bytes * small_rows // small.nbytes // 16 * 16, 2 * small_rows)
+    large = _head(device, format_name, rows)
+    rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
+    starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
+    return FormatSpeed(rate, starting, large.packed_per_second)
 
 
-def _head(device: torch.device, format_name: str, rows: int) -> tuple[float, int]:
-    """Seconds of a head of so many rows, and the bytes of its matrix."""
+class _Head(NamedTuple):
+    """Seconds of a head, its matrix's bytes on the device, and bytes of its file that came there a second."""
+
+    seconds: float
+    nbytes: int
+    packed_per_second: float
+
+
+def _head(device: torch.device, format_name: str, rows: int) -> _Head:
+    """What a head of so many rows takes."""
     specification, weights = one_layer(format_name, rows)
     counting = Arena()
     Workspace(DeviceModel(specification, weights, counting, 16), counting)
@@ -174,16 +194,20 @@ def _head(device: torch.device, format_name: str, rows: int) -> tuple[float, int
         model = DeviceModel(specification, weights, arena, 16)
         launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False)
         step = DecodeStep(launches)
-        uploader = Uploader(device)
+        uploader, begin = Uploader(device), time.perf_counter()
         try:
             model.fill(uploader)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
         finally:
             uploader.close()
+        filling = time.perf_counter() - begin
         seconds = _head_seconds(device, step)
         del step, launches, model
     finally:
         arena.close()
-    return seconds, matrix_bytes(ModelSizes.of(specification, weights).head)
+    nbytes = matrix_bytes(ModelSizes.of(specification, weights).head)
+    return _Head(seconds, nbytes, weights.output.nbytes / filling)
 
 
 def _head_seconds(device: torch.device, step: DecodeStep) -> float:

@@ -13,15 +13,17 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceAttention, DeviceLayer, DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
+from edgeinfer_kernels.cuda.device_sizes import prompt_columns, prompt_hidden, prompt_scratch
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.host_turns import PromptTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import BLOCK
+from edgeinfer_kernels.cuda.plane_formats import BLOCK, padded_blocks
 from edgeinfer_kernels.cuda.prefill_experts import FeedForwardSlice, PrefillExperts, ScaledRows
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.prefill_stream import PromptStream, StreamedFeedForward
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import (
     Activation,
     AttentionSpecification,
@@ -38,8 +40,13 @@ DEQUANTISED_BLOCKS = 64
 class Prefill:
     """Takes chunks of at most `chunk` tokens up the layers; the buffers come from the arena."""
 
-    def __init__(self, model: DeviceModel, arena: Arena, chunk: int, capability: int) -> None:
+    def __init__(
+        self, model: DeviceModel, arena: Arena, chunk: int, capability: int, sizes: ModelSizes
+    ) -> None:
+        """`sizes`: of the whole decoder, of which `model` may be a part."""
         self.model = model
+        self.stream: PromptStream | None = None
+        """What of the host's is computed here."""
         self.turns: PromptTurns | None = None
         """Those of the host, in a divided model."""
         self.chunk = chunk
@@ -47,7 +54,7 @@ class Prefill:
         facts = model.specification
         width = facts.width
         heads = max(layer.attention.heads * layer.attention.head_dim for layer in facts.layers)
-        hidden = max(max(w.hidden, w.shared_hidden) for w in (layer.feed_forward for layer in model.layers))
+        hidden = prompt_hidden(sizes)
         qkv = max(
             (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim
             for layer in facts.layers
@@ -61,25 +68,9 @@ class Prefill:
         self._products = arena.take((chunk * max(qkv, 2 * hidden, width),), torch.float32)
         self._h_scales, self._hidden_scales = (arena.take((chunk,), torch.float32) for _ in range(2))
         self._ones = arena.take((chunk,), torch.float32)
-        self._scratch = arena.take((self._scratch_weights(),), torch.float16)
-        longest = max(matrix.shapes.blocks for matrix in self._matrices()) * BLOCK
-        self._entering = arena.take((chunk * longest,), torch.float16)
+        self._scratch = arena.take((prompt_scratch(sizes),), torch.float16)
+        self._entering = arena.take((chunk * prompt_columns(sizes),), torch.float16)
         self._experts = PrefillExperts(facts, arena, chunk)
-
-    def _matrices(self) -> list[DeviceMatrix]:
-        found = []
-        for layer in self.model.layers:
-            found += [*layer.attention.qkv.parts, layer.attention.output]
-            found += [*layer.feed_forward.entered, *layer.feed_forward.downs]
-        return [matrix for matrix in found if matrix.shapes.blocks]
-
-    def _scratch_weights(self) -> int:
-        most = 0
-        for matrix in self._matrices():
-            columns = matrix.shapes.blocks * BLOCK
-            rows = min(matrix.shapes.padded_rows, max(SCRATCH_WEIGHTS // columns // 16, 1) * 16)
-            most = max(most, rows * columns)
-        return most
 
     def read(self, tokens: int, start: int) -> Tensor:
         """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
@@ -100,7 +91,7 @@ class Prefill:
             second = layer.feed_forward
             if isinstance(second, DeviceExperts):
                 self._experts.route_early(layer_facts.feed_forward, second, x)
-            self._attention(layer_facts, layer, x, h, start)
+            self._attention(layer_facts, layer, x, h, start, index)
             if isinstance(second, DeviceExperts):
                 self._mixture(layer_facts.feed_forward, second, x, h, index, start)
             else:
@@ -135,7 +126,13 @@ class Prefill:
         )
 
     def _attention(
-        self, layer_facts: LayerSpecification, layer: DeviceLayer, x: Tensor, h: ScaledRows, start: int
+        self,
+        layer_facts: LayerSpecification,
+        layer: DeviceLayer,
+        x: Tensor,
+        h: ScaledRows,
+        start: int,
+        index: int,
     ) -> None:
         facts, w, tokens = layer_facts.attention, layer.attention, len(x)
         qkv = self._stacked(w, facts, h)
@@ -155,7 +152,7 @@ class Prefill:
             value_scales, w.sinks,
         )  # fmt: skip
         y = self._product(mixed, w.output, len(x))
-        following = layer.feed_forward
+        following = self._streamed(index, tokens) or layer.feed_forward
         join_rows(
             x, y, self._ones[:tokens], w.output_bias, facts.norm, w.post_norm, facts.residual_scale,
             layer_facts.feed_forward.norm, following.norm, following.norm_bias, h.rows, h.scales,
@@ -168,7 +165,7 @@ class Prefill:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""
         rows = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
         out = self._products[: len(h.rows) * rows].view(len(h.rows), rows)
-        entering = self._in_planes_order(h.rows, w.qkv.parts[0])
+        entering = self._in_planes_order(h.rows, w.qkv.parts[0].shapes.blocks)
         first = 0
         for part in w.qkv.parts:
             self._multiply(entering, part, out[:, first : first + part.shapes.rows])
@@ -185,6 +182,10 @@ class Prefill:
         start: int,
     ) -> None:
         facts, turn = layer_facts.feed_forward, self._turn_within(index)
+        streamed = self._streamed(index, len(x))
+        if streamed is not None:
+            self._add_streamed(facts, w, streamed, x, h, index)
+            return
         if self.turns and turn:
             self.turns.send(x)
         if not w.hidden:
@@ -200,6 +201,56 @@ class Prefill:
             x, y, scales, w.down_bias, facts.norm, w.post_norm, facts.residual_scale,
             norm, weight, bias, None if last else h.rows, None if last else h.scales,
         )  # fmt: skip
+
+    def _streamed(self, index: int, tokens: int) -> StreamedFeedForward | None:
+        """The host's part of a feed-forward, if it is to be sent here for so many tokens."""
+        if self.stream is None or tokens < self.stream.least_tokens:
+            return None
+        return self.stream.parts[index]
+
+    def _add_streamed(
+        self,
+        facts: FeedForwardSpecification | ExpertsSpecification,
+        w: DeviceFeedForward,
+        part: StreamedFeedForward,
+        x: Tensor,
+        h: ScaledRows,
+        index: int,
+    ) -> None:
+        """Both parts of a divided feed-forward, one behind the other; then the norm that follows."""
+        if w.hidden:
+            y, scales = self.dense(facts.activation, FeedForwardSlice.whole(w), h)
+            join_rows(
+                x, y, scales, w.down_bias, facts.norm, None, facts.residual_scale,
+                facts.norm, None, None, None, None,
+            )  # fmt: skip
+        y, scales = self._dense_streamed(facts.activation, part, h)
+        norm, weight, bias, last = self._following(index)
+        join_rows(
+            x, y, scales, part.down_bias, facts.norm, None, facts.residual_scale,
+            norm, weight, bias, None if last else h.rows, None if last else h.scales,
+        )  # fmt: skip
+
+    def _dense_streamed(
+        self, activation: Activation, part: StreamedFeedForward, h: ScaledRows
+    ) -> tuple[Tensor, Tensor]:
+        """`dense` with weights that come from the host."""
+        assert self.stream is not None
+        tokens, hidden, w = len(h.rows), part.neurons, part.weights
+        both = self._products[: 2 * tokens * hidden].view(2, tokens, hidden)
+        up, gate = both[0], None
+        entering = self._in_planes_order(h.rows, padded_blocks(w.ffn_up.columns))
+        self.stream.multiply(entering, w.ffn_up, up, self._multiply)
+        if w.ffn_gate is not None:
+            gate = both[1]
+            self.stream.multiply(entering, w.ffn_gate, gate, self._multiply)
+        rows = self._hidden[: tokens * hidden].view(tokens, hidden)
+        scales = self._hidden_scales[:tokens]
+        activation_rows(gate, up, part.gate_bias, part.up_bias, h.scales, activation, rows, scales)
+        out = self._products[: tokens * w.ffn_down.rows].view(tokens, -1)
+        entering = self._in_planes_order(rows, padded_blocks(hidden))
+        self.stream.multiply(entering, w.ffn_down, out, self._multiply)
+        return out, scales
 
     def _mixture(
         self,
@@ -229,7 +280,7 @@ class Prefill:
         tokens, hidden = len(h.rows), w.hidden
         both = self._products[: 2 * tokens * hidden].view(2, tokens, hidden)
         up, gate = both[0], None
-        entering = self._in_planes_order(h.rows, w.up)
+        entering = self._in_planes_order(h.rows, w.up.shapes.blocks)
         self._multiply(entering, w.up, up, w.first_hidden)
         if w.gate is not None:
             gate = both[1]
@@ -239,7 +290,7 @@ class Prefill:
         activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, rows, scales)
         width = self.model.specification.width
         out = self._products[: tokens * width].view(tokens, width)
-        self._multiply(self._in_planes_order(rows, w.down), w.down, out, w.first_out)
+        self._multiply(self._in_planes_order(rows, w.down.shapes.blocks), w.down, out, w.first_out)
         return out, scales
 
     def _following(self, index: int) -> tuple[NormSpecification, Tensor | None, Tensor | None, bool]:
@@ -252,13 +303,14 @@ class Prefill:
     def _product(self, rows: Tensor, matrix: DeviceMatrix, tokens: int) -> Tensor:
         width = matrix.shapes.rows
         out = self._products[: tokens * width].view(tokens, width)
-        self._multiply(self._in_planes_order(rows, matrix), matrix, out)
+        self._multiply(self._in_planes_order(rows, matrix.shapes.blocks), matrix, out)
         return out
 
-    def _in_planes_order(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
-        """Rows (tokens, columns) float16 with their columns as `dequantise_kernel` lays out the matrix's."""
+    def _in_planes_order(self, rows: Tensor, blocks: int) -> Tensor:
+        """Rows (tokens, columns) float16 with their columns as `dequantise_kernel` lays out those of a matrix
+        of so many blocks a row.
+        """
         tokens, columns = rows.shape
-        blocks = matrix.shapes.blocks
         out = self._entering[: tokens * blocks * BLOCK].view(tokens, BLOCK, 8, blocks // 8)
         natural = out.permute(0, 3, 2, 1)
         whole, rest = columns // (8 * BLOCK), columns // BLOCK % 8

@@ -46,9 +46,7 @@ class StepTimer:
         model, space = self._step.model, self._step.workspace
         usual = self._step.launches
         launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
-        step = DecodeStep(launches, self._step.turns)
-        if step.turns:
-            step.turns.mailbox.open()
+        step = DecodeStep(launches)
         position = max(0, min(POSITION, model.context - tokens))
         state = torch.zeros_like(space.state)
         for token in range(tokens):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.backend import LayerCache, Places
 from edgeinfer_kernels.reference.routing import route
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import (
@@ -127,6 +127,7 @@ class ReferenceBackend:
     """A decoder in numpy, on `caches` (one per layer) that it shares with whoever made them."""
 
     name = "reference"
+    most_placed = 64
 
     def __init__(
         self,
@@ -142,6 +143,7 @@ class ReferenceBackend:
         self.dtype = dtype
         self.routing = routing
         self._scores: Array | None = None
+        self._places: Places | None = None
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
@@ -172,9 +174,13 @@ class ReferenceBackend:
         q = self._head(self._times(h, w.attn_q), facts, w.attn_q_bias, w.attn_q_norm)
         k = self._head(self._times(h, w.attn_k), facts, w.attn_k_bias, w.attn_k_norm)
         v = self._times(h, w.attn_v) + (0 if w.attn_v_bias is None else w.attn_v_bias)
-        cache.write(start, rotate(k, facts.rope, start), v.reshape(k.shape))
-        keys, values = (seen.astype(self.dtype) for seen in cache.read(start + len(x), facts.head_dim))
-        mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts, w.attn_sinks)
+        v = v.reshape(k.shape)
+        if self._places is None:
+            cache.write(start, rotate(k, facts.rope, start), v)
+            keys, values = (seen.astype(self.dtype) for seen in cache.read(start + len(x), facts.head_dim))
+            mixed = attend(rotate(q, facts.rope, start), keys, values, start, facts, w.attn_sinks)
+        else:
+            mixed = self._attend_at(self._places, q, k, v, facts, cache, w.attn_sinks)
         y = self._times(mixed.reshape(len(x), -1), w.attn_output)
         if w.attn_output_bias is not None:
             y = y + w.attn_output_bias
@@ -225,6 +231,46 @@ class ReferenceBackend:
         for layer in range(len(self.specification.layers)):
             self.attention_block(layer, x, start)
             self.feed_forward_block(layer, x)
+
+    def some_layers(self, x: Array, start: int, layers: Sequence[int]) -> None:
+        """Both blocks of these layers."""
+        for layer in layers:
+            self.attention_block(layer, x, start)
+            self.feed_forward_block(layer, x)
+
+    def all_layers_at(self, x: Array, places: Places) -> None:
+        """Both blocks of every layer for tokens of several texts."""
+        self._places = places
+        try:
+            self.all_layers(x, 0)
+        finally:
+            self._places = None
+
+    def _attend_at(
+        self,
+        places: Places,
+        q: Array,
+        k: Array,
+        v: Array,
+        facts: AttentionSpecification,
+        cache: LayerCache,
+        sinks: Vector | None,
+    ) -> Array:
+        """Attention token by token, each over its own text; all keys and values are written first."""
+        positions = [int(position) for position in places.positions]
+        for token, position in enumerate(positions):
+            key = rotate(k[token : token + 1], facts.rope, position)
+            slots = [int(places.slots(token, position + 1)[-1]), *(places.copies or [()] * len(k))[token]]
+            for slot in slots:
+                cache.write(slot, key, v[token : token + 1])
+        mixed = np.empty_like(q)
+        for token, position in enumerate(positions):
+            query = rotate(q[token : token + 1], facts.rope, position)
+            slots_of = places.slots(token, position + 1)
+            held = cache.read(cache.positions, facts.head_dim)
+            keys, values = (seen[:, slots_of].astype(self.dtype) for seen in held)
+            mixed[token] = attend(query, keys, values, position, facts, sinks)[0]
+        return mixed
 
     def normed(self, x: Array) -> npt.NDArray[np.float32]:
         return last_norm(self.specification, self.weights, x).astype(np.float32)

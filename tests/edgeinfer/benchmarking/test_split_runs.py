@@ -50,14 +50,14 @@ def test_a_mixture_may_leave_experts_only_on_the_cpu() -> None:
 
 
 def test_what_is_placed_and_planned_is_told() -> None:
-    plan = plan_memory(dense_model(), laptop(), PlanWishes(1024, device="layers", vram=3 * GIB))
-    assert plan.cut is not None
-    assert placed(plan) == f"{32 - plan.cut} of 32 layers"
+    plan = plan_memory(dense_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
     assert planned_rate(plan, Workload("generate", 8)) == plan.prediction.decode_tokens_per_second
     assert planned_rate(plan, Workload("prompt", 512)) == plan.prediction.prefill_tokens_per_second
     assert planned_rate(plan, Workload("prompt", 32)) == 0
     divided = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
-    assert "attentions" in placed(divided)
+    share = sum(len(layer.gpu_experts) for layer in divided.layers) / (48 * 128)
+    assert placed(divided) == f"48 of 48 attentions, {share:.0%} of experts"
+    assert placed(plan_memory(dense_model(), laptop(), PlanWishes(1024))) == "32 of 32 layers"
 
 
 def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def write_mamba(path: Path) -> Path:
 
 
 def test_it_streams_what_the_own_engine_streams(theirs: Model, ours: Model) -> None:
-    settings = {"max_tokens": 16, "logprobs": 0}
+    settings: dict[str, Any] = {"max_tokens": 16, "logprobs": 0}
     answers = [model.generate(PROMPT, temperature=0.0, **settings) for model in (theirs, ours)]
     assert answers[0].ids == answers[1].ids
     assert answers[0].text == answers[1].text

@@ -37,7 +37,7 @@ from tests.random_models import ZOO, RandomModel
             {"kv": "q8_0", "device": "cpu"},
             "kv: q8_0 runs on the GPU only; take f16 or f32 on the CPU (--kv, kv=)",
         ),
-        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', a model, or None"),
+        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, or None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),

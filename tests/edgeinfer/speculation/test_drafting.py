@@ -10,7 +10,9 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_loading import same_tokens
+from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
@@ -32,7 +34,7 @@ def plain() -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module", params=["auto", "lookup"])
+@pytest.fixture(scope="module", params=["auto", "lookup", "self"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=2, draft=request.param, context=256) as model:
         yield model
@@ -126,6 +128,24 @@ def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file
             assert isinstance(loaded._speculator.drafter, kind)
 
 
+def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
+        assert model.engine.ids == []
+        assert model._speculator is not None
+        pace = model._speculator.pace
+        assert pace.pass_seconds(1) > 0
+        assert pace.least_chances(1)[0] > 0
+
+
+def test_auto_says_what_the_draft_costs() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
+        assert model._speculator is not None
+        megabytes = f"{model._speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
+        assert [note for note in model.notes if note.startswith("drafting with")] == [
+            f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
+        ]
+
+
 def test_a_draft_of_another_vocabulary_is_refused_in_one_line(zoo_file: ZooFile) -> None:
     with pytest.raises(SettingError, match="wanted the same vocabulary, or --draft lookup"):
         edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama")))
@@ -170,3 +190,40 @@ def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
         assert any("drafting by looking back" in note for note in model.notes)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
+
+
+def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Path) -> None:
+    want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
+    path = tmp_path / "story.txt"
+    path.write_text(PROMPT + want.text, encoding="utf-8")
+    for draft, kind in (("lookup", PromptLookup), ("auto", FirstOf)):
+        with edgeinfer.load(
+            "tiny", device="cpu", threads=2, draft=draft, references=path, context=256
+        ) as model:
+            assert model._speculator is not None
+            assert isinstance(model._speculator.drafter, kind)
+            always_draft(model, 6)
+            got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
+            assert got.ids == want.ids
+            assert got.speed.tokens_per_pass is not None
+            assert got.speed.tokens_per_pass > 3
+
+
+def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "picture.bin"
+    path.write_bytes(b"ab\xff\xfe")
+    with pytest.raises(SettingError, match=r"byte 2 of .*picture\.bin isn't UTF-8"):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[path])
+    with pytest.raises(FileNotFoundError):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[tmp_path / "nothing.txt"])
+    with pytest.raises(SettingError, match="they are for drafts"):
+        edgeinfer.load("tiny", device="cpu", threads=1, references=[path], draft=None)
+
+
+def test_the_first_drafter_with_a_guess_makes_it() -> None:
+    lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
+    drafter, settings = FirstOf(lookups), SamplerSettings()
+    assert drafter.propose([1, 2], settings, [0.0]).ids == (3,)
+    assert drafter.propose([5, 6], settings, [0.0]).ids == (7,)
+    assert drafter.propose([8, 8, 0], settings, [0.0]).ids == ()
+    assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)

@@ -47,3 +47,29 @@ def test_references_are_looked_up_too() -> None:
 def test_no_more_is_guessed_than_is_asked_for() -> None:
     assert guess(PromptLookup(), "abcdefgh abc", 2) == "de"
     assert guess(PromptLookup(), "abcdefgh abc", 0) == ""
+
+
+def test_the_place_in_the_references_that_agrees_longest_counts() -> None:
+    first, second = "def area(self, unit): return width", "def size(self, unit): return height"
+    lookup = PromptLookup([[*map(ord, text)] for text in (first, second)])
+    assert guess(lookup, "x def area(self, unit): return ", 5) == "width"
+    assert guess(lookup, "x def size(self, unit): return ", 5) == "heigh"
+
+
+def test_runs_across_two_references_and_behind_their_end_are_none() -> None:
+    lookup = PromptLookup([[*map(ord, text)] for text in ("abcd", "efgh", "x", "")])
+    assert guess(lookup, "zcdef") == "gh"  # by "ef" alone
+    assert guess(lookup, "zefgh") == ""
+    assert guess(lookup, "zcd") == ""
+    assert lookup.nbytes > 0
+
+
+def test_guesses_from_runs_that_mislead_are_left_out_in_time() -> None:
+    lookup, history = PromptLookup(), [1, 2, 3]
+    least = [0.1]
+    for other in range(40):
+        history += [1, 2]
+        asked = lookup.propose(history, SETTINGS, least).ids
+        history.append(100 + other)
+    assert asked == ()
+    assert lookup.propose(history[:-1], SETTINGS, [0.0]).ids != ()

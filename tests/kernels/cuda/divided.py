@@ -31,7 +31,12 @@ def device_layer(decoder: Decoder, index: int) -> LayerDivision:
 
 @contextmanager
 def divided(
-    decoder: Decoder, device: str, divisions: Sequence[LayerDivision], kernels: Kernels
+    decoder: Decoder,
+    device: str,
+    divisions: Sequence[LayerDivision],
+    kernels: Kernels,
+    stream_from: int | None = None,
+    meets_in_graph: bool = True,
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
@@ -41,7 +46,7 @@ def divided(
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions)),
+        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions), stream_from=stream_from),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )
@@ -51,7 +56,7 @@ def divided(
         if not division.attention
     }
     host = HostHalf(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
-    upper.serve_with(host)
+    upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:
         yield backend

@@ -94,6 +94,20 @@ def test_a_prompt_and_steps_give_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("name", "divide"), [("llama", halves), ("starcoder2", mixed), ("starcoder2", attention_alone)]
+)
+def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
+) -> None:
+    with opened(model_for(name, divide), tmp_path) as decoder:
+        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
+        ids = decoder.ids(22)
+        with divided(decoder, device, divisions, kernels, stream_from=10) as backend:
+            found = read_split(backend, ids, (12, 9, 1))
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
 def test_steps_of_every_width_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str
@@ -103,6 +117,17 @@ def test_steps_of_every_width_give_the_logits_of_the_whole(
         ids = decoder.ids(36)
         with divided(decoder, device, divisions, kernels) as backend:
             found = read_split(backend, ids, tuple(range(1, 9)))
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_launches(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["llama"], tmp_path) as decoder:
+        divisions = [mixed(decoder, index) for index in range(3)]
+        ids = decoder.ids(6)
+        with divided(decoder, device, divisions, kernels, meets_in_graph=False) as backend:
+            found = read_split(backend, ids, (1, 3, 2))
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
@@ -130,7 +155,7 @@ def test_the_host_tells_how_many_experts_it_was_asked_for(
             divisions = [divide(decoder, index) for index in range(count)]
             with divided(decoder, device, divisions, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
-                seen, here = backend.host.pairs
+                seen, here = backend.pairs
             assert seen == 12 * count * 3
             assert here == seen if expected else 0 < here < seen
 

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import model_placing
 from edgeinfer_offload import plan as planning
+from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.split_backend import SplitBackend
 from tests.random_models import ZOO
@@ -116,6 +117,22 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     assert len(made) == 2
 
 
+def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer.loading import split_loading
+
+    def full(*_: object) -> None:
+        raise DeviceMemoryError("asked for 256 MiB and has 1 MiB free")
+
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    monkeypatch.setattr(split_loading, "measure_gpu", full)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert "the GPU has no room to be measured: planned without its speeds" in model.notes
+
+
 def test_main_memory_too_small_for_the_rest_is_one_line(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
@@ -125,3 +142,59 @@ def test_main_memory_too_small_for_the_rest_is_one_line(
     with pytest.raises((OutOfMemoryError, GpuUnavailableError)) as caught:
         edgeinfer.load(path, context=64, threads=2, device="cuda", ram=1000)
     assert "\n" not in str(caught.value)
+
+
+def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - (800 << 10))
+    counts = np.full((2, 8), 20, np.uint32)
+    counts[:, 7] = 100
+    named = {f"experts.{layer}": counts for layer in range(3)}
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert model.plan is not None
+        divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
+        assert divided
+        assert all(7 in experts for experts in divided)
+        answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
+        assert answer.speed.gpu_experts is not None
+        assert 0 < answer.speed.gpu_experts < 1
+
+
+def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    ids = [5, 9, 30, 7, 11, 5, 9]
+    with edgeinfer.load(path, draft=None, **loading) as plain:
+        want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+    with edgeinfer.load(path, draft=str(path), **loading) as model:
+        speculator: Any = model._speculator
+        assert isinstance(speculator.drafter._engine.backend, CudaBackend)
+        speculator.pace.length = lambda most: max(0, min(most, 3))
+        speculator.pace.least_chances = lambda length: [0.0] * length
+        got = model.generate(ids, max_tokens=6, temperature=0.0)
+        assert got.ids == want
+        assert got.speed.accepted_share == 1.0  # it is the model itself
+        assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
+        assert [answer.ids for answer in answers] == [want[:3]] * 2
+
+
+def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    with edgeinfer.load(
+        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
+    ) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, CudaBackend)
+        speculator: Any = model._speculator
+        assert speculator.drafter._engine.backend.name == "cpu"

@@ -6,13 +6,18 @@ fixed when the model is loaded: facts, and addresses of matrices, cache and work
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.cache_writing import (
+    last_position,
+    place_of,
+    position_of,
+    store_all_keys,
+    store_all_values,
+)
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
     load_floats,
-    scatter_halves,
     splat_f32,
     store_floats,
-    store_halves,
 )
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
@@ -21,12 +26,16 @@ from edgeinfer_kernels.cpu.native.phases import (
     project,
     quantise_input,
 )
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.native.scalars import (
+    load_f32,
+    load_i64,
+    store_f32,
+)
 from edgeinfer_kernels.cpu.native.softmax import (
-    LANES,
     STATE_BYTES,
     add_sink,
     clear_states,
+    gather_bytes,
     gather_floats,
     gather_halves,
     merge_state,
@@ -39,9 +48,11 @@ from edgeinfer_kernels.cpu.structures import (
     INPUT,
     MATRIX,
     NORM,
+    PLACE,
     POSITIONS_A_PIECE,
     ROWS_SCRATCH,
     SCORES_A_THREAD,
+    STEP_TOKENS,
     TEAM,
 )
 
@@ -106,35 +117,6 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @inner
-def store_key(block, kv_head, position, row):
-    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
-    padded = load_i64(block + ATTENTION.padded_head)
-    tiles = load_i64(block + ATTENTION.context) // LANES
-    element = (kv_head * tiles + position // LANES) * padded * LANES + position % LANES
-    cache = load_i64(block + ATTENTION.key_cache)
-    if load_i64(block + ATTENTION.half_cache) != 0:
-        for d in range(0, padded, LANES):
-            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
-    else:
-        for d in range(padded):
-            store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
-
-
-@inner
-def store_value(block, kv_head, position, row):
-    """A value to the cache: a row of its own, padded."""
-    padded = load_i64(block + ATTENTION.padded_head)
-    element = (kv_head * load_i64(block + ATTENTION.context) + position) * padded
-    cache = load_i64(block + ATTENTION.value_cache)
-    if load_i64(block + ATTENTION.half_cache) != 0:
-        for i in range(0, padded, LANES):
-            store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
-    else:
-        for i in range(0, padded, LANES):
-            store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
-
-
-@inner
 def rotate_and_store(team, counter, block, call, scratch):
     """Phase: queries to their padded place, keys and values to the cache, head by head."""
     heads = load_i64(block + ATTENTION.heads)
@@ -142,14 +124,16 @@ def rotate_and_store(team, counter, block, call, scratch):
     rope_dim = load_i64(block + ATTENTION.rope_dim)
     halves = load_i64(block + ATTENTION.rope_halves) != 0
     head = scratch + ROWS_SCRATCH
+    spare = head + 4 * load_i64(block + ATTENTION.padded_head)
     while True:
         item = next_item(team, counter)
         token = item // (heads + 2 * kv_heads)
         if token >= load_i64(call + CALL.tokens):
             break
         index = item - token * (heads + 2 * kv_heads)
-        position = load_i64(call + CALL.start) + token
-        table = load_i64(call + CALL.rope) + 4 * rope_dim * token
+        place = place_of(call, token)
+        position = position_of(call, token)
+        table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
         kv_offset = token * load_i64(block + ATTENTION.kv_stride)
         if index < heads:
             row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
@@ -164,18 +148,23 @@ def rotate_and_store(team, counter, block, call, scratch):
             norm = load_i64(block + ATTENTION.k_norm)
             take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
             rotate(head, table, rope_dim, halves)
-            store_key(block, kv_head, position, head)
+            store_all_keys(block, kv_head, place, position, head, spare)
         else:
             kv_head = index - heads - kv_heads
             row = load_i64(block + ATTENTION.projected_v) + kv_offset
             take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
-            store_value(block, kv_head, position, head)
+            store_all_values(block, kv_head, place, position, head, spare)
 
 
 @inner
 def pieces_of(block, team, tokens, positions):
-    """Into how many ranges of positions the work is cut: several when heads are too few for the threads."""
-    items = tokens * load_i64(block + ATTENTION.kv_heads)
+    """Into how many ranges a token's `positions` are cut: several when heads are too few for the threads.
+
+    In a short step a token's sums are cut as if it were alone, so that reading several tokens at once gives
+    the same bits as one by one.
+    """
+    alone = 1 if tokens <= STEP_TOKENS else tokens
+    items = alone * load_i64(block + ATTENTION.kv_heads)
     threads = load_i64(team + TEAM.threads)
     if items >= 4 * threads:
         return 1
@@ -190,26 +179,31 @@ def state_bytes(block):
 
 
 @inner
-def gather_item(block, call, item, pieces, states, scores):
-    """States of one token's one key head over one piece of its positions."""
+def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
+    """States of one token's one key head over one of its `own_pieces`; a token has `pieces` items."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     padded = load_i64(block + ATTENTION.padded_head)
     group = load_i64(block + ATTENTION.heads) // kv_heads
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
-    end = load_i64(call + CALL.start) + token + 1
+    end = position_of(call, token) + 1
+    place = place_of(call, token)
+    pages = load_i64(place + PLACE.pages) if place != 0 else 0
     window = load_i64(block + ATTENTION.window)
     begin = max(0, end - window) if window > 0 else 0
-    share = (end - begin + pieces - 1) // pieces
+    share = (end - begin + own_pieces - 1) // own_pieces
     first = min(end, begin + item % pieces * share)
     last = min(end, first + share)
     query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
     query += 4 * padded * group * kv_head
     clear_states(states, group, padded)
-    if load_i64(block + ATTENTION.half_cache) != 0:
-        gather_halves(block, query, kv_head, first, last, states, scores)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        gather_bytes(block, query, kv_head, first, last, pages, states, scores, copied)
+    elif kind == 1:
+        gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
     else:
-        gather_floats(block, query, kv_head, first, last, states, scores)
+        gather_floats(block, query, kv_head, first, last, pages, states, scores, copied)
 
 
 @inner
@@ -235,35 +229,41 @@ def write_item(block, item, states):
 def attend(team, counter, block, call, scratch):
     """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it."""
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     scores = scratch + ROWS_SCRATCH
+    copied = scores + SCORES_A_THREAD + state_bytes(block)
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads) * pieces:
+        token = item // (load_i64(block + ATTENTION.kv_heads) * pieces)
+        if token >= tokens:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, scores + SCORES_A_THREAD, scores)
+            gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores, copied)
             write_item(block, item, scores + SCORES_A_THREAD)
         else:
+            own = pieces_of(block, team, tokens, position_of(call, token) + 1)
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
-            gather_item(block, call, item, pieces, states, scores)
+            if item % pieces < own:
+                gather_item(block, call, item, pieces, own, states, scores, copied)
 
 
 @inner
 def merge_pieces(team, counter, block, call):
     """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, load_i64(call + CALL.start) + tokens)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     if pieces == 1:
         return
     padded = load_i64(block + ATTENTION.padded_head)
     nbytes = state_bytes(block)
     while True:
         item = next_item(team, counter)
-        if item >= tokens * load_i64(block + ATTENTION.kv_heads):
+        token = item // load_i64(block + ATTENTION.kv_heads)
+        if token >= tokens:
             break
+        own = pieces_of(block, team, tokens, position_of(call, token) + 1)
         states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
-        for piece in range(1, pieces):
+        for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
         write_item(block, item, states)

@@ -11,6 +11,7 @@ no sum runs across lanes; values lie in rows.
 import numpy as np
 from numba import config
 
+from edgeinfer_kernels.cpu.native.cache_widening import widen_page
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
     add,
@@ -275,8 +276,27 @@ def weigh_scores(state, scores, first, last):
     store_f32(state + DECAY, decay)
 
 
-def make_gather(load_cached, element_bytes, *, wide):
+@inner
+def first_of_neighbours(pages, count):
+    """The first of `count` pages if each is followed by the next in the cache, else -1."""
+    first = load_i64(pages)
+    for i in range(1, count):
+        if load_i64(pages + 8 * i) != first + i:
+            return -1
+    return first
+
+
+@inner
+def copy_lines(source, target, nbytes):
+    """Whole cache lines."""
+    for offset in range(0, nbytes, CACHE_LINE):
+        store_floats(target + offset, load_floats(source + offset))
+
+
+def make_gather(load_cached, element_bytes, *, wide, widens=False):
     """What query heads gather from a range of positions, for a cache of one element type.
+
+    `widens`: the cache is in bytes, and each tile becomes float32 before it is looked at.
 
     `wide`: the target has 32 registers of 64 bytes, enough for four heads at once.
     """
@@ -285,10 +305,12 @@ def make_gather(load_cached, element_bytes, *, wide):
     add_one, add_four = make_add_values(load_cached, element_bytes)
 
     @inner
-    def gather(block, query, kv_head, begin, end, states, scores):
+    def gather(block, query, kv_head, begin, end, pages, states, scores, copied):
         """Add positions begin..end to the states of the query heads that share `kv_head`.
 
-        Reads each key and value of the range once, whatever the number of heads that share them.
+        Reads each key and value of the range once, whatever the number of heads that share them. `pages`: 0,
+        or where each sixteen positions lie; a tile of several that aren't neighbours is put together at
+        `copied`, so that its sums are the same to the last bit.
         """
         padded = load_i64(block + ATTENTION.padded_head)
         head_dim = load_i64(block + ATTENTION.head_dim)
@@ -298,13 +320,34 @@ def make_gather(load_cached, element_bytes, *, wide):
         soft_cap = load_f32(block + ATTENTION.soft_cap)
         step = STATE_BYTES + 4 * padded
         together = group // 4 * 4 if wide and padded % 64 == 0 else 0
+        page_bytes = row_bytes * padded
+        key_cache = load_i64(block + ATTENTION.key_cache) + page_bytes * kv_head * (context // LANES)
+        value_cache = load_i64(block + ATTENTION.value_cache) + page_bytes * kv_head * (context // LANES)
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)
             last = min(TILE, end - tile)
-            keys = load_i64(block + ATTENTION.key_cache)
-            keys += row_bytes * padded * (kv_head * (context // LANES) + tile // LANES)
-            values = load_i64(block + ATTENTION.value_cache)
-            values += element_bytes * padded * (kv_head * context + tile)
+            page = tile // LANES
+            count = (last + LANES - 1) // LANES
+            if pages != 0:
+                page = first_of_neighbours(pages + 8 * page, count)
+            keys = key_cache + page_bytes * page
+            values = value_cache + page_bytes * page
+            if widens:
+                keys = copied
+                values = copied + TILE // LANES * page_bytes
+                for i in range(count):
+                    page = tile // LANES + i
+                    if pages != 0:
+                        page = load_i64(pages + 8 * page)
+                    offset = page_bytes * i
+                    widen_page(block, kv_head, page, padded, keys + offset, values + offset, scores)
+            elif page < 0:
+                keys = copied
+                values = copied + TILE // LANES * page_bytes
+                for i in range(count):
+                    page = load_i64(pages + 8 * (tile // LANES + i))
+                    copy_lines(key_cache + page_bytes * page, keys + page_bytes * i, page_bytes)
+                    copy_lines(value_cache + page_bytes * page, values + page_bytes * i, page_bytes)
             for g in range(0, together, 4):
                 state = states + g * step
                 score_four(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
@@ -323,3 +366,4 @@ def make_gather(load_cached, element_bytes, *, wide):
 WIDE = "+avx512f" in (config.CPU_FEATURES or "")
 gather_halves = make_gather(load_halves, 2, wide=WIDE)
 gather_floats = make_gather(load_floats, 4, wide=WIDE)
+gather_bytes = make_gather(load_floats, 4, wide=WIDE, widens=True)

@@ -1,0 +1,67 @@
+"""An engine that says a given text at the cost of a real model's passes, for what no small model writes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.language_model import Engine, Progress, TokenChoice
+from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
+
+CERTAIN = 60.0
+"""The logit of the token that comes next; all others have 0."""
+
+
+class ScriptedEngine:
+    """Reads through `engine`; its logits name the tokens of `script`, prompt and answer, one by one."""
+
+    def __init__(self, engine: Engine, script: Sequence[int]) -> None:
+        self._engine = engine
+        self._script = list(script)
+        self.context = min(engine.context, len(script))
+        self.largest_context = engine.largest_context
+        self.vocabulary_size = engine.vocabulary_size
+        self.bytes_per_token = engine.bytes_per_token
+
+    @property
+    def ids(self) -> list[int]:
+        return self._engine.ids
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """As the engine's, but for what is in the logits."""
+        logits = self._engine.append(ids, progress)
+        self._say(logits, len(self.ids))
+        return logits
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the engine's, but for what is in the logits."""
+        logits = self._engine.append_all(ids)
+        for row, end in zip(logits, range(len(self.ids) - len(ids) + 1, len(self.ids) + 1), strict=True):
+            self._say(row, end)
+        return logits
+
+    def _say(self, logits: npt.NDArray[np.float32], place: int) -> None:
+        logits[:] = 0.0
+        logits[self._script[min(place, len(self._script) - 1)]] = CERTAIN
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The engine's own."""
+        return self._engine.rows(ids)
+
+    def snapshot(self) -> Snapshot | None:
+        """The engine's own."""
+        return self._engine.snapshot()
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """The engine's own."""
+        self._engine.restore(snapshot, length)
+
+    def rewind(self, length: int) -> None:
+        self._engine.rewind(length)
+
+    def choice(self, sampler: Sampler) -> TokenChoice | None:
+        return None
+
+    def close(self) -> None:
+        """The engine belongs to somebody else."""

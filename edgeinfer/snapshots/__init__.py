@@ -1,0 +1,1 @@
+"""Keys and values on the disk: a text that was read before isn't read again."""

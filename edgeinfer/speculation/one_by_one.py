@@ -1,0 +1,92 @@
+"""What drafters have in common that guess token by token, each from logits behind the one before."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.sampling import Sampler
+from edgeinfer.sampling.sampler import Distribution
+from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.drafts import Draft
+
+
+class OneByOne(ABC):
+    """With a seed the guesses are the best tokens, so that the answer is what plain decoding gives for that
+    seed; without one they are drawn, which lets more of them stand.
+
+    `own_size`: the vocabulary of the logits that it guesses from; `vocabulary_size`: that of the model; ids
+    beyond it are never guessed. `leaves`: tokens more that a draft may hold, each the next best at its place;
+    drafts with leaves aren't drawn.
+    """
+
+    def __init__(self, own_size: int, vocabulary_size: int, leaves: int = 0) -> None:
+        self.leaves = leaves
+        self._own_size = own_size
+        self._vocabulary_size = vocabulary_size
+        self._sampler: Sampler | None = None
+
+    @abstractmethod
+    def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """Logits behind a text, which may be written to; None: nothing can be guessed there."""
+
+    @abstractmethod
+    def _following(self, token: int) -> npt.NDArray[np.float32]:
+        """Logits behind one more token."""
+
+    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+        """Token by token, until the next is too unlikely to be reached."""
+        drawn = settings.temperature > 0 and settings.seed is None and not self.leaves
+        sampler = self._sampler_for(settings)
+        said, ids, distributions, reached = list(history), list[int](), list[Distribution](), 1.0
+        others: list[tuple[int, float]] = []
+        found = self._behind(said)
+        if found is None:
+            return Draft(())
+        logits = found
+        for needed in least:
+            logits[self._vocabulary_size :] = -np.inf
+            candidates, chances = sampler.distribution(logits, said)
+            before = reached
+            place = sampler.draw(chances) if drawn else int(chances.argmax())
+            reached *= float(chances[place]) if len(chances) > 1 else _share(logits, int(candidates[0]))
+            if reached < needed:
+                break
+            ids.append(int(candidates[place]))
+            if self.leaves:
+                others.append(_next_best(logits, ids[-1], before))
+            distributions.append((candidates, chances))
+            said.append(ids[-1])
+            if len(ids) < len(least):
+                logits = self._following(ids[-1])
+        return Draft(tuple(ids), tuple(distributions) if drawn else None, self._likeliest(others))
+
+    def _likeliest(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
+        """The `leaves` most likely of the next best tokens, each at its place."""
+        taken = sorted(range(len(others)), key=lambda place: -others[place][1])[: self.leaves]
+        return tuple((token,) if place in taken else () for place, (token, _) in enumerate(others))
+
+    def _sampler_for(self, settings: SamplerSettings) -> Sampler:
+        """Draws as the answer's own sampler would, from its own chances; Mirostat's memory is left out."""
+        wanted = replace(settings, mirostat=0, seed=None, logit_bias=self._known(settings.logit_bias))
+        if self._sampler is None or self._sampler.settings != wanted:
+            self._sampler = Sampler(wanted, self._own_size)
+        return self._sampler
+
+    def _known(self, bias: Mapping[int, float]) -> dict[int, float]:
+        return {token: value for token, value in bias.items() if token < self._own_size}
+
+
+def _share(logits: npt.NDArray[np.float32], token_id: int) -> float:
+    """The softmax of one logit: how sure a model is that has only one candidate left."""
+    return float(1 / np.exp(logits - logits[token_id]).sum())
+
+
+def _next_best(logits: npt.NDArray[np.float32], best: int, reached: float) -> tuple[int, float]:
+    """The best token but one, and how likely it is to come where a draft gets so far."""
+    without = logits.copy()
+    without[best] = -np.inf
+    token = int(without.argmax())
+    return token, reached * _share(logits, token)

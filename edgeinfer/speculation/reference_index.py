@@ -1,0 +1,75 @@
+"""Where runs of tokens occur in texts that don't change: a few sorted arrays, searched in microseconds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_PLACES = 8
+"""Places of a run that are compared, the last ones."""
+MOST_BEHIND = 32
+"""Tokens before a place that are compared with those before the end of the text."""
+MULTIPLIER = 0x9E3779B97F4A7C15
+"""Source: Knuth, The Art of Computer Programming 3, section 6.4: 2^64 over the golden ratio, made odd."""
+
+
+class ReferenceIndex:
+    """All runs of some lengths in `texts`; 12 bytes a token and length, and 4 for the token."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        self._tokens = np.array([token for text in texts for token in text], np.int32)
+        self._limits = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        self._sorted = {length: self._sorted_runs(length) for length in lengths}
+
+    @property
+    def nbytes(self) -> int:
+        held = sum(keys.nbytes + ends.nbytes for keys, ends in self._sorted.values())
+        return self._tokens.nbytes + held
+
+    def following(self, text: Sequence[int], length: int, most: int) -> tuple[int, ...]:
+        """What follows the last `length` tokens of `text` where they occur, `most` at most.
+
+        Of several places the one that agrees with most of the text before counts, and of these the last.
+        """
+        keys, ends = self._sorted[length]
+        wanted = _key(text[-length:])
+        stop = int(np.searchsorted(keys, wanted, side="right"))
+        best, longest = -1, 0
+        for end in ends[max(0, stop - MOST_PLACES) : stop][::-1]:
+            agreeing = self._agreeing(text, int(end))
+            if agreeing > longest:
+                best, longest = int(end), agreeing
+        if longest < length:  # none, or another run with the same key
+            return ()
+        limit = int(self._limits[np.searchsorted(self._limits, best)])
+        return tuple(map(int, self._tokens[best : min(best + most, limit)]))
+
+    def _sorted_runs(self, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+        """Keys of all runs, rising, and where each ends; runs that span two texts are left out."""
+        count = len(self._tokens) - length + 1
+        if count < 1:
+            return np.empty(0, np.uint64), np.empty(0, np.int32)
+        keys = np.zeros(count, np.uint64)
+        for place in range(length):
+            keys = (keys + self._tokens[place : place + count].astype(np.uint64)) * np.uint64(MULTIPLIER)
+        ends = np.arange(length, len(self._tokens) + 1, dtype=np.int32)
+        texts = np.searchsorted(self._limits, [ends - length, ends - 1], side="right")
+        within = texts[0] == texts[1]
+        keys, ends = keys[within], ends[within]
+        order = np.argsort(keys, kind="stable")
+        return keys[order], ends[order]
+
+    def _agreeing(self, text: Sequence[int], end: int) -> int:
+        """How many tokens before `end` are the last ones of `text`, MOST_BEHIND at most."""
+        most = min(MOST_BEHIND, len(text), end)
+        for count in range(most):
+            if int(self._tokens[end - 1 - count]) != text[-1 - count]:
+                return count
+        return most
+
+
+def _key(run: Sequence[int]) -> np.uint64:
+    key = 0
+    for token in run:
+        key = (key + token) * MULTIPLIER % (1 << 64)
+    return np.uint64(key)

@@ -1,0 +1,84 @@
+"""A draft that is a tree, read in one pass: each leaf sees the branch up to its own place, and itself."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.language_model import Engine
+from edgeinfer.speculation.drafts import Draft
+from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """The pass of one draft behind the text that an engine holds.
+
+    The long branch lies behind the text. A leaf's page is a copy of the one that its place is in, behind all
+    of that; what the branch writes there in the same pass it writes to the copies too.
+    """
+
+    engine: Transformer
+    draft: Draft
+    start: int
+    """Where the token before the draft stands."""
+    first_page: int
+    """The page of the first leaf; one of its own for each."""
+
+    @classmethod
+    def of(cls, engine: Engine, draft: Draft) -> "TreePass | None":
+        """None: the draft has no leaves, or the engine can't read or hold them."""
+        leaves = len(draft.leaves)
+        if not leaves or not isinstance(engine, Transformer) or not engine.cache.layers:
+            return None
+        if not isinstance(engine.backend, PlacingBackend):
+            return None
+        start = len(engine.ids)
+        first_page = -(-(start + 1 + len(draft.ids)) // PAGE)
+        fits = first_page + leaves <= -(-engine.context // PAGE)
+        few = 1 + len(draft.ids) + leaves <= engine.backend.most_placed
+        return cls(engine, draft, start, first_page) if fits and few else None
+
+    def read(self, last: int) -> npt.NDArray[np.float32]:
+        """Logits (1 + len(draft.ids) + leaves, vocabulary) behind `last`, the branch, and the leaves."""
+        ids, leaves = self.draft.ids, self.draft.leaves
+        for leaf, (place, _) in enumerate(leaves):
+            begin = self._position(place) // PAGE * PAGE
+            for layer in self.engine.cache.layers if begin < self.start else ():
+                layer.copy(begin, self._page(leaf) * PAGE, self.start - begin)
+        branch = [self.start + row for row in range(1 + len(ids))]
+        positions = [*branch, *(self._position(place) for place, _ in leaves)]
+        pages = np.tile(np.arange(max(positions) // PAGE + 1), (len(positions), 1))
+        for leaf, (place, _) in enumerate(leaves):
+            pages[1 + len(ids) + leaf, self._position(place) // PAGE] = self._page(leaf)
+        copies = (*(self._copies(position) for position in branch), *(() for _ in leaves))
+        logits = self.engine.read_at(
+            [last, *ids, *(token for _, token in leaves)], Places(np.array(positions), pages, copies)
+        )
+        self.engine.cache.append([last, *ids])
+        return logits
+
+    def keep(self, leaf: int | None) -> None:
+        """Put a leaf where the branch's token of its place was; None: the branch stays as it is."""
+        if leaf is None:
+            return
+        place, token = self.draft.leaves[leaf]
+        position = self._position(place)
+        for layer in self.engine.cache.layers:
+            layer.copy(self._page(leaf) * PAGE + position % PAGE, position, 1)
+        self.engine.cache.ids[position] = token
+
+    def _position(self, place: int) -> int:
+        return self.start + 1 + place
+
+    def _page(self, leaf: int) -> int:
+        return self.first_page + leaf
+
+    def _copies(self, position: int) -> tuple[int, ...]:
+        """Where else the branch's key and value at a position go: to leaves behind it in the same page."""
+        return tuple(
+            self._page(leaf) * PAGE + position % PAGE
+            for leaf, (place, _) in enumerate(self.draft.leaves)
+            if position < self._position(place) and position // PAGE == self._position(place) // PAGE
+        )

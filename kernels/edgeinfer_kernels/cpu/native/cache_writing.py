@@ -1,0 +1,160 @@
+"""Keys and values into the cache: where a token's lie, as floats or rounded to bytes."""
+
+import numpy as np
+
+from edgeinfer_kernels.backend import SCALED
+from edgeinfer_kernels.cpu.native.byte_lanes import store_as_bytes
+from edgeinfer_kernels.cpu.native.exports import inner
+from edgeinfer_kernels.cpu.native.float_lanes import (
+    absolute,
+    first_lane,
+    lanes_max,
+    load_floats,
+    load_halves,
+    maximum,
+    minimum,
+    multiply,
+    nearest_int,
+    scatter_halves,
+    splat_f32,
+    store_floats,
+    store_halves,
+)
+from edgeinfer_kernels.cpu.native.scalars import (
+    load_f32,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_f32,
+    store_i8,
+    store_i16,
+)
+from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE
+
+LANES = 16
+
+
+@inner
+def store_key(block, kv_head, position, row, spare):
+    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    tile = kv_head * (load_i64(block + ATTENTION.context) // LANES) + position // LANES
+    element = tile * padded * LANES + position % LANES
+    cache = load_i64(block + ATTENTION.key_cache)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(spare, nearest_code(row + 4 * d, inverse))
+                for i in range(LANES):
+                    store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
+    elif kind == 1:
+        for d in range(0, padded, LANES):
+            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
+    else:
+        for d in range(padded):
+            store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
+
+
+@inner
+def store_value(block, kv_head, position, row, spare):
+    """A value to the cache: a row of its own, padded."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    context = load_i64(block + ATTENTION.context)
+    element = (kv_head * context + position) * padded
+    cache = load_i64(block + ATTENTION.value_cache)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 2:
+        tile = kv_head * (context // LANES) + position // LANES
+        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(cache + element + d, nearest_code(row + 4 * d, inverse))
+    elif kind == 1:
+        for i in range(0, padded, LANES):
+            store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
+    else:
+        for i in range(0, padded, LANES):
+            store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
+
+
+@inner
+def scale_offset(tile, padded, position):
+    """Where the scales of a tile begin for one of its positions; a group's lie 32 bytes behind the last's."""
+    return 2 * (tile * ((padded + SCALED - 1) // SCALED) * LANES + position % LANES)
+
+
+@inner
+def store_scale(row, group, padded, target, spare):
+    """The float16 scale of one group of a head's elements; returns what to multiply these by."""
+    largest = splat_f32(np.float32(0))
+    for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+        largest = maximum(largest, absolute(load_floats(row + 4 * d)))
+    scale = min(lanes_max(largest) / np.float32(127), np.float32(65504))
+    store_halves(spare, splat_f32(scale))
+    store_i16(target, load_u16(spare))
+    rounded = first_lane(load_halves(spare))
+    return np.float32(1) / rounded if rounded > np.float32(0) else np.float32(0)
+
+
+@inner
+def nearest_code(row, inverse):
+    """Sixteen elements times `inverse` to the nearest whole number, 127 at most."""
+    scaled = multiply(load_floats(row), splat_f32(inverse))
+    return nearest_int(minimum(maximum(scaled, splat_f32(np.float32(-127))), splat_f32(np.float32(127))))
+
+
+@inner
+def place_of(call, token):
+    """The PLACE of a token, 0 without any."""
+    places = load_i64(call + CALL.places)
+    return places + PLACE_BYTES * token if places != 0 else 0
+
+
+@inner
+def position_of(call, token):
+    """Where a token stands in its text."""
+    place = place_of(call, token)
+    return load_i64(place + PLACE.position) if place != 0 else load_i64(call + CALL.start) + token
+
+
+@inner
+def last_position(call):
+    """The furthest of all tokens' positions."""
+    tokens = load_i64(call + CALL.tokens)
+    last = position_of(call, 0)
+    for token in range(1, tokens if load_i64(call + CALL.places) != 0 else 1):
+        last = max(last, position_of(call, token))
+    return last if load_i64(call + CALL.places) != 0 else last + tokens - 1
+
+
+@inner
+def slot_of(place, position):
+    """Where in the cache the key and value of a position lie."""
+    if place == 0:
+        return position
+    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_A_PAGE))
+    return page * POSITIONS_A_PAGE + position % POSITIONS_A_PAGE
+
+
+@inner
+def store_all_keys(block, kv_head, place, position, row, spare):
+    """A key to its slot and to those of its copies."""
+    store_key(block, kv_head, slot_of(place, position), row, spare)
+    copy = load_i64(place + PLACE.copies) if place != 0 else 0
+    while copy != 0 and load_i64(copy) >= 0:
+        store_key(block, kv_head, load_i64(copy), row, spare)
+        copy += 8
+
+
+@inner
+def store_all_values(block, kv_head, place, position, row, spare):
+    """A value to its slot and to those of its copies."""
+    store_value(block, kv_head, slot_of(place, position), row, spare)
+    copy = load_i64(place + PLACE.copies) if place != 0 else 0
+    while copy != 0 and load_i64(copy) >= 0:
+        store_value(block, kv_head, load_i64(copy), row, spare)
+        copy += 8

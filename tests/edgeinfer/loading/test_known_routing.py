@@ -1,0 +1,53 @@
+"""Which experts are hot is known from a profile beside the model, or not at all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer.loading.known_routing import known_routing
+from edgeinfer.planning import model_sizes
+from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash
+from tests.random_models import ZOO
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    return ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+
+
+def save_counts(path: Path, hot: int) -> None:
+    counts = np.full((2, 8), 20, np.uint32)
+    counts[:, hot] = 100
+    ActivityProfile(
+        model_hash(path),
+        (100, 100),
+        "an expert that the router chose",
+        {f"experts.{i}": counts for i in range(3)},
+    ).save(beside_model(path))
+
+
+def test_a_profile_beside_the_model_tells_which_experts_are_hot(mixture: Path) -> None:
+    sizes = model_sizes(mixture)
+    assert known_routing(mixture, sizes) == (None, ())
+    save_counts(mixture, hot=5)
+    routing, remarks = known_routing(mixture, sizes)
+    assert remarks == ()
+    assert routing is not None
+    assert all(max(range(8), key=layer.__getitem__) == 5 for layer in routing)
+    assert sum(routing[0]) == pytest.approx(3)
+
+
+def test_a_profile_of_another_model_is_remarked_on(mixture: Path, tmp_path: Path) -> None:
+    save_counts(mixture, hot=1)
+    other = ZOO["olmoe"].write(tmp_path / "other.gguf")
+    beside_model(mixture).rename(beside_model(other))
+    routing, (remark,) = known_routing(other, model_sizes(other))
+    assert routing is None
+    assert remark.startswith("experts are taken to be used alike: ")
+    assert "profile of another model" in remark
+
+
+def test_a_dense_model_has_no_experts_to_know(tmp_path: Path) -> None:
+    path = ZOO["llama"].write(tmp_path / "dense.gguf")
+    assert known_routing(path, model_sizes(path)) == (None, ())

@@ -1,0 +1,117 @@
+"""What one model has read, another goes on from: the same answers, without reading."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer.transformer import Transformer
+from tests.edgeinfer.conftest import ZooFile
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+
+LONG = list(range(3, 103))
+GREEDY = {"max_tokens": 8, "temperature": 0.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, but for the kernels that are compiled already."""
+    monkeypatch.setattr("edgeinfer.loading.loading.user_folder", lambda _: tmp_path)
+    return tmp_path / "snapshots"
+
+
+def loaded(path: Path) -> Model:
+    return edgeinfer.load(path, device="cpu", draft=None, context=256, snapshots=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
+def test_a_text_that_was_kept_is_not_read_again(zoo_file: ZooFile, folder: Path, name: str) -> None:
+    with loaded(zoo_file(name)) as model:
+        first = model.generate(LONG, **GREEDY)
+        plain = model.generate([*LONG, *first.ids, 7, 9], **GREEDY)
+        assert model.keep_snapshot()
+    assert len(list(folder.iterdir())) == 1
+    with loaded(zoo_file(name)) as model:
+        again = model.generate([*LONG, *first.ids, 7, 9], **GREEDY)
+    assert again.ids == plain.ids
+    assert again.speed.cached_tokens == len(LONG) + len(first.ids) + 1
+
+
+def test_a_text_that_parts_from_it_is_read_from_there_on(zoo_file: ZooFile, folder: Path) -> None:
+    other = [*LONG[:90], *range(150, 170)]
+    with loaded(zoo_file("llama")) as model:
+        plain = model.generate(other, **GREEDY)
+        model.generate(LONG, **GREEDY)
+        model.keep_snapshot()
+    with loaded(zoo_file("llama")) as model:
+        again = model.generate(other, **GREEDY)
+        assert (again.ids, again.speed.cached_tokens) == (plain.ids, 90)
+        # What the engine holds by itself isn't fetched.
+        assert model.generate(other, **GREEDY).speed.cached_tokens == len(other) - 1
+
+
+def test_little_is_not_worth_a_file(zoo_file: ZooFile, folder: Path) -> None:
+    with loaded(zoo_file("llama")) as model:
+        model.generate(LONG[:20], **GREEDY)
+        assert not model.keep_snapshot()
+    assert not folder.exists()
+
+
+def test_nothing_is_kept_unless_it_is_asked_for(zoo_file: ZooFile, folder: Path) -> None:
+    with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
+        model.generate(LONG, **GREEDY)
+        assert not model.keep_snapshot()
+    assert not folder.exists()
+
+
+def test_another_kind_of_cache_is_another_model(zoo_file: ZooFile, folder: Path) -> None:
+    with loaded(zoo_file("llama")) as model:
+        model.generate(LONG, **GREEDY)
+        model.keep_snapshot()
+    with edgeinfer.load(
+        zoo_file("llama"), device="cpu", draft=None, context=256, kv="f32", snapshots=True
+    ) as other:
+        assert other.generate(LONG, **GREEDY).speed.cached_tokens == 0
+
+
+def test_a_snapshot_of_another_cache_is_refused_and_costs_reading_only(
+    zoo_file: ZooFile, folder: Path
+) -> None:
+    with loaded(zoo_file("llama")) as model:
+        engine = model.engine
+        assert isinstance(engine, Transformer)
+        engine.append(LONG)
+        good = engine.snapshot()
+        for arrays in (
+            good.arrays[:-1],
+            [*good.arrays[:-1], np.zeros((1, 2, 3))],
+            [*good.arrays, good.arrays[0]],
+        ):
+            with pytest.raises(ValueError, match="of another cache"):
+                engine.restore(Snapshot(good.ids, arrays), 50)
+        with pytest.raises(ValueError, match="300 tokens of a snapshot of 100"):
+            engine.restore(good, 300)
+
+
+def test_damage_between_two_programs_costs_reading_only(zoo_file: ZooFile, folder: Path) -> None:
+    with loaded(zoo_file("llama")) as model:
+        plain = model.generate(LONG, **GREEDY)
+        model.keep_snapshot()
+    (path,) = folder.iterdir()
+    os.truncate(path, 5000)
+    with loaded(zoo_file("llama")) as model:
+        assert model.generate(LONG, **GREEDY).ids == plain.ids
+
+
+def test_any_engine_with_a_memory_can_be_kept(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, "f" * 32)
+    for cached in (0, 99):
+        model = model_on(FakeEngine(drawn, 256))
+        kept = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
+        assert kept.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
+        assert kept.keep_snapshot()

@@ -1,0 +1,141 @@
+"""Chi-square: what is drawn through drafts is distributed as what is drawn without, for all samplers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling.sampler import Distribution
+from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.verification import verify
+
+SIZE = 5
+DRAFTED = 2
+DRAWS = 34_000
+"""Of three tokens: 10^5 tokens."""
+OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+HISTORY = [0, 1, 3, 0, 1]
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warm and cut": {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
+    "min-p and typical": {"min_p": 0.12, "typical_p": 0.9},
+    "penalties": {"repeat_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "penalties and cut": {"repeat_penalty": 1.4, "repeat_last_n": 3, "top_k": 3},
+    "DRY": {"dry_multiplier": 0.9, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+    "XTC": {"xtc_probability": 0.5, "xtc_threshold": 0.15},
+    "a bias and a ban": {"logit_bias": {2: 1.5, 4: -np.inf}},
+    "all together": {
+        "temperature": 0.8, "repeat_penalty": 1.2, "dry_multiplier": 0.5, "dry_allowed_length": 1,
+        "dry_sequence_breakers": (), "top_k": 4, "xtc_probability": 0.3, "xtc_threshold": 0.2,
+    },
+}  # fmt: skip
+
+
+def table(seed: int) -> npt.NDArray[np.float32]:
+    """Logits of a chain: row i follows token i."""
+    return (1.2 * np.random.default_rng(seed).standard_normal((SIZE, SIZE))).astype(np.float32)
+
+
+TARGET, DRAFT = table(1), table(2)
+
+
+class Known:
+    """Distributions by the text before them, each computed once."""
+
+    def __init__(self, logits: npt.NDArray[np.float32], settings: SamplerSettings) -> None:
+        self.settings = settings
+        self._logits = logits
+        self._sampler = Sampler(settings, SIZE)
+        self._found: dict[tuple[int, ...], Distribution] = {}
+
+    def distribution(self, said: Sequence[int]) -> Distribution:
+        key = tuple(said)
+        if key not in self._found:
+            self._found[key] = self._sampler.distribution(self._logits[key[-1]], key)
+        return self._found[key]
+
+
+class FromKnown(Sampler):
+    """A sampler that looks its distributions up, so that many draws take seconds."""
+
+    def __init__(self, known: Known, seed: int) -> None:
+        super().__init__(SamplerSettings(**{**OFF, "seed": seed}), SIZE)
+        self._known = known
+
+    def distribution(self, logits: npt.NDArray[np.float32], history: Sequence[int]) -> Distribution:
+        self._last = self._known.distribution(history)
+        return self._last
+
+
+def wanted_chances(known: Known) -> dict[tuple[int, ...], float]:
+    """Of the three tokens behind HISTORY, by the product of their chances."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(DRAFTED + 1):
+        found = {
+            (*said, int(token)): chance * float(own)
+            for said, chance in found.items()
+            for token, own in zip(*known.distribution([*HISTORY, *said]), strict=True)
+        }
+    return found
+
+
+def draw_three(target: Known, draft: Known, sampler: FromKnown, guesser: FromKnown) -> tuple[int, ...]:
+    """Three tokens: passes with drafts of two drawn tokens until there are so many."""
+    said = list(HISTORY)
+    while len(said) < len(HISTORY) + DRAFTED + 1:
+        guesses, distributions, ahead = list[int](), list[Distribution](), list(said)
+        for _ in range(DRAFTED):
+            distributions.append(draft.distribution(ahead))
+            ids, chances = distributions[-1]
+            guesses.append(int(ids[guesser.draw(chances)]))
+            ahead.append(guesses[-1])
+        logits = TARGET[ahead[-DRAFTED - 1 :]]
+        found = verify(Draft(tuple(guesses), tuple(distributions)), logits, said, sampler, ())
+        said += [token.id for token in found]
+    return tuple(said[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
+
+
+def chi_square_limit(degrees: int) -> float:
+    """What chi-square passes once in 2000 runs. Source: Wilson and Hilferty 1931."""
+    normal = 3.29
+    share = 2 / (9 * degrees)
+    return float(degrees * (1 - share + normal * share**0.5) ** 3)
+
+
+def chi_square(counts: dict[tuple[int, ...], int], wanted: dict[tuple[int, ...], float]) -> tuple[float, int]:
+    """Chi-square and its degrees of freedom; what is rarer than five in DRAWS counts together."""
+    rare = [said for said, chance in wanted.items() if chance * DRAWS < 5]
+    pairs = [(counts.get(said, 0), chance * DRAWS) for said, chance in wanted.items() if said not in rare]
+    if rare:
+        pairs.append((sum(counts.get(s, 0) for s in rare), sum(wanted[s] for s in rare) * DRAWS))
+    return sum((seen - want) ** 2 / want for seen, want in pairs), len(pairs) - 1
+
+
+def counted(target: Known, draft: Known) -> dict[tuple[int, ...], int]:
+    sampler, guesser = FromKnown(target, 7), FromKnown(draft, 8)
+    counts: dict[tuple[int, ...], int] = {}
+    for _ in range(DRAWS):
+        said = draw_three(target, draft, sampler, guesser)
+        counts[said] = counts.get(said, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_three_tokens_in_a_row_are_distributed_as_without_drafts(name: str) -> None:
+    settings = SamplerSettings(**{**OFF, **COMBINATIONS[name]})
+    target, draft = Known(TARGET, settings), Known(DRAFT, settings)
+    wanted, counts = wanted_chances(target), counted(target, draft)
+    assert set(counts) <= set(wanted)
+    found, degrees = chi_square(counts, wanted)
+    assert found < chi_square_limit(degrees)
+
+
+def test_a_rule_that_keeps_every_guess_would_be_found_out() -> None:
+    settings = SamplerSettings(**OFF)
+    found, degrees = chi_square(
+        counted(Known(DRAFT, settings), Known(DRAFT, settings)), wanted_chances(Known(TARGET, settings))
+    )
+    assert found > 10 * chi_square_limit(degrees)

@@ -1,0 +1,56 @@
+"""Guesses by the model with layers left out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError
+from edgeinfer.sampling import SamplerSettings
+from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
+from edgeinfer.transformer import Transformer
+from tests.kernels.test_cpu_backend import cpu, engine_for, exact, relative
+from tests.random_models import VOCABULARY, ZOO
+
+IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"),
+    [(1, [0]), (2, [0]), (4, [0, 3]), (10, [0, 1, 2, 8, 9]), (32, [*range(10), *range(26, 32)])],
+)
+def test_the_first_and_the_last_layers_guess(count: int, kept: list[int]) -> None:
+    assert kept_layers(count) == kept
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
+def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_path: Path, name: str) -> None:
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    own, truth = engine_for(path, cpu()), engine_for(path, exact)
+    want = own.append_all(IDS)[-1]
+    own.rewind(len(IDS) - 1)
+    truth.append(IDS[:-1])
+    layers = [0, len(own.specification.layers) - 1]
+    got, right = (engine.read_by_some_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
+    assert relative(got, right) < 5e-6
+    assert own.ids == IDS[:-1]
+    assert relative(own.append(IDS[-1:]), want) < 1e-6
+    own.close()
+
+
+def test_all_layers_guess_what_the_model_says() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=128) as model:
+        assert isinstance(model.engine, Transformer)
+        drafter = LayerSkipping(model.engine, range(len(model.engine.specification.layers)))
+        answer = model.generate("Once upon a time", max_tokens=12, temperature=0.0)
+        said = [*answer.prompt_ids, *answer.ids]
+        model.engine.rewind(len(said) - 7)
+        settings = SamplerSettings(temperature=0.0)
+        assert drafter.propose(said[:-6], settings, [0.0] * 6).ids == tuple(said[-6:])
+        assert drafter.propose([5, 6, 7], settings, [0.0]).ids == ()  # another text than the engine holds
+
+
+def test_more_leaves_than_a_pass_takes_are_refused() -> None:
+    with pytest.raises(SettingError, match="draft_leaves: saw 9, wanted a whole number from 0 to 8"):
+        edgeinfer.load("tiny", draft_leaves=9)

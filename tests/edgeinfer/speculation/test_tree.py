@@ -1,0 +1,126 @@
+"""Drafts with leaves: one pass reads the tree, and the answer is that of plain decoding."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer.speculation.verification import leaf_taken, verify
+from tests.edgeinfer.fake_engine import FakeEngine, drawn
+from tests.edgeinfer.speculation.test_drafting import PROMPT, always_draft
+
+SIZE = 6
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Model]:
+    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=256) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def growing() -> Iterator[Model]:
+    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+        assert model._speculator is not None
+        assert isinstance(model._speculator.drafter, DraftModel)
+        model._speculator.drafter.leaves = 4
+        yield model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "repeat_penalty": 1.3},
+        {"temperature": 1.2, "seed": 3},
+        {"temperature": 0.9, "seed": 4, "mirostat": 2},
+    ],
+)
+def test_answers_are_those_of_plain_decoding(plain: Model, growing: Model, settings: dict[str, Any]) -> None:
+    always_draft(growing, 4)
+    want = plain.generate(PROMPT, max_tokens=200, **settings)
+    got = growing.generate(PROMPT, max_tokens=200, **settings)
+    assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+    assert got.speed.tokens_per_pass is not None
+    assert got.speed.tokens_per_pass > 1.5
+
+
+class Knowing:
+    """Guesses wrongly in the branch at one place, and rightly in a leaf there."""
+
+    name = "knowing"
+    nbytes = 0
+
+    def __init__(self, answer: Sequence[int], place: int) -> None:
+        self._answer = list(answer)
+        self._place = place
+
+    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+        follows = self._answer[len(history) :][:4]
+        if len(follows) < 4:
+            return Draft(())
+        ids = list(follows)
+        others: list[tuple[int, ...]] = [(7,)] * 4
+        ids[self._place], others[self._place] = 9, (11, follows[self._place])
+        return Draft(tuple(ids), None, tuple(others))
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, place: int) -> None:
+    want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
+    speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], place))
+    plain._speculator = speculator
+    try:
+        always_draft(plain, 4)
+        plain.engine.rewind(0)
+        got = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
+    finally:
+        plain._speculator = None
+    assert got.ids == want.ids
+    # The branch up to its wrong token, the leaf in its stead, and the token behind that.
+    assert got.speed.tokens_per_pass == pytest.approx(place + 2, abs=0.2)
+
+
+def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
+    draft = Draft((5, 6), None, ((7,), (8,)))
+    plain.engine.rewind(0)
+    assert TreePass.of(plain.engine, draft) is not None
+    assert TreePass.of(plain.engine, Draft((5, 6))) is None
+    assert TreePass.of(plain.engine, Draft((5,), None, (tuple(range(10, 40)),))) is None
+    plain.engine.append([5] * 250)
+    assert TreePass.of(plain.engine, draft) is None
+    assert TreePass.of(FakeEngine(drawn), draft) is None
+
+
+def test_what_follows_a_leaf_is_drawn_from_the_logits_behind_it() -> None:
+    sampler = Sampler(SamplerSettings(temperature=0.0), SIZE)
+    draft = Draft((2, 3), None, ((4,), (5, 1)))
+    logits = np.zeros((6, SIZE), np.float32)
+    for row, best in enumerate((2, 1, 0, 0, 0, 4)):
+        logits[row, best] = 9
+    found = verify(draft, logits, [0], sampler, ())
+    assert [(token.id, token.drafted) for token in found] == [(2, True), (1, True), (4, False)]
+    assert leaf_taken(draft, found) == 2
+    ended = verify(draft, logits, [0], sampler, frozenset([1]))
+    assert [token.id for token in ended] == [2, 1]
+    assert leaf_taken(draft, ended) is None
+
+
+def test_the_likeliest_of_the_next_best_become_leaves(growing: Model) -> None:
+    assert growing._speculator is not None
+    drafter = growing._speculator.drafter
+    ids = growing.tokenizer.encode(PROMPT)
+    draft = drafter.propose(ids, SamplerSettings(temperature=0.0), [0.0] * 6)
+    assert len(draft.ids) == len(draft.others) == 6
+    assert len(draft.leaves) == 4
+    assert all(token != draft.ids[place] for place, token in draft.leaves)

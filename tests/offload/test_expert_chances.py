@@ -1,0 +1,46 @@
+"""What a profile says of experts, as far as it holds on text that it wasn't learnt from."""
+
+import numpy as np
+import pytest
+
+from edgeinfer_offload.activity_profile import ActivityProfile
+from edgeinfer_offload.expert_chances import expert_chances
+from tests.offload.model_shapes import dense_model, mixture_model
+
+
+def profile(counts: dict[int, "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]"]) -> ActivityProfile:
+    return ActivityProfile("hash", (1000, 1000), "", {f"experts.{i}": c for i, c in counts.items()})
+
+
+def skewed(hot: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]":
+    """Eight experts a token of 128, expert `hot` always among them."""
+    counts = np.full((2, 128), 7000 // 127, np.uint32)
+    counts[:, hot] = 1000
+    return counts
+
+
+def test_hot_experts_are_told_and_sum_to_those_in_use() -> None:
+    sizes = mixture_model()
+    hottest = np.full((2, 128), 10, np.uint32)
+    hottest[:, 96:] = 900
+    found = expert_chances(profile(dict.fromkeys(range(48), hottest)), sizes)
+    assert found is not None
+    assert len(found) == 48
+    assert sum(found[0]) == pytest.approx(8)
+    assert found[0][100] == pytest.approx(8 * 900 / (32 * 900 + 96 * 10))
+
+
+def test_what_does_not_hold_on_the_other_half_is_taken_for_chance() -> None:
+    counts = np.full((2, 128), 10, np.uint32)
+    counts[0, :32], counts[1, 32:64] = 900, 900
+    found = expert_chances(profile(dict.fromkeys(range(48), counts)), mixture_model())
+    assert found is not None
+    assert found[0] == (8 / 128,) * 128
+
+
+def test_a_profile_of_something_else_tells_nothing() -> None:
+    assert expert_chances(profile({}), mixture_model()) is None
+    assert expert_chances(profile({0: skewed(3)}), mixture_model()) is None
+    small = np.ones((2, 64), np.uint32)
+    assert expert_chances(profile(dict.fromkeys(range(48), small)), mixture_model()) is None
+    assert expert_chances(profile({0: skewed(3)}), dense_model()) is None

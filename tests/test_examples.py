@@ -1,0 +1,22 @@
+"""The programs in examples/ run on the built-in model and say something."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "structured" in (example.read_text().splitlines() or [""])[0]:
+        pytest.importorskip("llguidance")
+    runpy.run_path(str(example), run_name="__main__")
+    said = capsys.readouterr().out
+    assert len(said.split()) >= 5
+    assert example.read_text().startswith('"""')
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 6

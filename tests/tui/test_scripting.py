@@ -1,0 +1,74 @@
+"""`run` for scripts: a prompt a line, answers as JSON, exit codes."""
+
+import json
+
+import pytest
+
+from tests.tui.conftest import CommandLine
+from tests.tui.fake_library import ANSWER, FakeModel
+from tests.tui.test_run import pipe_in
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_in(monkeypatch, b"")
+
+
+def records(out: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_an_answer_as_json_says_what_it_took(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", "--output", "json", "--speed")
+    (found,) = records(outcome.out)
+    assert (found["model"], found["prompt"], found["text"]) == ("fake", "Hi", ANSWER)
+    assert found["finish_reason"] == "stop"
+    assert found["usage"] == {"prompt_tokens": 9, "cached_tokens": 0, "generated_tokens": len(ANSWER.split())}
+    assert set(found["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_each_line_of_the_input_is_a_prompt(
+    edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, "Ein Mädchen\r\n\n  \nAnd a fox".encode())
+    assert edgeinfer("run", "tiny", "--lines").out == f"{ANSWER}\n" * 2
+    assert fake.asked == ["raw Ein Mädchen", "raw And a fox"]
+    pipe_in(monkeypatch, b"A fox\nA bear\n")
+    outcome = edgeinfer("run", "tiny", "Describe it.", "--lines", "--output", "json")
+    assert [found["prompt"] for found in records(outcome.out)] == [
+        "A fox\n\nDescribe it.",
+        "A bear\n\nDescribe it.",
+    ]
+
+
+def test_no_lines_are_no_answers(
+    edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, b"\n")
+    outcome = edgeinfer("run", "tiny", "--lines")
+    assert (outcome.code, outcome.out, fake.asked) == (0, "", [])
+
+
+def test_a_line_that_is_no_text_is_named_behind_the_answers_before_it(
+    edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, b"good\nb\xffd\n")
+    outcome = edgeinfer("run", "tiny", "--lines")
+    assert (outcome.code, outcome.out) == (2, f"{ANSWER}\n")
+    assert "standard input, line 2: byte 1 isn't UTF-8, wanted text" in outcome.err
+
+
+def test_lines_and_one_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    outcome = edgeinfer("run", "tiny", "--lines", "--session", "x")
+    assert outcome.code == 2
+    assert "--session and --continue go on with one chat, --lines begins many" in outcome.err
+
+
+def test_several_answers_are_several_records(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", "--answers", "2", "--output", "json")
+    assert len(records(outcome.out)) == 2
+
+
+def test_an_unknown_output_is_refused(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    assert edgeinfer("run", "tiny", "Hi", "--output", "xml").code == 2
