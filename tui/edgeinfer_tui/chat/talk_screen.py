@@ -63,6 +63,8 @@ class TalkScreen(Screen[None]):
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
         self._dropped = 0
+        self._remarks: tuple[str, ...] = ()
+        """On the loading, until something is said."""
         self._waiting: str | None = None
         """A message that was sent while the model was being loaded."""
 
@@ -138,9 +140,8 @@ class TalkScreen(Screen[None]):
         model = self.thread.model
         if model is None:  # the program is being left
             return
-        for note in model.notes:
-            self.notify(note, markup=False)
-        self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan))
+        self._remarks = model.notes
+        self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
         await self.transcript.show(self.dialogue.tree, self.dialogue.line)
         self.refresh_lines()
         if self._waiting == self.input.text:
@@ -189,7 +190,8 @@ class TalkScreen(Screen[None]):
 
     def begin(self, answer: RunningAnswer) -> None:
         """Have an answer come."""
-        self.running, self.latest = answer, None
+        self.running, self.latest, self._remarks = answer, None, ()
+        self.refresh_lines()
         self.run_worker(self._follow(answer), group="answer")
 
     def _ready(self) -> bool:
@@ -292,7 +294,9 @@ class TalkScreen(Screen[None]):
             return running.reading.line()
         if self.editing is not None:
             return "changing a message: Enter sends it, Esc leaves it as it was"
-        return "" if self._trouble is None else f"not on the disk yet: {self._trouble}"
+        if self._trouble is not None:
+            return f"not on the disk yet: {self._trouble}"
+        return "; ".join(self._remarks)
 
     def hints(self) -> list[str]:
         """What can be done now, for the status line."""
