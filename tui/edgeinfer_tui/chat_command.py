@@ -56,6 +56,7 @@ def chat(
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
     kv: options.Kv = None,
+    reference: options.Reference = None,
     repeat_penalty: options.RepeatPenalty = None,
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
