@@ -9,7 +9,7 @@ import typer
 
 from edgeinfer_tui import interrupts, options, session_options
 from edgeinfer_tui.chat_session import open_session
-from edgeinfer_tui.failures import FAILED, report, reporting
+from edgeinfer_tui.failures import FAILED, report, reporting, say
 from edgeinfer_tui.run_command import check_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.settings import filled
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from edgeinfer_tui.chat.app import ChatApp
 
 LOOKS = "How it looks"
+SWITCH_SECONDS = 0.0005
+"""How long the screen may hold up the model's thread, which wants the interpreter many times a token: with
+Python's own 5 ms the built-in model lost about a fifth of its speed while it was being drawn.
+"""
 
 
 @reporting
@@ -52,6 +56,7 @@ def chat(
     sparse: options.SparseFeedForward = None,
     draft: options.Draft = None,
     kv: options.Kv = None,
+    reference: options.Reference = None,
     repeat_penalty: options.RepeatPenalty = None,
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
@@ -82,9 +87,12 @@ def chat(
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
     program = _program(wishes, named=model is not None, dark=not light)
+    sys.setswitchinterval(SWITCH_SECONDS)
     program.run()
     if program.failure is not None:
         report(program.failure)
+    if program.chat.lost is not None:
+        say(f"the last part of this chat isn't on the disk: {program.chat.lost}")
     code = FAILED if program.failure is not None else program.return_code or 0
     if not program.at_rest:
         # The model's thread is deep in something that can't be interrupted; all that was said is written.

@@ -21,7 +21,7 @@ COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 
 
 @pytest.fixture
-def begin(home: Path) -> Iterator[type[Terminal]]:
+def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
     """Open the chat and say something; answers of the fake model are long and slow."""
     terminals: list[Terminal] = []
 
@@ -32,7 +32,7 @@ def begin(home: Path) -> Iterator[type[Terminal]]:
         terminal.wait_for("F1 help")
         return terminal
 
-    yield open_terminal  # type: ignore[misc]
+    yield open_terminal
     for terminal in terminals:
         terminal.close()
 

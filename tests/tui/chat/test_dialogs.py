@@ -153,6 +153,7 @@ def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> None:
             assert "CPU  8.0 MiB of 16.0 MiB" in text
             assert "draft" in text
             assert "disk" not in text
+            assert "a remark on the loading" in text
             await chat.press("f6")
             assert not panel.display
 
@@ -167,5 +168,16 @@ def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
             assert not chat.app.current_theme.dark
             await chat.press("f7")
             assert chat.app.current_theme.dark
+
+    run(body())
+
+
+def test_remarks_on_the_loading_stand_there_until_something_is_said(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened() as chat:
+            note = chat.screen.query_one("#note")
+            assert str(note.render()) == "a remark on the loading"
+            await chat.say("Hi")
+            assert not note.display
 
     run(body())

@@ -1,7 +1,10 @@
 """The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
 
+import sqlite3
 import threading
 from pathlib import Path
+
+import pytest
 
 from edgeinfer.chats.store import ChatStore
 from tests.tui.chat.conftest import Opened, PacedModel, run
@@ -195,5 +198,29 @@ def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened) -> N
             await chat.until(lambda: chat.app.at_rest)
             assert chat.app.failure is None
             assert chat.screen.thread.model is None
+
+    run(body())
+
+
+def test_a_full_disk_is_told_as_long_as_it_is_full_and_nothing_is_lost_then(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def body() -> None:
+        async with opened() as chat:
+            await chat.say("One")
+            with monkeypatch.context() as patch:
+                patch.setattr(ChatStore, "_insert", full)
+                await chat.say("Two")
+                assert "not on the disk yet: database or disk is full" in str(
+                    chat.screen.query_one("#note").render()
+                )
+                assert chat.shown() == ["One", ANSWER, "Two", ANSWER]
+            await chat.press("ctrl+q")
+            await chat.until(lambda: chat.app.at_rest)
+            assert chat.screen.lost is None
+            assert [turn.text for turn in chat.turns()] == ["One", ANSWER, "Two", ANSWER]
 
     run(body())

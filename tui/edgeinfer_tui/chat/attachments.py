@@ -65,7 +65,7 @@ def _quoted(path: Path) -> str:
     if size > MOST_BYTES:
         raise SettingError(f"{path}: {size} bytes, wanted {MOST_BYTES} at most")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise SettingError(f"{path}: no text in UTF-8, which is all that a message can hold") from None
     if "\0" in text:

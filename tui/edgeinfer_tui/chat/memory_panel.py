@@ -93,10 +93,11 @@ class MemoryPanel(Static):
     def __init__(self) -> None:
         super().__init__(id="memory", markup=False)
         self._plan: Any = None
+        self._remarks: tuple[str, ...] = ()
 
-    def show(self, plan: Any) -> None:
-        """`plan` None: another engine decides where its bytes lie."""
-        self._plan = plan
+    def show(self, plan: Any, remarks: tuple[str, ...] = ()) -> None:
+        """`plan` None: another engine decides where its bytes lie. `remarks`: how the model was loaded."""
+        self._plan, self._remarks = plan, remarks
         self._draw()
 
     def on_resize(self) -> None:
@@ -111,4 +112,5 @@ class MemoryPanel(Static):
         if (rate := plan.prediction.decode_tokens_per_second) > 0:
             lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
         lines += [Content(f"so that it fits, {step}") for step in plan.steps]
+        lines += [Content(remark) for remark in self._remarks]
         self.update(Content("\n").join(lines))

@@ -1,7 +1,9 @@
 """The screen on which a chat takes place: a model is loaded, messages are sent, answers come in and stop."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import ComposeResult
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 DRAW_SECONDS = 0.05
+DRAWN_SECONDS = 1.0
 NO_TEMPLATE = "no chat without a chat template; give one with --chat-template FILE"
 Result = TypeVar("Result")
 
@@ -53,10 +56,15 @@ class TalkScreen(Screen[None]):
         self.running: RunningAnswer | None = None
         self.editing: Turn | None = None
         self.latest: Generation | None = None
+        self.lost: str | None = None
+        """Why a part of the chat wasn't on the disk in the end."""
         self.keeping = keeping
         self._wishes, self._stored, self._fails = wishes, stored, fails
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
+        self._dropped = 0
+        self._remarks: tuple[str, ...] = ()
+        """On the loading, until something is said."""
         self._waiting: str | None = None
         """A message that was sent while the model was being loaded."""
 
@@ -132,9 +140,8 @@ class TalkScreen(Screen[None]):
         model = self.thread.model
         if model is None:  # the program is being left
             return
-        for note in model.notes:
-            self.notify(note, markup=False)
-        self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan))
+        self._remarks = model.notes
+        self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
         await self.transcript.show(self.dialogue.tree, self.dialogue.line)
         self.refresh_lines()
         if self._waiting == self.input.text:
@@ -183,7 +190,8 @@ class TalkScreen(Screen[None]):
 
     def begin(self, answer: RunningAnswer) -> None:
         """Have an answer come."""
-        self.running, self.latest = answer, None
+        self.running, self.latest, self._remarks = answer, None, ()
+        self.refresh_lines()
         self.run_worker(self._follow(answer), group="answer")
 
     def _ready(self) -> bool:
@@ -205,21 +213,35 @@ class TalkScreen(Screen[None]):
         assert view is not None
         system = dialogue.system
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
-        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+        pause = DRAW_SECONDS
+        while not (await asyncio.wait({future}, timeout=pause))[0]:
+            begin = time.monotonic()
             await view.show(ended=False)
             self.refresh_lines()
+            await self._drawn()
+            # A long answer takes long to lay out; most of the time stays for keys and for the model.
+            pause = max(DRAW_SECONDS, 2 * (time.monotonic() - begin))
         await future
         self.running, self.latest = None, answer.latest
         await view.show(ended=True, failure=answer.error)
         self._tell(answer)
         self.refresh_lines()
 
+    async def _drawn(self) -> None:
+        """Until what was changed is on the screen."""
+        drawn = asyncio.Event()
+        self.call_after_refresh(drawn.set)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(drawn.wait(), DRAWN_SECONDS)
+
     def _tell(self, answer: RunningAnswer) -> None:
         """What a person has to know of an answer that has ended."""
         model, result, recorder = self.thread.model, answer.latest, self.dialogue.recorder
         if model is not None and result is not None:
-            if dropped := dropped_turns_line(result, model.context):
+            dropped = dropped_turns_line(result, model.context)
+            if dropped and result.dropped_turns != self._dropped:
                 self.notify(dropped, severity="warning", markup=False, timeout=10)
+            self._dropped = result.dropped_turns
             if result.finish_reason == "context":
                 self.notify("the context is full: the answer ends here", severity="warning")
         trouble = None if recorder is None else recorder.trouble
@@ -272,7 +294,9 @@ class TalkScreen(Screen[None]):
             return running.reading.line()
         if self.editing is not None:
             return "changing a message: Enter sends it, Esc leaves it as it was"
-        return ""
+        if self._trouble is not None:
+            return f"not on the disk yet: {self._trouble}"
+        return "; ".join(self._remarks)
 
     def hints(self) -> list[str]:
         """What can be done now, for the status line."""
@@ -284,7 +308,12 @@ class TalkScreen(Screen[None]):
             self.running.stop()
         self.thread.leave()
 
+        recorder, tip = self.dialogue.recorder, self.dialogue.tip
+
         def close() -> None:
+            if recorder is not None and recorder.trouble and tip is not None:
+                recorder.record(tip)
+            self.lost = None if recorder is None else recorder.trouble
             self.thread.close()
             if self.keeping is not None:
                 self.keeping.close()

@@ -105,7 +105,7 @@ class TurnView(Vertical, can_focus=True):
         if isinstance(self._text, AnswerText):
             reply = self._reply(ended)
             self._thought.show(reply)
-            await self._text.show(reply.said)
+            await self._text.show(reply.said, ended)
         else:
             self._thought.display = False
             self._show_message(self._text)
