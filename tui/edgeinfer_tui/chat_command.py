@@ -119,4 +119,5 @@ def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
     if session is not None:
         keeping = Keeping(session.store.path, None if stored else session.name)
         session.store.close()
+        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     return ChatApp(wishes, keeping, stored, dark)

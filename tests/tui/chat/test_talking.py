@@ -24,7 +24,7 @@ def test_a_message_is_answered_and_both_are_kept(opened: Opened) -> None:
             assert chat.screen.input.text == ""
         assert model.asked == ["chat[None] Hi"]
         assert model.settings == [{"temperature": 0.0}]
-        assert model.closed
+        assert (model.snapshots, model.closed) == (1, True)
 
     run(body())
 

@@ -82,9 +82,10 @@ class ModelThread:
         self.thinks_first = _thinks_first(self.model)
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Give the model's memory back; what it has read is kept first, where it was loaded for that."""
         model, self.model, self._conversation = self.model, None, None
         if model is not None:
+            model.keep_snapshot()
             model.close()
 
     def answer(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> None:
