@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.sampling import SamplerSettings
-from edgeinfer_tui import options, run_wishes
+from edgeinfer_tui import run_wishes, sampler_options
 from edgeinfer_tui.answer_output import print_answer
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import one_line
@@ -116,14 +116,14 @@ def test_the_defaults_that_help_shows_are_the_librarys() -> None:
     }
     compared = 0
     for alias, name in aliases.items():
-        shown = shown_default(getattr(options, alias))
+        shown = shown_default(getattr(sampler_options, alias))
         if name in ("logit_bias", "dry_sequence_breakers"):
             continue
         assert shown is not None, name
         assert float(shown.split(":")[0]) == getattr(settings, name), name
         compared += 1
     assert compared == 18
-    breakers = shown_default(options.DrySequenceBreakers)
+    breakers = shown_default(sampler_options.DrySequenceBreakers)
     assert breakers is not None
     assert tuple(map(unescaped, breakers.split())) == settings.dry_sequence_breakers
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeinfer_tui import interrupts, options, session_options
+from edgeinfer_tui import interrupts, options, sampler_options, session_options
 from edgeinfer_tui.chat_session import open_session
 from edgeinfer_tui.failures import FAILED, report, reporting, say
 from edgeinfer_tui.run_command import check_model
@@ -57,15 +57,15 @@ def chat(
     draft: options.Draft = None,
     kv: options.Kv = None,
     reference: options.Reference = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    dry_multiplier: options.DryMultiplier = None,
-    top_k: options.TopK = None,
-    typical_p: options.TypicalP = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    temperature: options.Temperature = None,
+    repeat_penalty: sampler_options.RepeatPenalty = None,
+    presence_penalty: sampler_options.PresencePenalty = None,
+    frequency_penalty: sampler_options.FrequencyPenalty = None,
+    dry_multiplier: sampler_options.DryMultiplier = None,
+    top_k: sampler_options.TopK = None,
+    typical_p: sampler_options.TypicalP = None,
+    top_p: sampler_options.TopP = None,
+    min_p: sampler_options.MinP = None,
+    temperature: sampler_options.Temperature = None,
 ) -> None:
     """Chat in a window that fills the terminal.
 
