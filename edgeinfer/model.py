@@ -14,12 +14,12 @@ from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.tool_calls import Tool
-from edgeinfer.decoding import Recall, Request, TokenStream, context_overflow
+from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
+from edgeinfer.prompts import Prompt, messages_of, request_of
 from edgeinfer.results import Generation
-from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Chat, ChatEngine, Message
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
@@ -28,9 +28,6 @@ from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
-
-Prompt = str | Sequence[int] | Sequence[Message]
-"""A text, token ids, or the messages of a chat."""
 
 
 class Model:
@@ -121,7 +118,7 @@ class Model:
     ) -> list[Generation]:
         ids = self._prompt_ids(prompt, raw, tools)
         self._refuse_closed()
-        request = _request(ids, **settings)
+        request = request_of(ids, **settings)
         with self._turn:
             return counts.answers(
                 self.engine, self.tokenizer, request, lambda: self._constraint(schema, grammar)
@@ -181,7 +178,7 @@ class Model:
         return stream.result
 
     def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
-        messages = _messages(prompt)
+        messages = messages_of(prompt)
         if messages is None and tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
         if messages is not None:
@@ -203,7 +200,7 @@ class Model:
     ) -> TokenStream:
         self._refuse_closed()
         recall = self._snapshots.recall if self._snapshots else None
-        request = _request(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
+        request = request_of(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
 
     def _constraint(
@@ -343,42 +340,3 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _messages(prompt: Prompt) -> Sequence[Message] | None:
-    """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
-    if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
-        return None
-    if not isinstance(prompt[0], Mapping):
-        return None
-    for message in prompt:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise SettingError(
-                f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
-            )
-    return [dict(message) for message in prompt if isinstance(message, Mapping)]
-
-
-def _request(
-    ids: list[int],
-    *,
-    max_tokens: int | None = None,
-    stop: str | Iterable[str] | None = None,
-    logprobs: int | None = None,
-    progress: Progress | None = None,
-    dropped_turns: int = 0,
-    constraint: Constraint | None = None,
-    recall: Recall | None = None,
-    **sampling: Any,
-) -> Request:
-    return Request(
-        prompt_ids=ids,
-        sampling=SamplerSettings.from_fields(sampling),
-        max_tokens=max_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-        logprobs=logprobs,
-        progress=progress,
-        dropped_turns=dropped_turns,
-        constraint=constraint,
-        recall=recall,
-    )

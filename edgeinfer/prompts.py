@@ -1,0 +1,54 @@
+"""What a caller says of an answer, as a request: texts, ids or messages, and settings by name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edgeinfer.decoding import Recall, Request
+from edgeinfer.errors import SettingError
+from edgeinfer.language_model import Progress
+from edgeinfer.sampling import SamplerSettings
+from edgeinfer.session import Message
+from edgeinfer.structured.constraint import Constraint
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or the messages of a chat."""
+
+
+def messages_of(prompt: Prompt) -> Sequence[Message] | None:
+    """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
+    if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
+        return None
+    if not isinstance(prompt[0], Mapping):
+        return None
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SettingError(
+                f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
+            )
+    return [dict(message) for message in prompt if isinstance(message, Mapping)]
+
+
+def request_of(
+    ids: list[int],
+    *,
+    max_tokens: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    logprobs: int | None = None,
+    progress: Progress | None = None,
+    dropped_turns: int = 0,
+    constraint: Constraint | None = None,
+    recall: Recall | None = None,
+    **sampling: Any,
+) -> Request:
+    """One answer's request; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""
+    return Request(
+        prompt_ids=ids,
+        sampling=SamplerSettings.from_fields(sampling),
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        logprobs=logprobs,
+        progress=progress,
+        dropped_turns=dropped_turns,
+        constraint=constraint,
+        recall=recall,
+    )
