@@ -217,8 +217,15 @@ class TokenStream:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
         engine, speculator = self._engine, self._speculator
         follows = engine.ids == history[: len(history) - 1]
-        if not speculator or not follows or self._request.constraint:
+        if not speculator or not follows:
             return [self._one(history, sampler, chooser, follows)]
+        if self._request.constraint:
+            certain = self._request.constraint.forced()[:room]
+            if len(certain) < 2:
+                return [self._one(history, sampler, chooser, follows)]
+            end_ids = self._tokenizer.end_ids
+            found = speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
+            return [Chosen(token.id, token.logits, token.drafted) for token in found]
         begin = time.perf_counter()
         draft = speculator.draft(history, sampler, room)
         if draft.ids:

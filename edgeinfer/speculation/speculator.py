@@ -153,5 +153,24 @@ class Speculator:
         count.tokens += len(found)
         return found
 
+    def read_certain(
+        self,
+        ids: Sequence[int],
+        history: Sequence[int],
+        sampler: Sampler,
+        end_ids: Collection[int],
+        count: DraftCount,
+    ) -> list[Verified]:
+        """`read` for tokens that a grammar leaves no choice about: they say nothing of the drafter."""
+        draft = Draft(tuple(ids[:MOST_DRAFTED]))
+        logits = self._engine.append_all([history[-1], *draft.ids])
+        found = verify(draft, logits, history, sampler, end_ids)
+        self._engine.rewind(len(history) + len(found) - 1)
+        count.drafted += len(draft.ids)
+        count.stood += sum(token.drafted for token in found)
+        count.passes += 1
+        count.tokens += len(found)
+        return found
+
     def close(self) -> None:
         self.drafter.close()

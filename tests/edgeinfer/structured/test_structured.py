@@ -10,7 +10,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import SettingError
-from edgeinfer.structured.constraint import GrammarVocabulary
+from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import grammar, json_schema
 from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
 
@@ -163,6 +163,30 @@ def test_any_json_is_a_schema_too() -> None:
     way = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(json_schema(True))
     assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(way.allowed()).tolist())
     assert byte_ids("x")[0] not in np.flatnonzero(way.allowed())
+
+
+def test_tokens_without_a_choice_are_read_together_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a_rather_long_name": {"enum": ["one_of_two", "two_of_two"]}},
+        "required": ["a_rather_long_name"],
+        "additionalProperties": False,
+    }
+    answers, passes = [], []
+    with edgeinfer.load("tiny", device="cpu", draft="lookup") as model:
+        for forced in (True, False):
+            if not forced:
+                monkeypatch.setattr(Constraint, "forced", lambda self: [])
+            for settings in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 3}):
+                answer = model.generate("Once", schema=schema, max_tokens=100, **settings)
+                assert json.loads(answer.text)["a_rather_long_name"] in ("one_of_two", "two_of_two")
+                answers.append(answer.ids)
+                passes.append(answer.speed.tokens_per_pass or 1.0)
+    assert answers[:2] == answers[2:]
+    assert min(passes[:2]) > 1.3
+    assert passes[2:] == [1.0, 1.0]
 
 
 def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
