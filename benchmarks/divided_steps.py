@@ -18,6 +18,7 @@ from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.errors import SettingError
 from edgeinfer.loading import gpu_loading
+from edgeinfer_kernels.cuda.driver import list_gpus
 
 
 def written(text: str, folder: Path) -> Path:
@@ -42,7 +43,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
     parser.add_argument("--tuning", type=float, default=3.0, help="seconds at most (%(default)s)")
     parser.add_argument("--device", default="cuda", help="(%(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="two layers of a small model: does it run?")
     options = parser.parse_args()
+    if options.smoke and not list_gpus():
+        print("no GPU here: nothing to divide", file=sys.stderr)
+        return
+    if options.smoke:
+        options.models, options.shares, options.generated, options.rounds = "llama-3.2-1b:2:Q4_0", "0.5", 8, 1
     gpu_loading.TUNING_SECONDS = options.tuning
     shares = [float(word) for word in suites.words(options.shares)]
     rows = []
