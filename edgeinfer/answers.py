@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.branches import Branches, CacheFullError, branches_of
-from edgeinfer.decoding import Chosen, Request, described, rewind_to_shared
+from edgeinfer.decoding import Chosen, Request, described, read_prompt
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler
@@ -65,18 +65,13 @@ class AnswerGroup:
             )
             for index in range(count)
         ]
-        room = engine.context - len(request.prompt_ids)
-        self._most = room if request.max_tokens is None else min(room, request.max_tokens)
+        self._most = request.most_tokens(engine.context)
 
     def run(self) -> list[Generation]:
         """All answers, in the order of their seeds."""
-        prompt = self._request.prompt_ids
-        shared = rewind_to_shared(self._engine, prompt, self._request.recall)
-        self._clock.start(len(prompt), shared)
-        logits = self._engine.append(prompt[shared:], self._request.progress)
-        self._clock.prefilled()
+        logits = read_prompt(self._engine, self._request, self._clock)
         if self._most == 0:
-            reason: FinishReason = "length" if self._request.max_tokens == 0 else "context"
+            reason = self._request.full_reason(self._engine.context)
             return [self._generation(replace(answer, reason=reason)) for answer in self._answers]
         for answer in self._answers:
             self._draw(answer, logits)
@@ -151,18 +146,14 @@ class AnswerGroup:
             if answer.text.stopped or (isinstance(constraint, Constraint) and constraint.finished):
                 answer.reason = "stop"
             elif len(answer.said) == self._most:
-                answer.reason = "length" if self._most == self._request.max_tokens else "context"
+                answer.reason = self._request.full_reason(self._engine.context)
         if answer.reason is not None:
             answer.shown += answer.text.finish()
 
     def _generation(self, answer: _Answer) -> Generation:
         speed = self._clock.speed(len(answer.said), self._engine.bytes_per_token)
         if self._passes:
-            # Weights are read once for all rows of a pass.
-            rows = self._drawn / self._passes
-            speed = replace(
-                speed, tokens_per_pass=rows, gigabytes_per_second=speed.gigabytes_per_second / rows
-            )
+            speed = speed.side_by_side(self._drawn / self._passes)
         chances = [token.logprob for token in answer.said if token.logprob is not None]
         assert answer.reason is not None
         return Generation(

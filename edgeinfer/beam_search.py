@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.branches import Branches, CacheFullError, branches_of
-from edgeinfer.decoding import Request, rewind_to_shared
+from edgeinfer.decoding import Request, read_prompt
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler, SamplerSettings
@@ -54,16 +54,11 @@ class BeamSearch:
         self._passes = self._read = 0
         self._answers: list[_Beam] = []
         self._branches: set[int] = set()
-        room = engine.context - len(request.prompt_ids)
-        self._most = room if request.max_tokens is None else min(room, request.max_tokens)
+        self._most = request.most_tokens(engine.context)
 
     def run(self) -> list[Generation]:
         """The best answers, `beams` at most, the most probable first."""
-        prompt = self._request.prompt_ids
-        shared = rewind_to_shared(self._engine, prompt, self._request.recall)
-        self._clock.start(len(prompt), shared)
-        logits = self._engine.append(prompt[shared:], self._request.progress)
-        self._clock.prefilled()
+        logits = read_prompt(self._engine, self._request, self._clock)
         self._search(logits, branches_of(self._engine))
         ranked = sorted(self._answers, key=lambda beam: beam.mean, reverse=True)
         return [self._generation(beam) for beam in ranked[: self._beams]]
@@ -83,7 +78,7 @@ class BeamSearch:
                 alive, rows = self._advance(alive, branches)
             except CacheFullError:
                 break
-        reason: FinishReason = "length" if self._most == self._request.max_tokens else "context"
+        reason = self._request.full_reason(self._engine.context)
         self._answers += [replace(beam, reason=reason) for beam in alive]
 
     def _extended(self, alive: Sequence[_Beam], rows: Sequence[Logits]) -> list[_Beam]:
@@ -139,10 +134,7 @@ class BeamSearch:
         tokens += text.finish()
         speed = self._clock.speed(len(beam.ids), self._engine.bytes_per_token)
         if self._passes:
-            rows = self._read / self._passes
-            speed = replace(
-                speed, tokens_per_pass=rows, gigabytes_per_second=speed.gigabytes_per_second / rows
-            )
+            speed = speed.side_by_side(self._read / self._passes)
         return Generation(
             text="".join(token.text for token in tokens),
             ids=list(beam.ids),

@@ -44,6 +44,15 @@ class Request:
             if not isinstance(text, str):
                 raise SettingError(f"stop: saw {text!r}, wanted a text, or a list of texts")
 
+    def most_tokens(self, context: int) -> int:
+        """How many tokens an answer has at most, in a context of so many."""
+        room = context - len(self.prompt_ids)
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+    def full_reason(self, context: int) -> FinishReason:
+        """Why an answer of `most_tokens` ends."""
+        return "length" if self.most_tokens(context) == self.max_tokens else "context"
+
 
 def check_count(name: str, value: object) -> None:
     """Raise `SettingError` unless `value` is a whole number of at least 0, or None."""
@@ -158,13 +167,8 @@ class TokenStream:
         )
 
     def _prefill(self) -> npt.NDArray[np.float32]:
-        """Read the part of the prompt that the cache doesn't hold; logits behind its last token."""
-        engine, ids = self._engine, self._request.prompt_ids
-        shared = rewind_to_shared(engine, ids, self._request.recall)
-        self._clock.start(len(ids), shared)
-        logits = engine.append(ids[shared:], self._progress)
-        self._clock.prefilled()
-        return logits
+        """Logits behind the prompt; leaves it where somebody has cancelled the stream."""
+        return read_prompt(self._engine, replace(self._request, progress=self._progress), self._clock)
 
     def _progress(self, done: int, total: int) -> None:
         if self._request.progress:
@@ -183,10 +187,9 @@ class TokenStream:
         chooser = engine.choice(sampler) if plain else None
         prompt_logits = self._prefill()
         history = list(request.prompt_ids)
-        limit = engine.context - len(history)
-        most = limit if request.max_tokens is None else min(limit, request.max_tokens)
+        most = request.most_tokens(engine.context)
         if most == 0:
-            self._reason = "length" if request.max_tokens == 0 else "context"
+            self._reason = request.full_reason(engine.context)
             return
         first = sampler.sample(prompt_logits, history)
         sampler.accept(first)
@@ -207,7 +210,7 @@ class TokenStream:
                 self._reason = "stop"
                 break
             if count == most:
-                self._reason = "length" if most == request.max_tokens else "context"
+                self._reason = request.full_reason(engine.context)
                 break
         yield from text.finish()
 
@@ -292,6 +295,18 @@ def rewind_to_shared(engine: Engine, ids: Sequence[int], recall: Recall | None =
         shared = recall(list(ids[:-1]), shared)
     engine.rewind(shared)
     return shared
+
+
+def read_prompt(engine: Engine, request: Request, clock: AnswerClock) -> npt.NDArray[np.float32]:
+    """Read the part of the prompt that the cache doesn't hold; logits behind its last token, (vocabulary,).
+
+    Raises what `rewind_to_shared` raises.
+    """
+    shared = rewind_to_shared(engine, request.prompt_ids, request.recall)
+    clock.start(len(request.prompt_ids), shared)
+    logits = engine.append(request.prompt_ids[shared:], request.progress)
+    clock.prefilled()
+    return logits
 
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:

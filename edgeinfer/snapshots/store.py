@@ -31,6 +31,8 @@ class SnapshotStore:
 
     def longest(self, ids: Sequence[int], more_than: int = 0) -> tuple[Snapshot, int] | None:
         """The snapshot that shares most of its first tokens with `ids`, and how many: more than so many."""
+        if len(ids) <= more_than:
+            return None
         best, most = None, more_than
         for count, path in self._own():
             if count <= more_than:
