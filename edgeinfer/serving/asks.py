@@ -56,7 +56,7 @@ def chat_ask(body: Mapping[str, Any]) -> Ask:
         raise RequestError("messages: saw none, wanted at least one", param="messages")
     settings = _settings(body)
     if body.get("logprobs"):
-        settings["logprobs"] = _number(body, "top_logprobs", int, 0)
+        settings["logprobs"] = _count(body, "top_logprobs", 0)
     return Ask(
         prompts=([_message(message, place) for place, message in enumerate(messages)],),
         settings=settings,
@@ -76,7 +76,7 @@ def text_ask(body: Mapping[str, Any]) -> Ask:
     settings = _settings(body)
     settings.setdefault("max_tokens", 16)
     if body.get("logprobs") is not None:
-        settings["logprobs"] = _number(body, "logprobs", int, 0)
+        settings["logprobs"] = _count(body, "logprobs", 0)
     return Ask(prompts=prompts, settings=settings, echo=bool(body.get("echo")), **_common(body))
 
 
@@ -99,7 +99,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         if body.get(name):
             raise RequestError(f"{name}: not supported here", param=name)
     options = body.get("stream_options") or {}
-    count = _number(body, "n", int, 1)
+    count = _count(body, "n", 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise RequestError(f"n: saw {count}, wanted 1 to {MOST_ANSWERS}", param="n")
     return {
@@ -200,11 +200,11 @@ def _wanted(body: Mapping[str, Any], name: str, kind: type) -> Any:
     return body[name]
 
 
-def _number(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _count(body: Mapping[str, Any], name: str, default: int) -> int:
     value = body.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, kind):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name}: saw {value!r}, wanted a number", param=name)
     return value
 

@@ -136,12 +136,12 @@ class LayerCache:
         values = widened(self.values[:, :end].astype(np.int8), by_position[1])
         return keys[:, :, :head_dim], values[:, :, :head_dim]
 
-    def _parts(self) -> "tuple[npt.NDArray[np.generic], ...]":
+    def _parts(self) -> tuple[npt.NDArray[np.generic], ...]:
         """Arrays whose second axis is tiles."""
         parts = (self.keys, self.key_scales, self.value_scales)
         return tuple(part for part in parts if part is not None)
 
-    def first(self, end: int) -> "tuple[npt.NDArray[np.generic], ...]":
+    def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
         """Views of what holds the first `end` positions: values, and whole tiles of keys and of scales."""
         return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self._parts())
 
