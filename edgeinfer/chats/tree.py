@@ -68,11 +68,12 @@ def newest_end(turn: Turn) -> Turn:
     return turn
 
 
+def answered(line: Iterable[Turn]) -> list[Turn]:
+    """The turns of a line that a model reads: messages that were answered, each with its answer behind it."""
+    pairs = ((turn.parent, turn) for turn in line if turn.role == "assistant" and turn.text)
+    return [turn for asked, answer in pairs if asked is not None for turn in (asked, answer)]
+
+
 def read_by_the_model(line: Iterable[Turn]) -> list[dict[str, str]]:
-    """The messages of a line that a model reads: those that were answered, and their answers."""
-    messages: list[dict[str, str]] = []
-    for turn in line:
-        if turn.role == "assistant" and turn.text and turn.parent is not None:
-            messages.append({"role": "user", "content": turn.parent.text})
-            messages.append({"role": "assistant", "content": turn.text})
-    return messages
+    """The `answered` turns of a line as messages."""
+    return [{"role": turn.role, "content": turn.text} for turn in answered(line)]

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.chats.recorder import Recorder
+from edgeinfer.chats.records import StoredChat
 from edgeinfer.chats.store import ChatStore
+from edgeinfer.chats.tree import ChatTree, Turn
 from edgeinfer_tui.kept_conversation import KeptConversation
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import ANSWER, FakeChat, FakeModel
@@ -27,12 +30,17 @@ class Kept:
         self.store = ChatStore(path)
         self.model = FakeModel(**behaviour)  # type: ignore[arg-type]
         self.told: list[str] = []
-        self.chat = KeptConversation(
-            FakeChat(self.model, None),
-            self.store,
-            lambda: self.store.new_chat("fake", name="kept"),
-            self.told.append,
-        )
+        self.chat = self.conversation(None, ChatTree(), None)
+
+    def conversation(self, stored: StoredChat | None, tree: ChatTree, tip: Turn | None) -> KeptConversation:
+        recorder = Recorder(self.store, lambda: self.store.new_chat("fake", name="kept"), stored)
+        return KeptConversation(FakeChat(self.model, None), recorder, tree, tip, self.told.append)
+
+    def gone_on_with(self) -> KeptConversation:
+        """The chat as another program would take it up."""
+        stored = self.store.chat("kept")
+        tree = ChatTree(self.store.turns(stored))
+        return self.conversation(stored, tree, tree.with_number(stored.tip))
 
     def hear(self, stream: object) -> None:
         for _ in stream:  # type: ignore[attr-defined]
@@ -108,7 +116,29 @@ def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
     assert len(kept.chat.messages) == 4
     kept.store._connection.execute("PRAGMA max_page_count = 100000")
     kept.say("And now?")
-    assert kept.texts == ["Hi", ANSWER, "And now?", ANSWER]
+    assert kept.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
+    assert len(kept.told) == 1
+
+
+def test_a_chat_that_is_gone_on_with_leaves_out_what_was_not_answered(kept: Kept) -> None:
+    kept.say("Hi")
+    stored = kept.store.chat("kept")
+    lost = kept.store.add_turn(stored.id, stored.tip, "user", "Lost")
+    kept.store.begin_turn(stored.id, lost.id)
+    chat = kept.gone_on_with()
+    assert [turn["content"] for turn in chat.messages] == ["Hi", ANSWER]
+    kept.hear(chat.stream("More", progress=quiet))
+    assert kept.texts == ["Hi", ANSWER, "More", ANSWER]
+
+
+def test_an_unanswered_message_between_others_is_left_out_alone(kept: Kept) -> None:
+    kept.say("Hi")
+    stored = kept.store.chat("kept")
+    lost = kept.store.add_turn(stored.id, stored.tip, "user", "Lost")
+    writer = kept.store.begin_turn(stored.id, lost.id)
+    asked = kept.store.add_turn(stored.id, writer.turn, "user", "Again")
+    kept.store.add_turn(stored.id, asked.id, "assistant", "Found")
+    assert [turn["content"] for turn in kept.gone_on_with().messages] == ["Hi", ANSWER, "Again", "Found"]
 
 
 def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeModel) -> None:

@@ -31,16 +31,18 @@ class ChatSession:
 
     def conversation(self, loaded: LoadedModel, wishes: RunWishes) -> Conversation:
         """The model's conversation, with what was said before in it."""
+        from edgeinfer.chats.recorder import Recorder
+        from edgeinfer.chats.tree import ChatTree
+
         before = None if self.stored is None else self.stored.system
         inner = loaded.chat(system=before if wishes.system is None else wishes.system)
 
         def begin() -> "StoredChat":
             return self.store.new_chat(lasting_name(wishes.model), inner.system, self.name)
 
-        kept = KeptConversation(inner, self.store, begin, say)
-        if self.stored is not None:
-            kept.resume(self.stored)
-        return kept
+        tree = ChatTree([] if self.stored is None else self.store.turns(self.stored))
+        tip = None if self.stored is None else tree.with_number(self.stored.tip)
+        return KeptConversation(inner, Recorder(self.store, begin, self.stored), tree, tip, say)
 
     def greeting(self) -> str | None:
         """What to say of the chat that goes on; None: it is a new one."""

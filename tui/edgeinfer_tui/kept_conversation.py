@@ -1,15 +1,14 @@
 """A conversation that is written to the store of chats as it goes."""
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.library import Conversation, Stream
 
 if TYPE_CHECKING:
-    from edgeinfer.chats.records import State, StoredChat
-    from edgeinfer.chats.store import ChatStore
-    from edgeinfer.chats.turn_writer import TurnWriter
+    from edgeinfer.chats.recorder import Recorder
+    from edgeinfer.chats.records import State
+    from edgeinfer.chats.tree import ChatTree, Turn
     from edgeinfer.results import Generation, Token
 
 Tell = Callable[[str], None]
@@ -19,30 +18,22 @@ class KeptConversation:
     """As the conversation that it wraps; every turn goes into the store too.
 
     A store that can't be written is told once, through `tell`, and doesn't stop the conversation: what was
-    said meanwhile is written as soon as there is room, or else isn't kept.
+    said meanwhile is written as soon as there is room.
     """
 
     def __init__(
-        self, inner: Conversation, store: "ChatStore", begin: "Callable[[], StoredChat]", tell: Tell
+        self, inner: Conversation, recorder: "Recorder", tree: "ChatTree", tip: "Turn | None", tell: Tell
     ) -> None:
-        """`begin` makes the chat in the store, once something is said."""
-        self._inner, self._store, self._begin, self._tell = inner, store, begin, tell
-        self._stored: StoredChat | None = None
-        self._turns: list[int | None] = []
-        """The store's number of each message; None: it isn't there."""
+        """Goes on behind `tip` of the recorded chat (None: begins it); turns without an answer are left out
+        of what the model reads.
+        """
+        from edgeinfer.chats.tree import answered, line_to, read_by_the_model
 
-    def resume(self, stored: "StoredChat") -> None:
-        """Go on with a chat of the store; turns without an answer are left out of what the model reads."""
-        self._stored = stored
-        line = self._store.branch(stored)
-        for asked, answer in zip(line[::2], line[1::2], strict=False):
-            if not answer.text:
-                break
-            self._inner.messages += [
-                {"role": "user", "content": asked.text},
-                {"role": "assistant", "content": answer.text},
-            ]
-            self._turns += [asked.id, answer.id]
+        self._inner, self._recorder, self._tree, self._tell = inner, recorder, tree, tell
+        self._line: list[Turn] = answered(line_to(tip))
+        """The turn of each message."""
+        self._inner.messages += read_by_the_model(self._line)
+        self._told: str | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -59,78 +50,69 @@ class KeptConversation:
     @system.setter
     def system(self, text: str | None) -> None:
         self._inner.system = text
-        if self._stored is not None:
-            self._guarded(lambda: self._store.set_system(self._chat(), text))
+        self._recorder.set_system(text)
+        self._tell_trouble()
 
     @property
     def context_used(self) -> int:
         return self._inner.context_used
 
     def stream(self, text: str, **settings: Any) -> Stream:
-        return self._recorded(self._inner.stream(text, **settings), len(self._turns), text)
+        return self._recorded(self._inner.stream(text, **settings), len(self._line), text)
 
     def regenerate(self, **settings: Any) -> Stream:
-        return self._recorded(self._inner.regenerate(**settings), len(self._turns) - 2, None)
+        return self._recorded(self._inner.regenerate(**settings), len(self._line) - 2, None)
 
     def edit(self, index: int, text: str, **settings: Any) -> Stream:
         return self._recorded(self._inner.edit(index, text, **settings), 2 * index, text)
 
     def clear(self) -> None:
         self._inner.clear()
-        self._turns.clear()
+        self._line.clear()
 
     def _recorded(self, stream: Stream, place: int, text: str | None) -> Stream:
         """Record an answer behind the first `place` messages, and `text`; None: the message there, again."""
-        before = self._turns[:place]
-        asked = self._turns[place] if text is None else None
-        writer = None
-        try:
-            if text is not None:
-                asked = self._store.add_turn(self._chat().id, _last(before), "user", text).id
-            writer = self._store.begin_turn(self._chat().id, asked)
-        except (sqlite3.Error, _store_error()) as error:
-            self._trouble(str(error))
+        before = self._line[:place]
+        if text is None:
+            asked = self._line[place]
+        else:
+            asked = self._tree.add(before[-1] if before else None, "user", text)
+        answer = self._tree.add(asked, "assistant", "", "coming")
+        self._recorder.begin(answer)
 
-        def keep() -> None:
-            self._turns[:] = [*before, asked, None if writer is None else writer.turn]
+        def ended(kept: bool) -> None:
+            self._tell_trouble()
+            if kept:
+                self._line[:] = [*before, asked, answer]
 
-        return _RecordedStream(stream, writer, keep, self._trouble)
+        return _RecordedStream(stream, self._recorder, answer, ended)
 
-    def _chat(self) -> "StoredChat":
-        if self._stored is None:
-            self._stored = self._begin()
-        return self._stored
-
-    def _guarded(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except sqlite3.Error as error:
-            self._trouble(str(error))
-
-    def _trouble(self, why: str) -> None:
-        self._tell(f"this part of the chat isn't on the disk: {why}")
+    def _tell_trouble(self) -> None:
+        trouble = self._recorder.trouble
+        if trouble is not None and trouble != self._told:
+            self._tell(f"this part of the chat isn't on the disk: {trouble}")
+        self._told = trouble
 
 
 class _RecordedStream:
     """An answer's stream; its tokens are written before they are shown."""
 
     def __init__(
-        self, inner: Stream, writer: "TurnWriter | None", keep: Callable[[], None], trouble: Tell
+        self, inner: Stream, recorder: "Recorder", answer: "Turn", ended: Callable[[bool], None]
     ) -> None:
-        self._inner, self._writer, self._keep, self._trouble = inner, writer, keep, trouble
-        self._said = False
+        """`ended` hears whether the conversation keeps the answer."""
+        self._inner, self._recorder, self._answer, self._ended = inner, recorder, answer, ended
 
     def __iter__(self) -> "Iterator[Token]":
         try:
             for token in self._inner:
-                self._said = self._said or bool(token.text)
-                if token.text and self._writer is not None:
-                    self._writer.add(token.text)
+                self._recorder.add(token.text)
+                self._answer.text += token.text
                 yield token
         except Exception:
             self._finish("failed")
             raise
-        self._finish("whole")
+        self._finish("stopped" if self.result.finish_reason == "cancelled" else "whole")
 
     def cancel(self) -> None:
         self._inner.cancel()
@@ -141,18 +123,8 @@ class _RecordedStream:
         return self._inner.result
 
     def _finish(self, state: "State") -> None:
-        if self._writer is not None and (trouble := self._writer.finish(state)):
-            self._trouble(trouble)
-        if self._said or state == "whole":
-            self._keep()
-
-
-def _last(turns: list[int | None]) -> int | None:
-    """The last message that is in the store."""
-    return next((turn for turn in reversed(turns) if turn is not None), None)
-
-
-def _store_error() -> type[Exception]:
-    from edgeinfer.chats.store import ChatStoreError
-
-    return ChatStoreError
+        if self._answer.state != "coming":
+            return
+        self._answer.state = state
+        self._recorder.finish(self._answer, state)
+        self._ended(bool(self._answer.text) or state == "whole")
