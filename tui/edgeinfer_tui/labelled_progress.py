@@ -2,17 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
-from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.progress_line import PassingLine, ProgressLine
 
 
-class LabelledProgress:
-    """Shows the step that reported last, and how long it will take if `time_left`.
-
-    A context manager that leaves the terminal as it was found.
-    """
+class LabelledProgress(PassingLine):
+    """Shows the step that reported last, and how long it will take if `time_left`."""
 
     def __init__(self, time_left: bool = False) -> None:
         self._time_left = time_left
@@ -35,11 +30,3 @@ class LabelledProgress:
         """Take the line away."""
         if self._line is not None:
             self._line.erase()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.erase()

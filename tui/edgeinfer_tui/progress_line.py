@@ -1,12 +1,30 @@
 """One line on stderr that says how far a long wait has come, and then takes itself away."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TextIO
+from types import TracebackType
+from typing import Self, TextIO
 
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
 ERASE = "\r\x1b[K"
+
+
+class PassingLine(ABC):
+    """A context manager that leaves the terminal as it was found."""
+
+    @abstractmethod
+    def erase(self) -> None:
+        """Take the line away."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.erase()
 
 
 class ProgressLine:

@@ -3,11 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from edgeinfer_tui.byte_sizes import shown_bytes
-from edgeinfer_tui.progress_line import ERASE, REDRAW_SECONDS, shown_time
+from edgeinfer_tui.progress_line import ERASE, REDRAW_SECONDS, PassingLine, shown_time
 
 WINDOW_SECONDS = 10.0
 """The rate is that of the last so many seconds: it tells how it goes now."""
@@ -15,8 +14,8 @@ TENTHS = 10
 """Where stderr is no terminal, a line for each of so many parts."""
 
 
-class TransferProgress:
-    """A line that is redrawn on a terminal; elsewhere, a line now and then. A context manager."""
+class TransferProgress(PassingLine):
+    """A line that is redrawn on a terminal; elsewhere, a line now and then."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -77,11 +76,3 @@ class TransferProgress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.erase()
