@@ -16,13 +16,13 @@ from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer_kernels.backend import (
     Backend,
     CachingBackend,
+    DividingBackend,
     LayeredBackend,
     Places,
     PlacingBackend,
     Rows,
 )
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_offload.split_backend import SplitBackend
 
 
 class Transformer:
@@ -64,7 +64,7 @@ class Transformer:
         """How many experts tokens have asked for in layers where they are divided, and how many of them the
         CPU computed.
         """
-        return self.backend.pairs if isinstance(self.backend, SplitBackend) else (0, 0)
+        return self.backend.pairs if isinstance(self.backend, DividingBackend) else (0, 0)
 
     def _forward(self, ids: Sequence[int]) -> Rows:
         """One step: the rows above the last layer; the cache then holds the tokens."""

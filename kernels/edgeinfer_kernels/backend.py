@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.structures import SCALED
+from edgeinfer_kernels.routing import PairCounts
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16
@@ -279,6 +280,16 @@ class LayeredBackend(Protocol):
 
     def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
         """As `all_layers`, by these layers only."""
+        ...
+
+
+@runtime_checkable
+class DividingBackend(Protocol):
+    """A backend that may have a layer's experts on two devices."""
+
+    @property
+    def pairs(self) -> PairCounts:
+        """How many experts tokens have asked for in such layers, and how many of them the CPU computed."""
         ...
 
 
