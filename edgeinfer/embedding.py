@@ -1,6 +1,6 @@
 """Texts as vectors: what a model knows of a whole text, for comparing texts with each other."""
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,13 @@ Vectors = npt.NDArray[np.float32]
 
 _BY_NUMBER: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 """Source: gguf's `PoolingType`; 0 is none, 4 ranks pairs of texts."""
+
+
+class TextVectors(NamedTuple):
+    """Vectors (texts, width) float32, and how many tokens were read for them."""
+
+    vectors: Vectors
+    tokens: int
 
 
 def pooling_of(number: object) -> Pooling:

@@ -15,7 +15,7 @@ from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
-from edgeinfer.embedding import Pooling, check_pooling, pooled
+from edgeinfer.embedding import Pooling, TextVectors, check_pooling, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of, request_of
@@ -291,9 +291,16 @@ class Model:
         if isinstance(texts, str):
             found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalise)[0]
             return found
+        return self.text_vectors(texts, pooling, normalise).vectors
+
+    def text_vectors(
+        self, texts: Sequence[str], pooling: str | None = None, normalise: bool = True
+    ) -> TextVectors:
+        """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
-        vectors = [pooled(self._rows(self._encode_text(text)), chosen, normalise) for text in texts]
-        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+        ids = [self._encode_text(text) for text in texts]
+        vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
+        return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 
     def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
         """(len(ids), width) in front of the head, read from the beginning."""

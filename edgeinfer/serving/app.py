@@ -188,9 +188,8 @@ class _Server:
         self._check_model(name)
         model = self._model
         async with self._turns.turn():
-            vectors = await run_in_threadpool(model.embed, texts)
-        tokens = sum(len(model.tokenizer.encode(text)) for text in texts)
-        return JSONResponse(replies.embeddings(model.name, vectors, tokens, as_base64))
+            found = await run_in_threadpool(model.text_vectors, texts)
+        return JSONResponse(replies.embeddings(model.name, found.vectors, found.tokens, as_base64))
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -370,6 +370,7 @@ def test_the_openai_client_meets_what_it_expects() -> None:
         assert text.choices[0].text == model.generate("Once upon a time", max_tokens=12, temperature=0.0).text
         vectors = asker.embeddings.create(model="tiny", input=["A fox.", "A dog."])
         np.testing.assert_allclose(vectors.data[0].embedding, model.embed("A fox."), rtol=1e-6)
+        assert vectors.usage.prompt_tokens == model.text_vectors(["A fox.", "A dog."]).tokens
         with pytest.raises(openai.BadRequestError, match="the prompt has"):
             asker.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
         with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
