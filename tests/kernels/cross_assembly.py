@@ -1,25 +1,17 @@
 """Compile units of kernels for a processor that this machine isn't: `python cross_assembly.py TRIPLE UNIT…`.
 
-Prints each unit's assembly. numba makes the LLVM code as for this machine, with the features of the other
-one; it must not turn it into machine code, which the intrinsics of another processor would break. Runs as a
-process of its own, as the build does.
+numba makes the LLVM code as for this machine, with the features of the other one; it must not turn it into
+machine code, which the intrinsics of another processor would break. Runs as a process of its own, as the
+build does.
 """
 
+import json
 import sys
-from typing import Any
 
 import llvmlite.binding as llvm
 from numba import config
-from numba.core.codegen import JITCodeLibrary
-from numba.core.cpu import CPUContext
 
-from edgeinfer_kernels.cpu.native.build_object import linked_module, optimise
-
-
-def linked_but_not_emitted(context: Any, library: Any, description: Any, environment: Any) -> Any:
-    """In place of a callable; each function needs a builtin of its own."""
-    library._ensure_finalized()
-    return [].append
+from edgeinfer_kernels.cpu.native.build_object import linked_module, optimise, stop_before_machine_code
 
 
 def assembly(unit: str, triple: str) -> str:
@@ -35,14 +27,12 @@ def assembly(unit: str, triple: str) -> str:
 
 
 def main() -> None:
-    """Print the assembly of all units."""
+    """Print {unit: its assembly} as JSON."""
     triple, *units = sys.argv[1:]
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    JITCodeLibrary._finalize_specific = lambda library: None
-    CPUContext.get_executable = linked_but_not_emitted
-    for unit in units:
-        print(assembly(unit, triple))
+    stop_before_machine_code()
+    print(json.dumps({unit: assembly(unit, triple) for unit in units}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,13 @@ fixed when the model is loaded: facts, and addresses of matrices, cache and work
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.attention_states import (
+    STATE_BYTES,
+    add_sink,
+    clear_states,
+    merge_state,
+    write_states,
+)
 from edgeinfer_kernels.cpu.native.cache_writing import (
     last_position,
     place_of,
@@ -31,16 +38,7 @@ from edgeinfer_kernels.cpu.native.scalars import (
     load_i64,
     store_f32,
 )
-from edgeinfer_kernels.cpu.native.softmax import (
-    STATE_BYTES,
-    add_sink,
-    clear_states,
-    gather_bytes,
-    gather_floats,
-    gather_halves,
-    merge_state,
-    write_states,
-)
+from edgeinfer_kernels.cpu.native.softmax import gather_bytes, gather_floats, gather_halves
 from edgeinfer_kernels.cpu.native.team import barrier, next_item
 from edgeinfer_kernels.cpu.structures import (
     ATTENTION,

@@ -5,6 +5,7 @@ numba reads the target processor from its environment once per process, so that 
 own; and a compiler that fails takes nothing with it.
 """
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,26 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config
+from numba.core.codegen import JITCodeLibrary
+from numba.core.cpu import CPUContext
 
 from edgeinfer_kernels.cpu.native.units import unit_exports
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
+OBJECTS_BEFORE_COLLECTION = 200_000
+"""A compiler makes many objects and little garbage: Python's own 700 cost an eighth of the time."""
+
+
+def stop_before_machine_code() -> None:
+    """Have numba make LLVM's code alone, a tenth faster: only whole units become machine code, by `build`."""
+    JITCodeLibrary._finalize_specific = lambda library: None
+    CPUContext.get_executable = linked_but_not_emitted
+
+
+def linked_but_not_emitted(context: Any, library: Any, description: Any, environment: Any) -> Any:
+    """In place of a callable; each function needs a builtin of its own."""
+    library._ensure_finalized()
+    return [].append
 
 
 def wrapper_module(symbols: dict[str, tuple[str, int]]) -> str:
@@ -84,6 +101,8 @@ def main() -> None:
     `tiles` or `no-tiles`.
     """
     kernels, folder, *units = sys.argv[1:]
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    stop_before_machine_code()
     for unit in units:
         Path(folder, f"{unit}.o").write_bytes(build(unit, tiles=kernels == "tiles"))
         print(unit, flush=True)

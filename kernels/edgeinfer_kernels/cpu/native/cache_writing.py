@@ -139,21 +139,18 @@ def slot_of(place, position):
     return page * POSITIONS_A_PAGE + position % POSITIONS_A_PAGE
 
 
-@inner
-def store_all_keys(block, kv_head, place, position, row, spare):
-    """A key to its slot and to those of its copies."""
-    store_key(block, kv_head, slot_of(place, position), row, spare)
-    copy = load_i64(place + PLACE.copies) if place != 0 else 0
-    while copy != 0 and load_i64(copy) >= 0:
-        store_key(block, kv_head, load_i64(copy), row, spare)
-        copy += 8
+def make_store_all(store):
+    @inner
+    def store_all(block, kv_head, place, position, row, spare):
+        """A key or a value to its slot and to those of its copies."""
+        store(block, kv_head, slot_of(place, position), row, spare)
+        copy = load_i64(place + PLACE.copies) if place != 0 else 0
+        while copy != 0 and load_i64(copy) >= 0:
+            store(block, kv_head, load_i64(copy), row, spare)
+            copy += 8
+
+    return store_all
 
 
-@inner
-def store_all_values(block, kv_head, place, position, row, spare):
-    """A value to its slot and to those of its copies."""
-    store_value(block, kv_head, slot_of(place, position), row, spare)
-    copy = load_i64(place + PLACE.copies) if place != 0 else 0
-    while copy != 0 and load_i64(copy) >= 0:
-        store_value(block, kv_head, load_i64(copy), row, spare)
-        copy += 8
+store_all_keys = make_store_all(store_key)
+store_all_values = make_store_all(store_value)
