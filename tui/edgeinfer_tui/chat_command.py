@@ -3,13 +3,14 @@
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import interrupts, options, sampler_options, session_options
+from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.chat_session import open_session
 from edgeinfer_tui.failures import FAILED, report, reporting, say
+from edgeinfer_tui.option_sets import taking
 from edgeinfer_tui.run_command import check_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.settings import filled
@@ -17,55 +18,19 @@ from edgeinfer_tui.settings import filled
 if TYPE_CHECKING:
     from edgeinfer_tui.chat.app import ChatApp
 
-LOOKS = "How it looks"
 SWITCH_SECONDS = 0.0005
 """How long the screen may hold up the model's thread, which wants the interpreter many times a token: with
 Python's own 5 ms the built-in model lost about a fifth of its speed while it was being drawn.
 """
 
 
+@taking("chat")
 @reporting
 def chat(
     invocation: typer.Context,
     model: options.ModelArgument = None,
-    max_tokens: options.MaxTokens = None,
-    stop: options.Stop = None,
-    seed: options.Seed = None,
-    system: options.System = None,
-    continue_: session_options.Continue = False,
-    session: session_options.Session = None,
-    private: session_options.Private = False,
-    light: Annotated[
-        bool,
-        typer.Option(
-            "--light",
-            help="For a light terminal; F7 changes it. NO_COLOR is heeded.",
-            rich_help_panel=LOOKS,
-            show_default=False,
-        ),
-    ] = False,
-    chat_template: options.ChatTemplate = None,
-    assume_pre_tokenizer: options.PreTokenizer = None,
-    context: options.Context = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    threads: options.Threads = None,
-    repack: options.Repack = None,
-    sparse: options.SparseFeedForward = None,
-    draft: options.Draft = None,
-    kv: options.Kv = None,
-    reference: options.Reference = None,
-    repeat_penalty: sampler_options.RepeatPenalty = None,
-    presence_penalty: sampler_options.PresencePenalty = None,
-    frequency_penalty: sampler_options.FrequencyPenalty = None,
-    dry_multiplier: sampler_options.DryMultiplier = None,
-    top_k: sampler_options.TopK = None,
-    typical_p: sampler_options.TypicalP = None,
-    top_p: sampler_options.TopP = None,
-    min_p: sampler_options.MinP = None,
-    temperature: sampler_options.Temperature = None,
+    light: bool = False,
+    **given: Any,
 ) -> None:
     """Chat in a window that fills the terminal.
 

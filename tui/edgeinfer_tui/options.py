@@ -1,7 +1,7 @@
-"""The options of `run`, each with its help, in the panels that `--help` shows.
+"""The options of `run`, `chat` and `serve`, each with its help, in the panels that `--help` shows.
 
-An option that isn't given stays None, so that the library's own default holds; the default that help
-shows is checked against the library by a test.
+Which command takes which is in `option_sets.py`. The default that help shows is checked against the library
+by a test.
 """
 
 from enum import StrEnum
@@ -46,6 +46,7 @@ class Sparse(StrEnum):
 
 ANSWER = "The answer"
 PROMPT = "The prompt"
+LOOKS = "How it looks"
 MACHINE = "The model and the machine"
 REPORT = "What is reported, on stderr"
 
@@ -163,6 +164,16 @@ PreTokenizer = Annotated[
         metavar="NAME",
         help="Split text as this one does, where the file names one that isn't known.",
         rich_help_panel=PROMPT,
+    ),
+]
+
+Light = Annotated[
+    bool,
+    Option(
+        "--light",
+        help="For a light terminal; F7 changes it. NO_COLOR is heeded.",
+        rich_help_panel=LOOKS,
+        show_default=False,
     ),
 ]
 

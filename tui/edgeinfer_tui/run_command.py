@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeinfer_tui import interrupts, library, options, sampler_options, session_options
+from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
+from edgeinfer_tui.option_sets import taking
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
@@ -28,63 +29,13 @@ if TYPE_CHECKING:
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
+@taking("run")
 @reporting
 def run(
     invocation: typer.Context,
     model: options.ModelArgument = None,
     prompt: options.PromptArgument = None,
-    max_tokens: options.MaxTokens = None,
-    stop: options.Stop = None,
-    seed: options.Seed = None,
-    answers: options.Answers = None,
-    best_of: options.BestOf = None,
-    beams: options.Beams = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarFile = None,
-    lines: options.Lines = False,
-    system: options.System = None,
-    raw: options.Raw = None,
-    continue_: session_options.Continue = False,
-    session: session_options.Session = None,
-    private: session_options.Private = False,
-    chat_template: options.ChatTemplate = None,
-    assume_pre_tokenizer: options.PreTokenizer = None,
-    context: options.Context = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    threads: options.Threads = None,
-    repack: options.Repack = None,
-    sparse: options.SparseFeedForward = None,
-    draft: options.Draft = None,
-    draft_leaves: options.DraftLeaves = None,
-    reference: options.Reference = None,
-    kv: options.Kv = None,
-    logit_bias: sampler_options.LogitBias = None,
-    repeat_penalty: sampler_options.RepeatPenalty = None,
-    repeat_last_n: sampler_options.RepeatLastN = None,
-    presence_penalty: sampler_options.PresencePenalty = None,
-    frequency_penalty: sampler_options.FrequencyPenalty = None,
-    dry_multiplier: sampler_options.DryMultiplier = None,
-    dry_base: sampler_options.DryBase = None,
-    dry_allowed_length: sampler_options.DryAllowedLength = None,
-    dry_penalty_last_n: sampler_options.DryPenaltyLastN = None,
-    dry_sequence_breakers: sampler_options.DrySequenceBreakers = None,
-    top_k: sampler_options.TopK = None,
-    typical_p: sampler_options.TypicalP = None,
-    top_p: sampler_options.TopP = None,
-    min_p: sampler_options.MinP = None,
-    xtc_probability: sampler_options.XtcProbability = None,
-    xtc_threshold: sampler_options.XtcThreshold = None,
-    temperature: sampler_options.Temperature = None,
-    mirostat: sampler_options.Mirostat = None,
-    mirostat_tau: sampler_options.MirostatTau = None,
-    mirostat_eta: sampler_options.MirostatEta = None,
-    output: options.Output = None,
-    speed: options.Speed = False,
-    logprobs: options.Logprobs = None,
-    verbose: options.Verbose = False,
+    **given: Any,
 ) -> None:
     """Answer a prompt, or chat.
 

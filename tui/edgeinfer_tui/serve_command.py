@@ -3,13 +3,14 @@
 import socket
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.option_sets import taking
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.run_wishes import run_wishes
 from edgeinfer_tui.settings import filled
@@ -21,6 +22,7 @@ SERVER = "The server"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
+@taking("serve")
 @reporting
 def serve(
     invocation: typer.Context,
@@ -48,15 +50,7 @@ def serve(
     queue: Annotated[
         int, typer.Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)
     ] = 64,
-    context: options.Context = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    threads: options.Threads = None,
-    repack: options.Repack = None,
-    draft: options.Draft = None,
-    kv: options.Kv = None,
-    chat_template: options.ChatTemplate = None,
+    **given: Any,
 ) -> None:
     """Answer programs over HTTP, as OpenAI's interface does.
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from edgeinfer_tui.option_sets import options_of, value_type
+from edgeinfer_tui.options import ModelArgument
+
 PREFIX = "EDGEINFER_"
 FILE_VARIABLE = "EDGEINFER_CONFIG"
 """Names another file than the usual one."""
 OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG", "EDGEINFER_SERVE_KEY")
 NOT_LASTING = frozenset(
     (
-        "invocation",
-        "prompt",
         "session",
         "continue_",
         "stop",
@@ -108,10 +109,8 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 @functools.cache
 def setting_kinds() -> Mapping[str, Any]:
     """Name -> type of the values, in the order in which `run` has them: its lasting options."""
-    from edgeinfer_tui.run_command import run
-
-    hints = typing.get_type_hints(run)
-    kinds = {name: _plain(hint) for name, hint in hints.items() if name not in (*NOT_LASTING, "return")}
+    annotations = {"model": ModelArgument, **options_of("run")}
+    kinds = {name: _plain(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
     return {name: kind for name, kind in kinds.items() if kind is not Path}
 
 
