@@ -1,6 +1,6 @@
 """Kernels of every instruction set that this processor has, built once into the user's own cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 
@@ -8,13 +8,18 @@ import pytest
 
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import InstructionSet, choose, detect
-from edgeinfer_kernels.cpu.kernel_units import EXPERTS, SERVICE, row_units
+from edgeinfer_kernels.cpu.kernel_units import EXPERTS, SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
+from edgeinfer_kernels.cpu.neuron_layout import NEURON_FORMATS
+from edgeinfer_kernels.cpu.objects import BLOCKS, KernelCache, Kernels
+from tests.kernels.row_matrices import FLOATS
 
 ISA_NAMES = [isa.name for isa in detect().available]
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
 """Kernels by tiles on processors that have none; here only."""
+QUANTISED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
+MIXTURES_BY = (ISA_NAMES[0], ISA_NAMES[-1])
+"""The instruction sets by which mixtures are read: the best and the least."""
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
 
 
@@ -22,18 +27,51 @@ def instruction_set(name: str) -> InstructionSet:
     return EMULATED_TILES if name == EMULATED_TILES.name else choose(name)
 
 
+class _WithoutTiles(Kernels):
+    """Objects that hold kernels by tiles too, for a processor that has none."""
+
+    def find(self, name: str) -> int:
+        return 0 if name.startswith("tile_") else super().find(name)
+
+
 @cache
-def _kernels(isa: str) -> Kernels:
-    return load_kernels(user_folder("cache"), instruction_set(isa), [EXPERTS, SERVICE, *row_units(FIELDS)])
+def _objects(isa: str) -> dict[str, bytes]:
+    """Unit -> object file, of all that a test of the instruction set may want.
+
+    They are built together: each process of a compiler that is started anew compiles again what all share.
+    """
+    given = instruction_set(isa)
+    units = [*QUANTISED_ROWS]
+    if given is not EMULATED_TILES:
+        others = [*row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
+        mixtures = [EXPERTS, SERVICE] if isa in MIXTURES_BY else []
+        # What is built for emulated tiles holds the plain rows of its instruction set too.
+        units = [BLOCKS, *others, *mixtures, *([] if isa == ISA_NAMES[-1] else units)]
+    return dict(zip(units, KernelCache(user_folder("cache"), given).objects(units), strict=True))
+
+
+def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
+    """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
+    emulated = isa == EMULATED_TILES.name
+    found = _objects(ISA_NAMES[-1] if emulated else isa)
+    if emulated or isa == ISA_NAMES[-1]:
+        found = {**found, **_objects(EMULATED_TILES.name)}
+    wanted = [found[unit] for unit in dict.fromkeys([BLOCKS, *units])]
+    return (_WithoutTiles if isa == ISA_NAMES[-1] else Kernels)(wanted)
+
+
+@cache
+def _row_kernels(isa: str) -> Kernels:
+    return built_kernels(isa, row_units(FIELDS))
 
 
 @pytest.fixture(scope="session")
 def kernels_for() -> Callable[[str], Kernels]:
-    """Instruction set -> all its kernels."""
-    return _kernels
+    """Instruction set -> its kernels for the rows of every format."""
+    return _row_kernels
 
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    """All kernels of the best instruction set."""
-    return _kernels(ISA_NAMES[0])
+    """Kernels of the best instruction set: rows of every format, experts, and what serves a device."""
+    return built_kernels(ISA_NAMES[0], [EXPERTS, SERVICE, *row_units(FIELDS)])

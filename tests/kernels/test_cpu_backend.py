@@ -12,17 +12,15 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.transformer import Transformer
-from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BlockBackend, CacheType, LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.kernel_units import kernel_units
-from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, instruction_set
+from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 CONTEXT = 160
@@ -45,7 +43,7 @@ def engine_for(
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
-        kernels = load_kernels(user_folder("cache"), instruction_set(isa or ISA_NAMES[0]), kernel_units(w))
+        kernels = built_kernels(isa or ISA_NAMES[0], kernel_units(w))
         return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
 
     return build

@@ -12,18 +12,16 @@ import pytest
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels import specification
 from edgeinfer_kernels.cpu import structures
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.kernel_units import kernel_units
-from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.routing import route
 from edgeinfer_kernels.routing import NO_EXPERTS, Routing
 from edgeinfer_kernels.specification import ExpertsSpecification, Gating, NormSpecification
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, instruction_set
+from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
 from tests.random_models import ZOO, RandomModel
 
 BATCH = 128
@@ -45,7 +43,7 @@ def both_backends(
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts, weights = config.specification(), read_weights(file, config)
-        kernels = load_kernels(user_folder("cache"), instruction_set(isa), kernel_units(weights))
+        kernels = built_kernels(isa, kernel_units(weights))
         caches = [KVCache.allocate(facts, 2 * BATCH, "f32").layers for _ in range(2)]
         backend = CpuBackend(
             facts,

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.kernel_units import kernel_units, row_units, sparse_units
@@ -20,7 +19,7 @@ from edgeinfer_kernels.cpu.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
+from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATION_BYTES,
@@ -48,7 +47,7 @@ from edgeinfer_kernels.weights import (
     LayerWeights,
     Matrix,
 )
-from tests.kernels.conftest import ISA_NAMES, instruction_set
+from tests.kernels.conftest import ISA_NAMES, built_kernels
 from tests.kernels.row_matrices import quantised_rows, random_matrix
 
 WIDTH, NEURONS = 512, 768
@@ -58,7 +57,7 @@ Rows = npt.NDArray[np.float32]
 @cache
 def sparse_kernels(isa: str, formats: tuple[str, ...] = tuple(NEURON_FORMATS)) -> Kernels:
     units = [*row_units({*formats, "Q8_0"}), *sparse_units(formats)]
-    return load_kernels(user_folder("cache"), instruction_set(isa), units)
+    return built_kernels(isa, units)
 
 
 def by_lanes(quantised: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
@@ -265,7 +264,7 @@ def feed_forward(
 ) -> Rows:
     caches = [LayerCache.allocate(layer.attention, 16, "f32") for layer in facts.layers]
     units = kernel_units(weights, sparse=sparse)
-    kernels = load_kernels(user_folder("cache"), instruction_set(isa), units)
+    kernels = built_kernels(isa, units)
     backend = CpuBackend(facts, weights, caches, kernels, batch=32, threads=threads, sparse=sparse)
     rows = backend.embed([0] * len(x))
     rows[:] = x

@@ -13,6 +13,8 @@ import triton.language as tl
 from triton.language import standard
 from triton.runtime import interpreter
 
+from tests.kernels.cuda.interpreted_types import look_up_types
+
 
 class _NothingToRestore:
     """What a nested call gives back: the outermost one restores the language."""
@@ -84,4 +86,5 @@ def mended() -> Iterator[None]:
         changes.setattr(builder, "options", unwatched)
         changes.setattr(tl.core.tuple, "__init__", _tuple_without_type)
         changes.setattr(tl.core.tuple, "type", late_type, raising=False)
+        look_up_types(changes)
         yield

@@ -1,0 +1,137 @@
+"""Types, shapes and constants of Triton's interpreter, worked out once instead of at every operation."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import triton.language as tl
+from triton._utils import validate_block_shape
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+UNPROMOTED = frozenset((*WHOLE, "fp32", "fp64"))
+"""Types of which two give the same type again, whatever is done with them."""
+
+
+class Shape(NamedTuple):
+    """What there is to know of a block's shape; there is one of each."""
+
+    sizes: Any
+    """As the type holds it: a Triton tuple of ints."""
+    constants: Any
+    """As tensors hold it: a Triton tuple of constants."""
+    numel: int
+    constant_numel: Any
+
+
+def _shape(sizes: tuple[int, ...]) -> Shape:
+    numel = validate_block_shape(sizes)
+    constants = tl.core.tuple([tl.constexpr(size) for size in sizes])
+    return Shape(tl.core.tuple(list(sizes)), constants, numel, tl.constexpr(numel))
+
+
+NO_SHAPE = _shape(())
+
+
+def block_types() -> Callable[[Any, Any, Iterable[Any]], None]:
+    """In place of `block_type.__init__`: looks its shape up."""
+    known: dict[tuple[int, ...], Shape] = {}
+
+    def make(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
+        sizes = tuple([getattr(size, "value", size) for size in shape])
+        if not sizes:
+            raise TypeError("0d block_type is forbidden")
+        found = known.get(sizes)
+        if found is None:
+            found = known[sizes] = _shape(sizes)
+        self.element_ty, self.facts = element_ty, found
+        self.shape, self.numel = found.sizes, found.numel
+
+    return make
+
+
+def same_block(self: Any, other: Any) -> bool:
+    """In place of `block_type.__eq__`."""
+    if not isinstance(other, tl.block_type):
+        return False
+    return self.facts is other.facts and bool(self.element_ty == other.element_ty)
+
+
+def make_tensor(self: Any, handle: Any, type: Any) -> None:
+    """In place of `tensor.__init__`."""
+    facts = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = facts.constants, facts.constant_numel
+
+
+def numpy_types(original: Callable[[Any], "np.dtype[Any]"]) -> Callable[[Any], "np.dtype[Any]"]:
+    """In place of `_get_np_dtype`, which writes its table anew for every question."""
+    known: dict[str, np.dtype[Any]] = {}
+
+    def numpy_type(dtype: Any) -> "np.dtype[Any]":
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        found = known.get(element.name)
+        if found is None:
+            found = known[element.name] = original(element)
+        return found
+
+    return numpy_type
+
+
+Operands = tuple[Any, Any]
+
+
+def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operands]:
+    """In place of `binary_op_type_checking_impl`: a look at operands that need no promotion, and constants
+    beside a tensor of some type and shape are made once.
+    """
+    constants: dict[tuple[Any, ...], Any] = {}
+
+    def checked(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Operands:
+        if not isinstance(lhs, tl.tensor):
+            return original(self, lhs, rhs, *flags, **named)
+        if isinstance(rhs, tl.tensor):
+            if lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name and lhs.dtype.name in UNPROMOTED:
+                return lhs, rhs
+        elif type(rhs) in (int, float) and rhs and not math.isnan(rhs):
+            key = (type(rhs), rhs, lhs.dtype.name, id(lhs.shape), flags, *named.items())
+            made = constants.get(key)
+            if made is not None:
+                return lhs, made
+            left, right = original(self, lhs, rhs, *flags, **named)
+            if left is lhs:
+                right.handle.data.flags.writeable = False
+                constants[key] = right
+            return left, right
+        return original(self, lhs, rhs, *flags, **named)
+
+    return checked
+
+
+def builtin_without_detours(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """In place of `_patch_attr`: the function itself, with its semantics."""
+    semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)
+
+    def called(*args: Any, **named: Any) -> Any:
+        named["_semantic"] = semantic
+        return function(*args, **named)
+
+    scope.set_attr(obj, name, called)
+
+
+def look_up_types(changes: pytest.MonkeyPatch) -> None:
+    """Put all of this in its place."""
+    changes.setattr(tl.block_type, "__init__", block_types())
+    changes.setattr(tl.block_type, "__eq__", same_block)
+    name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    changes.setattr(tl.block_type, "name", name, raising=False)
+    changes.setattr(tl.block_type, "__hash__", lambda self: hash((self.element_ty, self.facts.numel)))
+    changes.setattr(tl.core.dtype, "__hash__", lambda self: hash(self.name))
+    changes.setattr(tl.tensor, "__init__", make_tensor)
+    changes.setattr(interpreter, "_get_np_dtype", numpy_types(interpreter._get_np_dtype))
+    changes.setattr(interpreter, "_patch_attr", builtin_without_detours)
+    original = TritonSemantic.binary_op_type_checking_impl
+    changes.setattr(TritonSemantic, "binary_op_type_checking_impl", checked_operands(original))
