@@ -52,7 +52,8 @@ def halves(decoder: Decoder, index: int) -> LayerDivision:
     if hasattr(second, "ffn_up_exps"):
         numbers = range(second.ffn_up_exps.experts)
         return LayerDivision(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
-    return LayerDivision(True, neurons=(512, 1024, second.ffn_up.rows)[index % 3])
+    fifths = second.ffn_up.rows // 5
+    return LayerDivision(True, neurons=(2 * fifths, 4 * fifths, 5 * fifths)[index % 3])
 
 
 Divide = Callable[[Decoder, int], LayerDivision]
@@ -80,7 +81,7 @@ def model_for(name: str, divide: Divide) -> RandomModel:
     model = ZOO[name]
     if divide is not halves or model.experts:
         return model
-    return replace(model, feed_forward=1280, formats=("Q8_0", "Q4_0", "F16"))
+    return replace(model, feed_forward=1280 if HAS_GPU else 320, formats=("Q8_0", "Q4_0", "F16"))
 
 
 @pytest.mark.parametrize(("name", "divide"), CASES)
