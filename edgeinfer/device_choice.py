@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, Self
 
-from edgeinfer.device_failures import device_failures
+from edgeinfer.device_failures import DEVICE_FAILURES
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
@@ -62,7 +62,7 @@ class DeviceChoice:
             draw = self._backend.draw_request(settings, len(recent), self._chances[0])
             following = self._backend.draw_request(settings, 0, self._chances[1])
         room = start + 2 < self._cache.context
-        with device_failures():
+        with DEVICE_FAILURES:
             chosen = self._backend.choose(history[-1], start, draw, recent, following, room)
         if chosen < 0:
             return None

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.specification import DecoderSpecification
 
-STRETCH = 256
-"""Tokens that are compared at once."""
+STRETCHES = (256, 16, 1)
+"""Tokens that are compared at once: as long as they agree so many, then fewer."""
 
 
 class KVCache:
@@ -58,8 +58,7 @@ def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     """How many first tokens two sequences have in common."""
     count, most = 0, min(len(held), len(wanted))
     # Stretches are compared by one call each: this is asked for every pass with a draft.
-    while count + STRETCH <= most and held[count : count + STRETCH] == wanted[count : count + STRETCH]:
-        count += STRETCH
-    while count < most and held[count] == wanted[count]:
-        count += 1
+    for stretch in STRETCHES:
+        while count + stretch <= most and held[count : count + stretch] == wanted[count : count + stretch]:
+            count += stretch
     return count

@@ -13,6 +13,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Take new text; return what is certain to be shown. Sets `found` when a stop string is complete."""
+        if not self._stops:
+            return text
         self._held += text
         hits = [(self._held.index(stop), stop) for stop in self._stops if stop in self._held]
         if hits:

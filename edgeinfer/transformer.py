@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.device_choice import DeviceChoice
-from edgeinfer.device_failures import device_failures
+from edgeinfer.device_failures import DEVICE_FAILURES
 from edgeinfer.errors import ContextOverflowError, EdgeInferError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
@@ -69,18 +69,18 @@ class Transformer:
     def _forward(self, ids: Sequence[int]) -> Rows:
         """One step: the rows above the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
-        with device_failures():
+        with DEVICE_FAILURES:
             x: Rows = self.backend.embed(ids)
             self.backend.all_layers(x, start)
         self.cache.append(ids)
         return x
 
     def _logits(self, x: Rows) -> npt.NDArray[np.float32]:
-        with device_failures():
+        with DEVICE_FAILURES:
             return self.backend.logits(x)
 
     def _normed(self, x: Rows) -> npt.NDArray[np.float32]:
-        with device_failures():
+        with DEVICE_FAILURES:
             return self.backend.normed(x)
 
     def _steps(self, ids: Sequence[int]) -> Iterator[Rows]:
@@ -110,12 +110,13 @@ class Transformer:
             done += len(x)
             if progress:
                 progress(done, len(ids))
-        last: npt.NDArray[np.float32] = self._logits(x[-1:])[0]
+        last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
         return last
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
-        return np.concatenate([self._logits(x) for x in self._steps(ids)])
+        found = [self._logits(x) for x in self._steps(ids)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
         """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
@@ -125,7 +126,7 @@ class Transformer:
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
         assert isinstance(self.backend, PlacingBackend)
-        with device_failures():
+        with DEVICE_FAILURES:
             x = self.backend.embed(ids)
             self.backend.all_layers_at(x, places)
         return self._logits(x)
@@ -138,7 +139,7 @@ class Transformer:
         Their keys and values are written at `position`, which must lie behind the text.
         """
         assert isinstance(self.backend, LayeredBackend)
-        with device_failures():
+        with DEVICE_FAILURES:
             x = self.backend.embed([token])
             self.backend.some_layers(x, position, layers)
         logits: npt.NDArray[np.float32] = self._logits(x)[0]
@@ -155,7 +156,7 @@ class Transformer:
         for layer in self.cache.layers:
             arrays += layer.first(end)
         if isinstance(self.backend, CachingBackend):
-            with device_failures():
+            with DEVICE_FAILURES:
                 arrays += self.backend.cached(end)
         return Snapshot(list(self.cache.ids), arrays)
 
@@ -176,7 +177,7 @@ class Transformer:
         for view, array in zip(here, cut, strict=True):
             view[...] = array
         if isinstance(self.backend, CachingBackend):
-            with device_failures():
+            with DEVICE_FAILURES:
                 self.backend.put_cached(given[len(here) :], length)
         elif len(given) > len(here):
             raise ValueError("the snapshot is of another cache")

@@ -72,6 +72,11 @@ class Sampler:
         self._last: Distribution | None = None
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
         self._truncations = _active_truncations(settings)
+        self._penalises = penalties_are_on(settings)
+        self._as_they_are = not (
+            self._penalises or settings.dry_multiplier > 0 or settings.logit_bias or constraint
+        )
+        """Whether logits are taken as they come."""
         beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
@@ -79,8 +84,12 @@ class Sampler:
     def sample(self, logits: Logits, history: Sequence[int], chance: float | None = None) -> int:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
-        `chance`: a number that `uniform` gave, in place of a fresh one.
+        `chance`: a number that `uniform` gave, in place of a fresh one. At a temperature of 0 nothing is
+        drawn, and `last` is forgotten.
         """
+        if self.settings.temperature == 0:
+            self._last = None
+            return self.best(logits, history)
         ids, probabilities = self.distribution(logits, history)
         return int(ids[self.draw(probabilities, chance)])
 
@@ -107,17 +116,29 @@ class Sampler:
         Raises:
             LogitsError: a NaN or +inf among the logits, or not one finite.
         """
+        if self.settings.temperature == 0:
+            self._last = np.array([self.best(logits, history)]), np.ones(1)
+            return self._last
         adjusted = self._adjusted(logits, history)
         peak = float(adjusted.max())
         if not math.isfinite(peak):
             raise _unusable(adjusted, peak)
-        if self.settings.temperature == 0:
-            self._last = np.array([adjusted.argmax()]), np.ones(1)
-        elif self.settings.mirostat == 2:
+        if self.settings.mirostat == 2:
             self._last = self._below_surprise_limit(adjusted)
         else:
             self._last = self._truncated(adjusted)
         return self._last
+
+    def best(self, logits: Logits, history: Sequence[int]) -> int:
+        """The token that all of the chain in front of the temperature leaves most probable.
+
+        Raises: as `distribution`.
+        """
+        adjusted = self._adjusted(logits, history)
+        best = int(adjusted.argmax())  # a NaN, if there is one
+        if not math.isfinite(adjusted[best]):
+            raise _unusable(adjusted, float(adjusted[best]))
+        return best
 
     def accept(self, token_id: int) -> None:
         """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
@@ -134,7 +155,7 @@ class Sampler:
 
     @property
     def last(self) -> Distribution | None:
-        """What `distribution` gave last; None: nothing, or not since `restore`."""
+        """What `distribution` gave last; None: nothing, or not since `restore` or a greedy `sample`."""
         return self._last
 
     def snapshot(self) -> SamplerState:
@@ -152,7 +173,9 @@ class Sampler:
         settings = self.settings
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
-        penalised = penalties_are_on(settings) and len(history) > 0
+        if self._as_they_are:
+            return logits
+        penalised = self._penalises and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
         if not (penalised or repeated or settings.logit_bias or self.constraint):
             return logits

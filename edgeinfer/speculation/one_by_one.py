@@ -27,6 +27,7 @@ class OneByOne(ABC):
         self._own_size = own_size
         self._vocabulary_size = vocabulary_size
         self._sampler: Sampler | None = None
+        self._room = np.empty(own_size, np.float32)
 
     @abstractmethod
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
@@ -48,20 +49,26 @@ class OneByOne(ABC):
         logits = found
         for needed in least:
             logits[self._vocabulary_size :] = -np.inf
-            candidates, chances = sampler.distribution(logits, said)
             before = reached
-            place = sampler.draw(chances) if drawn else int(chances.argmax())
-            reached *= float(chances[place]) if len(chances) > 1 else _share(logits, int(candidates[0]))
+            if settings.temperature == 0:
+                token = sampler.best(logits, said)
+                reached *= self._share(logits, token)
+            else:
+                candidates, chances = sampler.distribution(logits, said)
+                place = sampler.draw(chances) if drawn else int(chances.argmax())
+                token = int(candidates[place])
+                reached *= float(chances[place]) if len(chances) > 1 else self._share(logits, token)
+                distributions.append((candidates, chances))
             if reached < needed:
                 break
-            ids.append(int(candidates[place]))
+            ids.append(token)
             if self.leaves:
-                others.append(_next_best(logits, ids[-1], before))
-            distributions.append((candidates, chances))
+                others.append(self._next_best(logits, token, before))
             said.append(ids[-1])
             if len(ids) < len(least):
                 logits = self._following(ids[-1])
-        return Draft(tuple(ids), tuple(distributions) if drawn else None, self._likeliest(others))
+        drawn_from = tuple(distributions[: len(ids)]) if drawn else None
+        return Draft(tuple(ids), drawn_from, self._likeliest(others))
 
     def _likeliest(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
         """The `leaves` most likely of the next best tokens, each at its place."""
@@ -78,15 +85,15 @@ class OneByOne(ABC):
     def _known(self, bias: Mapping[int, float]) -> dict[int, float]:
         return {token: value for token, value in bias.items() if token < self._own_size}
 
+    def _share(self, logits: npt.NDArray[np.float32], token_id: int) -> float:
+        """The softmax of one logit: how sure a model is that has only one candidate left."""
+        np.subtract(logits, logits[token_id], out=self._room)
+        np.exp(self._room, out=self._room)
+        return float(1 / self._room.sum())
 
-def _share(logits: npt.NDArray[np.float32], token_id: int) -> float:
-    """The softmax of one logit: how sure a model is that has only one candidate left."""
-    return float(1 / np.exp(logits - logits[token_id]).sum())
-
-
-def _next_best(logits: npt.NDArray[np.float32], best: int, reached: float) -> tuple[int, float]:
-    """The best token but one, and how likely it is to come where a draft gets so far."""
-    without = logits.copy()
-    without[best] = -np.inf
-    token = int(without.argmax())
-    return token, reached * _share(logits, token)
+    def _next_best(self, logits: npt.NDArray[np.float32], best: int, reached: float) -> tuple[int, float]:
+        """The best token but one, and how likely it is to come where a draft gets so far."""
+        self._room[:] = logits
+        self._room[best] = -np.inf
+        token = int(self._room.argmax())
+        return token, reached * self._share(logits, token)

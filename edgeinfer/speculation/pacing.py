@@ -5,7 +5,7 @@ in t(k + 1) + k·d seconds; the k with the most tokens a second is taken, 0 incl
 
 That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
 often than any would, and a draft that comes to nothing costs too. What drafting has really earned decides
-how sure a guess must be, and whether drafts rest for a while.
+how sure a guess must be. Where nothing is promised, or too little was earned, drafts pause.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SHAPE_RETURN = 0.92
 thought over: a slow hour isn't held against drafts for ever.
 """
 THINK_EVERY = 16
-"""Tokens after which it is thought over again, while nothing is drafted and no guess has been judged."""
+"""Tokens of a pause after which it is thought over again, if no guess has been judged before."""
 PLAIN_EVERY = 64
 """After so many passes with drafts one is made without."""
 GAIN = 1.05
@@ -39,7 +39,7 @@ EARNED_MEMORY = 0.97
 EVIDENCE = 24
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
 FIRST_REST, LONGEST_REST = 32, 1024
-"""Tokens without drafts after these have earned less than plain decoding: twice as many each time."""
+"""Tokens of a firm pause, after drafts have earned less than plain decoding: twice as many each time."""
 PROBE_SHARE = 0.01
 """Share of the time that may be spent on looking whether drafts would pay, while none are made."""
 PROBE_LENGTH = 3
@@ -62,12 +62,12 @@ class Pace:
         self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
         self._probe_seconds = 0.0
         self._credit = 0.0
-        self._idle = 0
-        """Tokens to come for which nothing is drafted without further thought."""
         self._earned_tokens = self._earned_seconds = 0.0
         self._steps = 0
-        self._rest, self._next_rest = 0, FIRST_REST
-        """Tokens to come without drafts, whatever is thought; and how many it will be the next time."""
+        self._pause, self._pause_is_firm = 0, False
+        """Tokens to come for which nothing is drafted; whether guesses that would stand don't end that."""
+        self._next_rest = FIRST_REST
+        """How long the next firm pause will be."""
 
     @property
     def acceptance(self) -> float:
@@ -107,7 +107,8 @@ class Pace:
             return
         gain = self._earned_rate * self._scale
         if gain < 1:
-            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._pause, self._pause_is_firm = self._next_rest, True
+            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
             self._steps, self._earned_tokens, self._earned_seconds = 0, 0.0, 0.0
         elif gain > GAIN:
             self._next_rest = FIRST_REST
@@ -131,7 +132,8 @@ class Pace:
 
     def stood(self, chance: float) -> None:
         """A guess stood (1.0), fell (0.0), or would have stood with this chance."""
-        self._idle = 0
+        if not self._pause_is_firm:
+            self._pause = 0
         self._stood = ACCEPTANCE_MEMORY * self._stood + chance
         self._judged = ACCEPTANCE_MEMORY * self._judged + 1
 
@@ -145,17 +147,14 @@ class Pace:
         most = min(most, MOST_DRAFTED)
         if most < 1 or self._scale is None or self._since_plain >= PLAIN_EVERY:
             return 0  # a pass of one token tells what plain decoding costs
-        if self._rest:
-            self._rest -= 1
-            return 0
-        if self._idle:
-            self._idle -= 1
+        if self._pause:
+            self._pause -= 1
             return 0
         rates = self._rates(most)
         best = max(range(most + 1), key=rates.__getitem__)
         if rates[best] > GAIN * rates[0]:
             return best
-        self._idle = THINK_EVERY
+        self._pause, self._pause_is_firm = THINK_EVERY, False
         for rows, known in self._shape.items():
             self._shape[rows] = min(known, _mixed(SHAPE_RETURN, known, 1 + ROW_SHARE * (rows - 1)))
         self._curve = []

@@ -43,19 +43,18 @@ def verify(
     leaves = draft.leaves
     for index in range(len(draft.ids) + 1):
         guess = draft.ids[index] if index < len(draft.ids) else None
-        ids, chances = sampler.distribution(logits[index], said)
         if guess is None or draft.distributions is None:
-            chosen = int(ids[sampler.draw(chances)])
+            chosen = sampler.sample(logits[index], said)
         else:
-            chosen = _kept_or_drawn(guess, draft.distributions[index], (ids, chances), sampler)
+            wanted = sampler.distribution(logits[index], said)
+            chosen = _kept_or_drawn(guess, draft.distributions[index], wanted, sampler)
         sampler.accept(chosen)
         said.append(chosen)
         leaf = (index, chosen) in leaves
         found.append(Verified(chosen, leaf or chosen == guess, logits[index]))
         if leaf and chosen not in end_ids:
             behind = logits[1 + len(draft.ids) + leaves.index((index, chosen))]
-            ids, chances = sampler.distribution(behind, said)
-            following = int(ids[sampler.draw(chances)])
+            following = sampler.sample(behind, said)
             sampler.accept(following)
             found.append(Verified(following, False, behind))
         if chosen != guess or chosen in end_ids:

@@ -18,9 +18,9 @@ def embedding_scratch(matrix: MatrixFacts) -> int:
 
 
 class Embedding:
-    """Decodes rows of `matrix`: one by a kernel where its format's kernels are loaded, else by numpy.
+    """Decodes rows of `matrix`: by a kernel where its format's kernels are loaded, else by numpy.
 
-    numpy takes some 150 us for a row once the weights of a step have driven it out of the caches.
+    numpy takes some 150 us for a few rows once the weights of a step have driven it out of the caches.
     """
 
     def __init__(self, matrix: Matrix, arena: Arena, kernels: Kernels, scratch: int) -> None:
@@ -39,10 +39,11 @@ class Embedding:
 
         Raises IndexError for an id that is no row.
         """
-        if self._decode is None or len(ids) != 1:
+        if self._decode is None:
             x[:] = self._matrix.decoded_rows(np.asarray(ids))
             return
-        row = ids[0]
-        if not 0 <= row < self._matrix.rows:
-            raise IndexError(f"{self._matrix.name}: row {row}, wanted 0 to {self._matrix.rows - 1}")
-        self._decode(self._source + row * self._row_bytes, *self._settings, x_address)
+        for place, row in enumerate(ids):
+            if not 0 <= row < self._matrix.rows:
+                raise IndexError(f"{self._matrix.name}: row {row}, wanted 0 to {self._matrix.rows - 1}")
+            target = x_address + place * x.strides[0]
+            self._decode(self._source + row * self._row_bytes, *self._settings, target)
