@@ -10,6 +10,7 @@ from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.plan_text import mebibytes, plan_text
 
 Place = Literal["gpu", "cpu", "disk"]
 """disk: the file's memory map, whose pages the system brings and takes as it likes."""
@@ -236,8 +237,6 @@ class MemoryPlan:
 
     def explain(self, details: bool = False) -> str:
         """The plan for a person; `details`: every layer in lines of its own."""
-        from edgeinfer_offload.plan_text import plan_text
-
         return plan_text(self, details)
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,11 +277,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
     return None if value == float("inf") else value
-
-
-def mebibytes(nbytes: float) -> str:
-    """As "7.3 MiB" or "19456 MiB"."""
-    return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"
 
 
 def refuse(place: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:

@@ -18,12 +18,12 @@ from edgeinfer_offload.memory_plan import (
     PlannedItem,
     PlanWishes,
     Prediction,
-    mebibytes,
     refuse,
 )
 from edgeinfer_offload.model_placing import LIBRARY_BYTES, STREAM_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
+from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
 from edgeinfer_offload.spilling import spilled
 

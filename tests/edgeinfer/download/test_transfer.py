@@ -1,12 +1,7 @@
 """A file from a server that cuts, stalls, lies, damages, refuses and redirects."""
 
 import base64
-import hashlib
-import json
-import multiprocessing
 import shutil
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,43 +13,12 @@ import pytest
 from edgeinfer.download import transfer
 from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import Fetched, Hearing, Patience, fetch, read_start
+from edgeinfer.download.transfer import fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
+from tests.edgeinfer.download.fetching import SHA256, Waits, fetched, hasty, refusal, remote_of
 from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
-
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-class Waits:
-    """A clock that only counts."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> Patience:
-    return Patience(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
-
-
-def remote_of(server: HostileServer, **known: object) -> RemoteFile:
-    return replace(RemoteFile(server.url(), "model.gguf"), **known)  # type: ignore[arg-type]
-
-
-def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
-    return fetch(remote_of(server, **known), folder / "model.gguf", patience=hasty())
-
-
-def refusal(server: HostileServer, folder: Path, **known: object) -> str:
-    with pytest.raises(DownloadError) as caught:
-        fetched(server, folder, **known)
-    assert "\n" not in str(caught.value)
-    assert not (folder / "model.gguf").exists()
-    return str(caught.value)
 
 
 class Case(NamedTuple):
@@ -141,78 +105,6 @@ def test_more_bytes_than_promised_are_refused(server: HostileServer, tmp_path: P
     server.otherwise = does.without_length
     assert "more than the 1000 bytes promised came" in refusal(server, tmp_path, size_bytes=1000)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_came_is_kept_and_the_next_run_goes_on_with_it(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    assert "100000 of 300004 bytes are here" in refusal(server, tmp_path, sha256=SHA256)
-    assert partial_path(tmp_path / "model.gguf").stat().st_size == 100_000
-    server.seen.clear()
-    checked: list[tuple[int, int]] = []
-    hearing = Hearing(checking=lambda done, total: checked.append((done, total)))
-    fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", hearing, hasty())
-    assert server.ranges() == ["100000"]
-    assert checked[-1] == (300_004, 300_004)
-    assert (tmp_path / "model.gguf").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("behaviour", [does.honest, does.careless])
-@pytest.mark.parametrize("tag", ['"two"', ""], ids=["another tag", "no tag"])
-def test_a_file_that_changed_between_two_runs_begins_anew(
-    tag: str, behaviour: Behaviour, server: HostileServer, tmp_path: Path
-) -> None:
-    server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = b"GGUF" + bytes(250_000), tag, behaviour
-    fetched(server, tmp_path)
-    assert (tmp_path / "model.gguf").read_bytes() == server.content
-
-
-def test_a_file_of_the_same_length_that_changed_begins_anew(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:-1] + b"?", '"two"', does.careless
-    fetched(server, tmp_path)
-    assert (tmp_path / "model.gguf").read_bytes() == server.content
-
-
-def test_a_file_that_became_shorter_than_what_came_begins_anew(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:5000], "", does.careless
-    fetched(server, tmp_path)
-    assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:5000]
-
-
-def test_another_digest_than_the_one_that_came_in_part_begins_anew(
-    server: HostileServer, tmp_path: Path
-) -> None:
-    server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    refusal(server, tmp_path, sha256="0" * 64)
-    server.seen.clear()
-    fetched(server, tmp_path, sha256=SHA256)
-    assert server.ranges() == ["0"]
-
-
-def test_facts_that_cannot_be_read_cost_nothing_but_trust(server: HostileServer, tmp_path: Path) -> None:
-    partial = partial_path(tmp_path / "model.gguf")
-    partial.write_bytes(CONTENT[:1000])
-    partial.with_name(partial.name + ".json").write_text("[1, 2")
-    fetched(server, tmp_path, sha256=SHA256)
-    assert server.ranges() == ["1000"]
-
-
-def test_a_poisoned_part_is_thrown_away_in_the_end(server: HostileServer, tmp_path: Path) -> None:
-    partial_path(tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(996))
-    assert "thrown away, pull it again" in refusal(server, tmp_path, sha256=SHA256)
-    assert list(tmp_path.iterdir()) == []
-    fetched(server, tmp_path, sha256=SHA256)
-
-
-def test_a_run_killed_behind_the_last_byte_needs_no_server(server: HostileServer, tmp_path: Path) -> None:
-    partial_path(tmp_path / "model.gguf").write_bytes(CONTENT)
-    fetched(server, tmp_path, sha256=SHA256, size_bytes=len(CONTENT))
-    assert server.seen == []
 
 
 DIGESTS = {
@@ -316,17 +208,6 @@ def test_a_full_disk_is_told_before_a_byte_is_asked_for(
     assert partial_path(tmp_path / "model.gguf").stat().st_size == 0
 
 
-def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.cut(150_000), does.stall(0)]
-
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch(remote_of(server), tmp_path / "model.gguf", patience=hasty(interrupt))
-    assert partial_path(tmp_path / "model.gguf").read_bytes() == CONTENT[:150_000]
-
-
 def test_a_file_larger_than_one_answer_may_be_comes_in_several(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,69 +229,6 @@ def test_a_file_that_is_there_is_not_fetched(server: HostileServer, tmp_path: Pa
     (tmp_path / "model.gguf").write_bytes(b"mine")
     assert fetched(server, tmp_path).was_there
     assert server.seen == []
-
-
-def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.stall(1000), does.cut(9000)]
-    found: list[Fetched] = []
-    said: list[str] = []
-    patience = Patience(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
-    destination = tmp_path / "model.gguf"
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(
-                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=said.append), patience)
-            )
-        )
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert destination.read_bytes() == CONTENT
-    assert sorted(one.was_there for one in found) == [False, True, True, True]
-    assert said == ["another program is fetching model.gguf; waiting for it"] * 3
-    assert server.ranges() == ["0", "1000", "10000"]
-
-
-def _fetch_in_child(url: str, destination: Path) -> None:
-    patience = Patience(stall_seconds=5, poll_seconds=0.01)
-    fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, patience=patience)
-
-
-def test_a_program_that_was_killed_leaves_its_part_to_the_next(server: HostileServer, tmp_path: Path) -> None:
-    server.script = [does.stall(120_000)]
-    destination = tmp_path / "model.gguf"
-    child = multiprocessing.get_context("spawn").Process(
-        target=_fetch_in_child, args=(server.url(), destination)
-    )
-    child.start()
-    reached = threading.Event()
-    for _ in range(2000):
-        partial = partial_path(destination)
-        if partial.exists() and partial.stat().st_size > 0:
-            break
-        reached.wait(0.01)
-    child.kill()
-    child.join()
-    kept = partial_path(destination).stat().st_size
-    assert 0 < kept <= 120_000
-    fetched(server, tmp_path, sha256=SHA256)
-    assert destination.read_bytes() == CONTENT
-    assert server.ranges() == ["0", str(kept)]
-
-
-def test_progress_begins_with_what_is_there(server: HostileServer, tmp_path: Path) -> None:
-    partial = partial_path(tmp_path / "model.gguf")
-    partial.write_bytes(CONTENT[:1000])
-    partial.with_name(partial.name + ".json").write_text(
-        json.dumps({"tag": does.TAG, "total": len(CONTENT), "sha256": None})
-    )
-    seen: list[tuple[int, int | None]] = []
-    hearing = Hearing(progress=lambda done, total: seen.append((done, total)))
-    fetch(remote_of(server), tmp_path / "model.gguf", hearing, hasty())
-    assert (seen[0], seen[-1]) == ((1000, 300_004), (300_004, 300_004))
 
 
 def test_the_start_of_a_file_is_read_alone(server: HostileServer) -> None:

@@ -1,7 +1,7 @@
 """The chat's screen with its commands: by key, by click, by a word behind a slash."""
 
 import time
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -20,10 +20,17 @@ from edgeinfer_tui.status_line import status_line
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat
-    from edgeinfer_tui.chat.app import ChatApp
 
 TWICE_SECONDS = 2.0
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
+
+
+class Program(Protocol):
+    """What the screen asks of the program around it."""
+
+    def leave(self) -> None: ...
+
+    def switch_theme(self) -> None: ...
 
 
 class ChatScreen(TalkScreen):
@@ -48,8 +55,8 @@ class ChatScreen(TalkScreen):
         """What stood behind the command's word."""
 
     @property
-    def chat_app(self) -> "ChatApp":
-        return cast("ChatApp", self.app)
+    def program(self) -> Program:
+        return cast(Program, self.app)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < SMALL_HEIGHT, "small")
@@ -114,7 +121,7 @@ class ChatScreen(TalkScreen):
         self.notify("Ctrl-C once more leaves", timeout=TWICE_SECONDS)
 
     def action_leave(self) -> None:
-        self.chat_app.leave()
+        self.program.leave()
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())
@@ -176,7 +183,7 @@ class ChatScreen(TalkScreen):
             self.input.send()
 
     def action_theme(self) -> None:
-        self.chat_app.switch_theme()
+        self.program.switch_theme()
 
     def action_scroll_turns(self, way: int) -> None:
         if way < 0:

@@ -1,0 +1,46 @@
+"""Fetching from a hostile server without waiting, and what comes of it."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.transfer import Fetched, Patience, fetch
+from edgeinfer.errors import DownloadError
+from tests.edgeinfer.download.conftest import CONTENT
+from tests.edgeinfer.download.hostile_server import HostileServer
+
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Waits:
+    """A clock that only counts."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> Patience:
+    return Patience(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
+
+
+def remote_of(server: HostileServer, **known: object) -> RemoteFile:
+    return replace(RemoteFile(server.url(), "model.gguf"), **known)  # type: ignore[arg-type]
+
+
+def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
+    return fetch(remote_of(server, **known), folder / "model.gguf", patience=hasty())
+
+
+def refusal(server: HostileServer, folder: Path, **known: object) -> str:
+    with pytest.raises(DownloadError) as caught:
+        fetched(server, folder, **known)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "model.gguf").exists()
+    return str(caught.value)
