@@ -12,6 +12,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
@@ -20,8 +21,8 @@ from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 
-def load_on_cpu(source: ModelSource) -> LoadedEngine:
-    """An engine of our CPU kernels.
+def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
+    """An engine of our CPU kernels. `team`: the threads of another one, to take turns with.
 
     Raises:
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
@@ -38,7 +39,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         kernel_units(weights, sparse=sparse.layers),
         wishes.build_progress,
     )
-    threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
+    threads = team.threads if team else wishes.threads or remembered_threads(user_folder("cache"), kernels)
     planning = _Planning(source, unmeasured_machine(threads), sparse.wish)
     plan = planning.plan()
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
@@ -54,6 +55,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         sparse=sparse.layers,
         routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
+        team=team,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
     engine = Transformer(
@@ -69,6 +71,7 @@ def load_on_cpu(source: ModelSource) -> LoadedEngine:
         lambda: replace(planning.with_speeds().plan(), repacking=repacking),
         plan.bytes_on("cpu"),
         notes=[sparse.note] if sparse.note else [],
+        team=backend.team,
     )
 
 

@@ -133,7 +133,7 @@ def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
             return load_on_gpu(draft, beside.whole_gpu)
         except GpuUnavailableError:
             pass
-    return load_on_cpu(draft)
+    return load_on_cpu(draft, beside.team)
 
 
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import read_weights, rope_factors
 from edgeinfer.loading.wishes import Wishes
 from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -61,6 +62,8 @@ class LoadedEngine:
     vram_bytes: int = 0
     """Bytes that the plan takes there."""
     notes: list[str] = field(default_factory=list)
+    team: Team | None = None
+    """The threads of an engine that lies on the CPU as a whole; a draft model's take turns with them."""
 
 
 class Placing:

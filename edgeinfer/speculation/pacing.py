@@ -77,7 +77,8 @@ class Pace:
     def measured(self, seconds: dict[int, float]) -> None:
         """What passes of some rows, one of them 1, took one after the other: where all begins."""
         self._scale = seconds[1]
-        self._shape = {rows: found / seconds[1] for rows, found in seconds.items()}
+        # More rows never take less: what says so was measured while something else ran.
+        self._shape = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
         self._curve = []
 
     def passed(self, rows: int, seconds: float) -> None:

@@ -59,7 +59,8 @@ class CpuBackend:
     file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_units(weights)`.
     `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
-    and there are no logits. `routing`: where mixtures of experts write their choices.
+    and there are no logits. `routing`: where mixtures of experts write their choices. `team`: another
+    backend's threads, which stay its own: two teams that take turns are in each other's way.
 
     Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
     lies by neuron from the file.
@@ -82,6 +83,7 @@ class CpuBackend:
         head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
+        team: Team | None = None,
     ) -> None:
         self.specification = specification
         self.weights = weights
@@ -91,7 +93,8 @@ class CpuBackend:
         self._kernels = kernels
         self.routing = routing
         sparse = sparse or {}
-        self.team = Team(self._kernels, threads or usable_cpus())
+        self.team = team or Team(self._kernels, threads or usable_cpus())
+        self._has_own_team = team is None
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
         in_file = matrices_by_neuron(weights, sparse) if repack else matrices
@@ -303,5 +306,6 @@ class CpuBackend:
         return last_norm(self.specification, self.weights, np.asarray(x)).astype(np.float32)
 
     def close(self) -> None:
-        self.team.close()
+        if self._has_own_team:
+            self.team.close()
         self._arena.clear()

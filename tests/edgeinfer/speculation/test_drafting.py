@@ -227,3 +227,14 @@ def test_the_first_drafter_with_a_guess_makes_it() -> None:
     assert drafter.propose([5, 6], settings, [0.0]).ids == (7,)
     assert drafter.propose([8, 8, 0], settings, [0.0]).ids == ()
     assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)
+
+
+def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=2) as model:
+        assert model._speculator is not None
+        drafter = model._speculator.drafter
+        assert isinstance(drafter, DraftModel)
+        own, theirs = (engine.backend for engine in (drafter._engine, model.engine))  # type: ignore[attr-defined]
+        assert own.team is theirs.team
+        own.close()
+        assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
