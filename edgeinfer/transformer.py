@@ -115,7 +115,8 @@ class Transformer:
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
-        return np.concatenate([self._logits(x) for x in self._steps(ids)])
+        parts = [self._logits(x) for x in self._steps(ids)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
         """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).

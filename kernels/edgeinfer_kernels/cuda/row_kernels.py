@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import activate, activate_gated
-from edgeinfer_kernels.cuda.projections import ROWS, project, project_pair
-from edgeinfer_kernels.cuda.tiles import quantise, release_consumers
+from edgeinfer_kernels.cuda.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
+from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
 # how the activations of a projection were normalised
 PLAIN = tl.constexpr(0)
@@ -21,15 +21,59 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def inverse_norms(
-    squares, epsilon, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr
-):
-    """1/√(mean x² + ε) of the tokens, (COLUMNS, 1), from `COUNT` partial sums of squares each."""
+def load_squares(squares, TOKENS: tl.constexpr, COUNT: tl.constexpr):
+    """Partial sums of squares for `inverse_norms`, COUNT a token: (columns, a power of two)."""
+    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
-    parts = tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
+    return tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
+
+
+@triton.jit
+def squares_ahead(squares, TOKENS: tl.constexpr, COUNT: tl.constexpr, NORM: tl.constexpr):
+    """One token's partial sums of squares while the weights are on their way; several's take registers."""
+    if NORM == ROOT_MEAN_SQUARE and TOKENS == 1:
+        return load_squares(squares, TOKENS, COUNT)
+    else:
+        return tl.zeros((1, 1), tl.float32)
+
+
+@triton.jit
+def inverse_norms(ahead, squares, epsilon, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """1/√(mean x² + ε) of the tokens, (columns, 1); `ahead` is what `squares_ahead` gave."""
+    parts = ahead
+    if TOKENS > 1:
+        parts = load_squares(squares, TOKENS, COUNT)
     return tl.rsqrt(tl.sum(parts, axis=1) / WIDTH + epsilon)[:, None]
+
+
+@triton.jit
+def _project_normed(
+    matrix,
+    activations,
+    squares,
+    epsilon,
+    row,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    NORM: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Sixteen rows times the activations, norm included: (columns, 16)."""
+    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    wait_for_producers(DEPENDENT)
+    parts = squares_ahead(squares, TOKENS, COUNT, NORM)
+    value = project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    if NORM == ROOT_MEAN_SQUARE:
+        value *= inverse_norms(parts, squares, epsilon, TOKENS, COUNT, WIDTH)
+    return value
 
 
 @triton.jit
@@ -46,6 +90,7 @@ def rows_kernel(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
@@ -61,18 +106,19 @@ def rows_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    words = PLANES * BLOCKS
     if program < FIRST_PROGRAMS:
-        row = program * ROWS
-        value = project(first, activations, words, row, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
+        value = _project_normed(
+            first, activations, squares, epsilon, program * ROWS,
+            BLOCKS, PLANES, STEP, VECTOR, TOKENS, FIRST, NORM, COUNT, WIDTH, DEPENDENT,
+        )  # fmt: skip
     else:
-        row = (program - FIRST_PROGRAMS) * ROWS
-        value = project(second, activations, words, row, BLOCKS, STEP, TOKENS, SECOND, DEPENDENT)
+        value = _project_normed(
+            second, activations, squares, epsilon, (program - FIRST_PROGRAMS) * ROWS,
+            BLOCKS, PLANES, STEP, VECTOR, TOKENS, SECOND, NORM, COUNT, WIDTH, DEPENDENT,
+        )  # fmt: skip
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
-    if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -93,6 +139,7 @@ def gated_kernel(
     HIDDEN_BLOCKS: tl.constexpr,
     HIDDEN_PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     GATE: tl.constexpr,
     UP: tl.constexpr,
@@ -112,15 +159,21 @@ def gated_kernel(
     program = tl.program_id(0)
     row, words = program * ROWS, PLANES * BLOCKS
     if GATED:
+        pair = load_pair_ahead(gate, up, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP)
+        wait_for_producers(DEPENDENT)
+        parts = squares_ahead(squares, TOKENS, COUNT, NORM)
         gates, ups = project_pair(
-            gate, up, activations, words, row, BLOCKS, STEP, TOKENS, GATE, UP, DEPENDENT
+            gate, up, pair, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP
         )
     else:
-        ups = project(up, activations, words, row, BLOCKS, STEP, TOKENS, UP, DEPENDENT)
+        ahead = load_ahead(up, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
+        wait_for_producers(DEPENDENT)
+        parts = squares_ahead(squares, TOKENS, COUNT, NORM)
+        ups = project(up, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        inverse = inverse_norms(parts, squares, epsilon, TOKENS, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]
@@ -150,6 +203,7 @@ def residual_kernel(
     OUT_BLOCKS: tl.constexpr,
     OUT_PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -163,25 +217,22 @@ def residual_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = project(
-        matrix,
-        activations,
-        PLANES * BLOCKS,
-        program * ROWS,
-        BLOCKS,
-        STEP,
-        TOKENS,
-        TILE,
-        DEPENDENT,
-    )
-    COLUMNS: tl.constexpr = value.shape[0]
+    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
-    if BIAS:
-        value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
     inside = (rows < WIDTH) & (token < TOKENS)[:, None]
     pointers = x + token[:, None] * WIDTH + rows
-    value = tl.where(inside, tl.load(pointers, mask=inside, other=0.0) + scale * value, 0.0)
+    row, words = program * ROWS, PLANES * BLOCKS
+    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    wait_for_producers(DEPENDENT)
+    before = tl.load(pointers, mask=inside, other=0.0)
+    value = project(matrix, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    if BIAS:
+        value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
+    value = tl.where(inside, before + scale * value, 0.0)
+    # Several threads hold the same element where there are more threads than elements. All have to have read
+    # it before one of them writes, or the late ones go on with another value.
+    tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
     sums = tl.sum(value * value, axis=1)
     tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
@@ -205,6 +256,7 @@ def head_kernel(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
@@ -220,23 +272,14 @@ def head_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = project(
-        matrix,
-        activations,
-        PLANES * BLOCKS,
-        program * ROWS,
-        BLOCKS,
-        STEP,
-        TOKENS,
-        TILE,
-        DEPENDENT,
-    )
+    value = _project_normed(
+        matrix, activations, squares, epsilon, program * ROWS,
+        BLOCKS, PLANES, STEP, VECTOR, TOKENS, TILE, NORM, COUNT, WIDTH, DEPENDENT,
+    )  # fmt: skip
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
-    if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

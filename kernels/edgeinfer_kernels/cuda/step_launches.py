@@ -72,9 +72,11 @@ class StepLaunches:
         return kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
 
     def _cut(self, wished: Shape, blocks: int, tokens: int) -> dict[str, int]:
-        """How a kernel of rows is cut: its constants STEP and TOKENS, and its warps."""
+        """How a kernel of rows is cut: its constants STEP, VECTOR and TOKENS, and its warps."""
         shape = wished if tokens == 1 else self.tuning.several(tokens)
-        return {"STEP": shape.step_for(blocks), "TOKENS": tokens, "warps": shape.warps_for(blocks)}
+        step = shape.step_for(blocks)
+        cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}
+        return {**cut, "warps": shape.warps_for(blocks)}
 
     def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor

@@ -13,10 +13,14 @@ def next_power_of_two(value: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere."""
+    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere.
+
+    `vector`: blocks side by side that a thread takes in a step of several tokens.
+    """
 
     step: int = 0
     warps: int = 0
+    vector: int = 4
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
@@ -34,11 +38,11 @@ class Tuning:
     gated: Shape = Shape()
     down: Shape = Shape()
     head: Shape = Shape(128, 8)
-    two: Shape = Shape(64, 4)
+    two: Shape = Shape(32, 2, 2)
     """Of all of these in a step of two tokens."""
-    four: Shape = Shape(64, 8)
+    four: Shape = Shape(16, 2, 1)
     """Of all of these in a step of three or four."""
-    eight: Shape = Shape(64, 8)
+    eight: Shape = Shape(16, 2, 1)
     """Of all of these in a step of more."""
     splits: int = 16
     positions: int = 32

@@ -53,7 +53,7 @@ def distance_from(best: Tuning) -> Callable[[Tuning], float]:
 
 BEST = Tuning(
     qkv=Shape(32, 2), output=Shape(16, 1), gated=Shape(128, 16), down=Shape(64, 2), head=Shape(128, 4),
-    splits=32, positions=16, attention_warps=1, two=Shape(32, 2), four=Shape(64, 16),
+    splits=32, positions=16, attention_warps=1, two=Shape(16, 2, 1), four=Shape(32, 2, 2),
 )  # fmt: skip
 
 
