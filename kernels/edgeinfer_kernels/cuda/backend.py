@@ -313,7 +313,8 @@ class CudaBackend:
         out = torch.empty(shape, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
         self._synchronise()
-        return out.numpy()
+        found: npt.NDArray[np.float32] = out.numpy()
+        return found
 
     def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x

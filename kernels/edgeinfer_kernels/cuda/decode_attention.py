@@ -213,6 +213,16 @@ def decode_attention_kernel(
 
 
 @triton.jit
+def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
+    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, as far as `inside`."""
+    weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
+    total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
+    pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
+    mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
+    return total, mixed
+
+
+@triton.jit
 def _combine(
     parts,
     peaks,
@@ -237,7 +247,7 @@ def _combine(
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
     # stretches whose parts are on their way together; more would not fit into registers
-    AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS < 64 else 64 // ROWS if ROWS < 16 else 4
+    AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
     row = tl.arange(0, ROWS)
     token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
@@ -251,14 +261,19 @@ def _combine(
         peak = tl.maximum(peak, sink)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIMENSIONS), tl.float32)
-    for first in tl.range(0, used, AT_ONCE, num_stages=1):
-        for index in tl.static_range(AT_ONCE):
-            inside = taken & (first + index < used)
-            part = (head * SPLITS + first + index) * QUERIES + row
-            weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
-            total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
-            pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
-            mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
+    if SPLITS == AT_ONCE:
+        for split in tl.static_range(SPLITS):
+            part = (head * SPLITS + split) * QUERIES + row
+            inside = taken & (split < used)
+            total, mixed = _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+    else:
+        for start in tl.range(0, used, AT_ONCE, num_stages=1):
+            for index in tl.static_range(AT_ONCE):
+                part = (head * SPLITS + start + index) * QUERIES + row
+                inside = taken & (start + index < used)
+                total, mixed = _add_part(
+                    parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS
+                )
     if SINKS:
         total += tl.exp2(sink - peak)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import activate_gated
 from edgeinfer_kernels.cuda.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
-from edgeinfer_kernels.cuda.row_kernels import ROOT_MEAN_SQUARE, inverse_norms, squares_ahead
+from edgeinfer_kernels.cuda.row_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 from edgeinfer_kernels.specification import LEAST_WEIGHT_SUM
 
@@ -122,10 +122,9 @@ def expert_gated_kernel(
     words = PLANES * BLOCKS
     read = activations + token * words
     ahead = load_pair_ahead(gate, up, row, BLOCKS, STEP, STEP, 1, GATE, UP)
-    parts = squares_ahead(squares + token * COUNT, 1, COUNT, NORM)
     gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, STEP, STEP, 1, GATE, UP)
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(parts, squares, epsilon, 1, COUNT, WIDTH)
+        inverse = inverse_norms(squares + token * COUNT, epsilon, 1, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]

@@ -20,7 +20,7 @@ ROWS = tl.constexpr(16)
 
 @triton.jit
 def _blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
-    """The blocks start… start + STEP; a thread loads VECTOR of them at once, its lane's neighbours the next."""
+    """The blocks start… start + STEP, of which a thread loads VECTOR side by side."""
     return tl.max_contiguous(tl.multiple_of(start + tl.arange(0, STEP), VECTOR), STEP)
 
 

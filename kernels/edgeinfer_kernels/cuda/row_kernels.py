@@ -21,39 +21,20 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def load_squares(squares, TOKENS: tl.constexpr, COUNT: tl.constexpr):
-    """Partial sums of squares for `inverse_norms`, COUNT a token: (columns, a power of two)."""
+def inverse_norms(squares, epsilon, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """1/√(mean x² + ε) of the tokens, (columns, 1), from `COUNT` partial sums of squares each."""
     COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
-    return tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
-
-
-@triton.jit
-def squares_ahead(squares, TOKENS: tl.constexpr, COUNT: tl.constexpr, NORM: tl.constexpr):
-    """One token's partial sums of squares while the weights are on their way; several's take registers."""
-    if NORM == ROOT_MEAN_SQUARE and TOKENS == 1:
-        return load_squares(squares, TOKENS, COUNT)
-    else:
-        return tl.zeros((1, 1), tl.float32)
-
-
-@triton.jit
-def inverse_norms(ahead, squares, epsilon, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """1/√(mean x² + ε) of the tokens, (columns, 1); `ahead` is what `squares_ahead` gave."""
-    parts = ahead
-    if TOKENS > 1:
-        parts = load_squares(squares, TOKENS, COUNT)
+    parts = tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
     return tl.rsqrt(tl.sum(parts, axis=1) / WIDTH + epsilon)[:, None]
 
 
 @triton.jit
-def _project_normed(
+def _project_behind_producers(
     matrix,
     activations,
-    squares,
-    epsilon,
     row,
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
@@ -61,19 +42,12 @@ def _project_normed(
     VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    NORM: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Sixteen rows times the activations, norm included: (columns, 16)."""
+    """`project`, the first weights loaded before the producers of the activations are waited for."""
     ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
     wait_for_producers(DEPENDENT)
-    parts = squares_ahead(squares, TOKENS, COUNT, NORM)
-    value = project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
-    if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(parts, squares, epsilon, TOKENS, COUNT, WIDTH)
-    return value
+    return project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
 
 
 @triton.jit
@@ -107,18 +81,20 @@ def rows_kernel(
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     if program < FIRST_PROGRAMS:
-        value = _project_normed(
-            first, activations, squares, epsilon, program * ROWS,
-            BLOCKS, PLANES, STEP, VECTOR, TOKENS, FIRST, NORM, COUNT, WIDTH, DEPENDENT,
-        )  # fmt: skip
+        row = program * ROWS
+        value = _project_behind_producers(
+            first, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, FIRST, DEPENDENT
+        )
     else:
-        value = _project_normed(
-            second, activations, squares, epsilon, (program - FIRST_PROGRAMS) * ROWS,
-            BLOCKS, PLANES, STEP, VECTOR, TOKENS, SECOND, NORM, COUNT, WIDTH, DEPENDENT,
-        )  # fmt: skip
+        row = (program - FIRST_PROGRAMS) * ROWS
+        value = _project_behind_producers(
+            second, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, SECOND, DEPENDENT
+        )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
+    if NORM == ROOT_MEAN_SQUARE:
+        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -161,19 +137,17 @@ def gated_kernel(
     if GATED:
         pair = load_pair_ahead(gate, up, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP)
         wait_for_producers(DEPENDENT)
-        parts = squares_ahead(squares, TOKENS, COUNT, NORM)
         gates, ups = project_pair(
             gate, up, pair, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP
         )
     else:
         ahead = load_ahead(up, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
         wait_for_producers(DEPENDENT)
-        parts = squares_ahead(squares, TOKENS, COUNT, NORM)
         ups = project(up, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(parts, squares, epsilon, TOKENS, COUNT, WIDTH)
+        inverse = inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]
@@ -272,14 +246,15 @@ def head_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = _project_normed(
-        matrix, activations, squares, epsilon, program * ROWS,
-        BLOCKS, PLANES, STEP, VECTOR, TOKENS, TILE, NORM, COUNT, WIDTH, DEPENDENT,
-    )  # fmt: skip
+    value = _project_behind_producers(
+        matrix, activations, program * ROWS, BLOCKS, PLANES, STEP, VECTOR, TOKENS, TILE, DEPENDENT
+    )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
+    if NORM == ROOT_MEAN_SQUARE:
+        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]
