@@ -214,7 +214,7 @@ def decode_attention_kernel(
 
 @triton.jit
 def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
-    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, as far as `inside`."""
+    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, where `inside`."""
     weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
     total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
     pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]

@@ -11,17 +11,15 @@ VECTOR blocks side by side in a thread, one at best.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.tiles import dot_tile, load_activations, load_tile
+from edgeinfer_kernels.cuda.tiles import blocks_at, dot_tile, load_activations, load_tile
 from edgeinfer_kernels.cuda.words import NO_SCALE
 
 ROWS = tl.constexpr(16)
 """Rows of a program: as many as one group of quantised activations holds."""
-
-
-@triton.jit
-def _blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
-    """The blocks start… start + STEP, of which a thread loads VECTOR side by side."""
-    return tl.max_contiguous(tl.multiple_of(start + tl.arange(0, STEP), VECTOR), STEP)
+AHEAD = tl.constexpr(2)
+"""Tokens up to which a thread has registers for the next weights while it works on these; beyond, other
+programs work meanwhile.
+"""
 
 
 @triton.jit
@@ -37,11 +35,11 @@ def load_ahead(
     """The first tile of sixteen rows: what a kernel loads before it waits for its producers."""
     rows = first_row + tl.arange(0, 16)
     if TOKENS == 1:
-        blocks = tl.arange(0, STEP)
+        return load_tile(matrix, rows, tl.arange(0, STEP), BLOCKS, STEP > BLOCKS, TILE)
     else:
         # a zero that the compiler doesn't see through: of a constant it forgets how threads take blocks
-        blocks = _blocks_at(tl.program_id(2), STEP, VECTOR)
-    return load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE)
+        blocks = blocks_at(tl.program_id(2), STEP, VECTOR)
+        return load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE, VECTOR)
 
 
 @triton.jit
@@ -73,20 +71,25 @@ def _project_several(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(columns, 16): STEP blocks at a time for all tokens, while the next are on their way."""
+    """(columns, 16): STEP blocks at a time for all tokens; of two tokens while the next are on their way."""
     PARTLY: tl.constexpr = BLOCKS % STEP > 0
     tile = ahead
     totals = ()
     for _ in tl.static_range(TOKENS):
         totals = totals + (tl.zeros((16, STEP), tl.float32),)
     for start in tl.range(0, BLOCKS, STEP, num_stages=1):
-        at = _blocks_at(start, STEP, VECTOR)
-        following = load_tile(matrix, rows, _blocks_at(start + STEP, STEP, VECTOR), BLOCKS, True, TILE)
+        at = blocks_at(start, STEP, VECTOR)
+        following_at = blocks_at(start + STEP, STEP, VECTOR)
+        following = tile
+        if TOKENS <= AHEAD:
+            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
         grown = ()
         for token in tl.static_range(TOKENS):
             part = load_activations(activations + token * stride, at, BLOCKS, PARTLY, TILE)
             grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
         totals = grown
+        if TOKENS > AHEAD:
+            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
         tile = following
     return _tokens_by_rows(totals)
 

@@ -49,8 +49,10 @@ _KERNELS = ("gated", "down", "head", "qkv", "output")
 TRIALS = (
     *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
     Trials(1, tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION)),
-    Trials(2, tuple({"two": shape} for shape in (Shape(16, 2, 1), Shape(32, 4, 2), Shape(64, 4)))),
-    Trials(4, tuple({"four": shape} for shape in (Shape(32, 2, 2), Shape(16, 1, 1)))),
+    Trials(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
+    Trials(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
+    Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
+    Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
 )
 """Kernel by kernel: those that read most come first."""
 

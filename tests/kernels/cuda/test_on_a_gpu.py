@@ -149,7 +149,7 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
 @pytest.mark.parametrize("warps", [1, 8, 32])
 def test_threads_that_hold_the_same_element_go_on_with_the_same_value(tmp_path: Path, warps: int) -> None:
     shape = Shape(64, warps)
-    tuning = Tuning(output=shape, down=shape, two=shape, four=shape, eight=shape)
+    tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
         want = decoder.reference_logits(ids)
