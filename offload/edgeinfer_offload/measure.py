@@ -13,7 +13,6 @@ from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
 from edgeinfer_offload.remembered import RememberedFigures
 
-SWEEP_BYTES = 64 << 20
 SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
 WORTH_A_THREAD = 1.05
@@ -73,7 +72,7 @@ def sweep(kernels: Kernels, usable: int) -> dict[int, float]:
     """Count -> bytes per second."""
     counts = thread_counts(usable)
     seconds = SWEEP_SECONDS / len(counts)
-    return {count: measure_reading(kernels, count, SWEEP_BYTES, seconds) for count in counts}
+    return {count: measure_reading(kernels, count, seconds=seconds) for count in counts}
 
 
 def best_threads(rates: dict[int, float]) -> int:

@@ -41,6 +41,10 @@ STATE_WORDS = 32
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
+SENT_PIECE_BYTES = 16 << 20
+"""Bytes of the host's weights that a prompt sends at a time, at most."""
+SENT_PIECES = 4
+"""Pieces that may be on the device at once."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""
 KEPT = 64
@@ -273,7 +277,7 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
     floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
     if _mixtures(sizes):
-        halves.append(chunk * width)
+        halves.append(chunk * padded_blocks(width) * BLOCK)
         floats += [chunk * width, chunk * width, chunk]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
@@ -282,6 +286,31 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
 def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
     """Pinned main memory through which the halves of a divided model hand over; see `mailbox.py`."""
     return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
+
+
+def sent_piece_bytes(sizes: ModelSizes) -> int:
+    """Bytes of the host's weights that a prompt sends at a time: no more than the largest matrix takes."""
+    matrices = [
+        *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
+        *(matrix for layer in sizes.layers for block in _blocks(layer) for matrix in block.matrices()),
+    ]
+    largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
+    return taken(min(largest, SENT_PIECE_BYTES), 1)
+
+
+def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
+    """What a divided model takes to send the host's weights for prompts, at most, wherever it is divided;
+    `host_attends`: some attention is the host's. See `sent_layers.py`.
+    """
+    cached = max(layer.kv_heads * layer.head_dim for layer in sizes.layers) if host_attends else 0
+    caches = 2 * taken(cached * (context + SPARE_POSITIONS), 2)
+    vectors = 0
+    for layer in sizes.layers:
+        vectors += _vector_bytes(layer.vectors) + 2 * taken(layer.head_dim, 8)
+        each, count = layer.divisible(), layer.experts.count if layer.experts else 1
+        biases = 2 * taken(padded_rows(each.neurons), 4) if each.biased else 0
+        vectors += count * (biases + _vector_bytes(each.vectors))
+    return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
 
 
 def _drawing_bytes(vocabulary: int) -> int:

@@ -4,6 +4,8 @@ A matrix product takes float16. Rows whose values would leave its range are divi
 row's *scale*, and the product of the row is multiplied by it again: exact, and 1 for all but a few models.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,14 @@ RMS = tl.constexpr(1)
 LAYER = tl.constexpr(2)
 NORMS = {"rms": RMS, "layer": LAYER}
 PIECE = 2048
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of float16 with a scale each: the value is rows · scales."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor
 
 
 @triton.jit
