@@ -20,7 +20,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="llama-3-8b:32:Q4_0", help="shape:layers:type (%(default)s)")
-    parser.add_argument("--shares", default="0.5", help="of what all of it takes (%(default)s)")
+    parser.add_argument("--shares", default="0.5", help="budgets, of the weights (%(default)s)")
     parser.add_argument("--tokens", type=int, default=512, help="of a prompt (%(default)s)")
     parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
     parser.add_argument("--folder", type=Path, help="where the models' files are kept (nowhere)")
@@ -31,7 +31,7 @@ def main() -> None:
         return
     if options.smoke:
         options.models, options.tokens = "llama-3.2-1b:2:Q4_0", 64
-    gpu_loading.TUNING_SECONDS = 0.0
+    gpu_loading.TUNING_SECONDS = 1.0
     shares = [float(word) for word in suites.words(options.shares)]
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as temporary:

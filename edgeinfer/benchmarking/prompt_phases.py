@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
 
 from edgeinfer.benchmarking.cuda_runs import own_seconds
+from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
-from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer.planning import model_sizes
 
-HEAD = ("model", "GPU memory", "work", "ms", "calls", "planned ms")
+HEAD = ("model", "GPU memory", "work", "ms", "calls", "planned ms", "on the GPU")
 KINDS = {
     "memcpy htod": "copies to the GPU",
     "memcpy dtoh": "copies from the GPU",
@@ -26,39 +28,32 @@ KINDS = {
 }
 """What is in the name of a piece of work -> what it is."""
 WHOLE = "the whole prompt, by the clock"
+WARM_UPS, ROUNDS = 2, 5
 
 
 def phase_rows(path: Path, share: float, tokens: int, threads: int | None) -> Iterator[list[str]]:
-    """A row for each kind of work of one prompt, the file at a budget that is a share of its layers' bytes
-    beside what libraries and buffers take. Kinds overlap: copies go on while there is computing.
+    """A row for each kind of work of one prompt, at a budget that is a share of the file's bytes for weights,
+    keys and values. Kinds overlap: copies go on while there is computing.
     """
-    context = tokens + 16
-    with load(path, context=context, device="cuda", draft=None) as there:
-        assert there.plan is not None
-        fixed, whole = _fixed(there.plan), there.plan.bytes_on("gpu")
-        name = there.name
-    vram = int(fixed + share * (whole - fixed))
+    context, sizes = tokens + 16, model_sizes(path)
+    budget = int(share * sizes.nbytes)
+    vram = budget + overhead(path, context, "cuda", threads, sizes)
     with load(path, context=context, device="cuda", vram=vram, threads=threads, draft=None) as model:
         assert model.plan is not None
         workload = Workload("prompt", tokens)
-        for _ in range(2):
+        for _ in range(WARM_UPS):
             own_seconds(model, workload)
-        seconds = min(own_seconds(model, workload) for _ in range(3))
+        seconds = min(own_seconds(model, workload) for _ in range(ROUNDS))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             own_seconds(model, workload)
-            time.sleep(0.01)
-        planned = 1000 * model.plan.prediction.prompt_seconds
-    budget = f"{vram / 2**30:.2f} GiB"
-    yield [name, budget, WHOLE, f"{1000 * seconds:.2f}", "1", f"{planned:.2f}"]
+            time.sleep(0.01)  # what is recorded comes a little later
+        planned, there, name = 1000 * model.plan.prediction.prompt_seconds, placed(model.plan), model.name
+    asked = f"{budget / 2**30:.2f} GiB"
+    yield [name, asked, WHOLE, f"{1000 * seconds:.2f}", "1", f"{planned:.2f}", there]
     spent: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
-        lowered = event.name.lower()
-        kind = next((kind for word, kind in KINDS.items() if word in lowered), "everything else")
-        spent[kind].append(event.device_time / 1000)
+        if event.device_type == DeviceType.CUDA:
+            kinds = (kind for word, kind in KINDS.items() if word in event.name.lower())
+            spent[next(kinds, "everything else")].append(event.time_range.elapsed_us() / 1000)
     for kind, each in sorted(spent.items(), key=lambda entry: -sum(entry[1])):
-        yield [name, budget, kind, f"{sum(each):.2f}", str(len(each)), ""]
-
-
-def _fixed(plan: MemoryPlan) -> int:
-    """What is on the GPU beside the model's layers."""
-    return sum(item.bytes for item in plan.items if item.device == "gpu" and item.layer is None)
+        yield [name, asked, kind, f"{sum(each):.2f}", str(len(each)), "", ""]
