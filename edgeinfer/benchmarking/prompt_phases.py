@@ -1,18 +1,14 @@
 """One prompt of a divided model, and how long the device was at each kind of work meanwhile."""
 
-import time
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
-from torch.autograd import DeviceType
 
 from edgeinfer.benchmarking.cuda_runs import own_seconds
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
 from edgeinfer.planning import model_sizes
+from edgeinfer_kernels.cuda.device_work import device_work
 
 HEAD = ("model", "GPU memory", "work", "ms", "calls", "planned ms", "on the GPU")
 KINDS = {
@@ -44,16 +40,9 @@ def phase_rows(path: Path, share: float, tokens: int, threads: int | None) -> It
         for _ in range(WARM_UPS):
             own_seconds(model, workload)
         seconds = min(own_seconds(model, workload) for _ in range(ROUNDS))
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            own_seconds(model, workload)
-            time.sleep(0.01)  # what is recorded comes a little later
+        spent = device_work(lambda: own_seconds(model, workload), KINDS)
         planned, there, name = 1000 * model.plan.prediction.prompt_seconds, placed(model.plan), model.name
     asked = f"{budget / 2**30:.2f} GiB"
     yield [name, asked, WHOLE, f"{1000 * seconds:.2f}", "1", f"{planned:.2f}", there]
-    spent: dict[str, list[float]] = defaultdict(list)
-    for event in profile.events():
-        if event.device_type == DeviceType.CUDA:
-            kinds = (kind for word, kind in KINDS.items() if word in event.name.lower())
-            spent[next(kinds, "everything else")].append(event.time_range.elapsed_us() / 1000)
     for kind, each in sorted(spent.items(), key=lambda entry: -sum(entry[1])):
-        yield [name, asked, kind, f"{sum(each):.2f}", str(len(each)), "", ""]
+        yield [name, asked, kind, f"{1000 * sum(each):.2f}", str(len(each)), "", ""]
