@@ -24,11 +24,12 @@ from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
-from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel
+from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.cuda.plane_formats import TILES
 from edgeinfer_kernels.cuda.prefill_experts import (
+    GROUPED_PAIRS,
     ExpertRows,
     add_experts,
     grouped_product,
@@ -88,7 +89,7 @@ def attention(head_dim: int, quantised: bool, capability: int) -> None:
 def sent(kind: str, width: int) -> None:
     """The host's weights of a format to float16."""
     rows, group_bytes = 32, 16 * block_format(kind).row_bytes(width)
-    unpack(empty(2 * group_bytes, dtype=BYTES), kind, width, group_bytes, empty(rows, width, dtype=HALF))
+    unpack(empty(2 * group_bytes, dtype=BYTES), kind, width, empty(rows, width, dtype=HALF))
 
 
 def grouped(width: int, hidden: int, capability: int) -> None:
@@ -98,7 +99,11 @@ def grouped(width: int, hidden: int, capability: int) -> None:
     for chosen in (index, None):
         grouped_product(rows, chosen, empty(2, hidden, width, dtype=HALF), tiles.view(3, 3), y, 0, tile)
     pairs = empty(2 * TOKENS, dtype=WHOLE)
-    choice = ExpertRows(pairs, empty(2 * TOKENS), pairs, pairs, [])
+    choice = ExpertRows(pairs, empty(2 * TOKENS), pairs, pairs, pairs)
+    group_pairs_kernel[(8,)](
+        pairs, empty(2, 8, dtype=WHOLE), pairs, pairs, pairs, pairs, empty(8, dtype=WHOLE), 2 * TOKENS, 3,
+        EXPERTS=8, USED=2, STEP=GROUPED_PAIRS, num_warps=4,
+    )  # fmt: skip
     for bias in (None, empty(8 * width)):
         add_experts(empty(TOKENS, width), scales, bias, choice, empty(TOKENS, width), 0, TOKENS, 0)
 
@@ -197,7 +202,7 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
         label = f"head of {head_dim}, {'q8_0' if quantised else 'f16'}"
         groups.append((label, partial(attention, head_dim, quantised, capability)))
     groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))
-    for kind in ("Q4_0", "Q6_K") if smoke else TILES:
+    for kind in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
         groups.append((kind, partial(sent, kind, width)))
     groups.append((f"vocabulary of {vocabulary}", partial(choosing, vocabulary, kept, piece)))
     for label, launch_all in groups:

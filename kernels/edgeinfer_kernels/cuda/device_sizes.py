@@ -6,6 +6,7 @@ arena, to the byte; a test compares the two.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
@@ -41,6 +42,8 @@ STATE_WORDS = 32
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
+EXPERT_PRODUCT_BYTES = 48 << 20
+"""Of products of rows with several experts, float32, at a time; more if one expert's take more."""
 SENT_PIECE_BYTES = 16 << 20
 """Bytes of the host's weights that a prompt sends at a time, at most."""
 SENT_PIECES = 4
@@ -53,6 +56,15 @@ REQUEST_SIZE = 9
 """Numbers that describe a draw."""
 RECENT = 1024
 """Most ids that penalties on the device can count."""
+
+
+class PromptRooms(NamedTuple):
+    """Elements of a prompt's buffers: hidden rows, their scales, products, and rows in a matrix's order."""
+
+    hidden: int
+    scales: int
+    products: int
+    entering: int
 
 
 def taken(elements: int, size: int) -> int:
@@ -268,17 +280,44 @@ def prompt_columns(sizes: ModelSizes) -> int:
     return max(shape.blocks for shape in _prompt_shapes(sizes)) * BLOCK
 
 
+def expert_rows(sizes: ModelSizes, chunk: int) -> int:
+    """Pairs of token and expert that a prompt takes together at most: `chunk` or more, 0 without experts."""
+    hidden = max((experts.expert.neurons for experts in _mixtures(sizes)), default=0)
+    room = EXPERT_PRODUCT_BYTES // (4 * max(2 * hidden, sizes.width))
+    return max(min(room, chunk * _used(sizes)), chunk) if hidden else 0
+
+
+def prompt_rooms(sizes: ModelSizes, chunk: int) -> PromptRooms:
+    """See `PromptRooms`."""
+    hidden, experts = prompt_hidden(sizes), expert_rows(sizes, chunk)
+    own = max((mixture.expert.neurons for mixture in _mixtures(sizes)), default=0)
+    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in sizes.layers)
+    return PromptRooms(
+        hidden=max(chunk * hidden, experts * own),
+        scales=max(chunk, experts),
+        products=max(chunk * max(qkv, 2 * hidden, sizes.width), experts * max(2 * own, sizes.width)),
+        entering=max(chunk * prompt_columns(sizes), experts * padded_blocks(own) * BLOCK),
+    )
+
+
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """The buffers of a prompt; see `prefill.py`."""
     layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
-    hidden, scratch, longest = prompt_hidden(sizes), prompt_scratch(sizes), prompt_columns(sizes)
-    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers)
-    halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
-    floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
+    rooms = prompt_rooms(sizes, chunk)
+    halves = [
+        chunk * width,
+        chunk * heads,
+        chunk * heads,
+        rooms.hidden,
+        prompt_scratch(sizes),
+        rooms.entering,
+    ]
+    floats = [chunk, chunk * width, rooms.products, rooms.scales, chunk, chunk]
     if _mixtures(sizes):
         halves.append(chunk * padded_blocks(width) * BLOCK)
-        floats += [chunk * width, chunk * width, chunk]
+        floats += [chunk * width, chunk * width, expert_rows(sizes, chunk)]
+        floats += [4 * chunk * _used(sizes), max(experts.count for experts in _mixtures(sizes))]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
 

@@ -220,7 +220,7 @@ def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
     groups = max(nbytes // group_bytes, 1)
     raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
     out = torch.empty((groups * ROWS_A_GROUP, MATRIX), dtype=torch.float16, device=device)
-    return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, group_bytes, out))
+    return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
 
 
 def _head_seconds(device: torch.device, step: DecodeStep) -> float:

@@ -1,4 +1,4 @@
-"""Kernels of a prompt's mixture of experts: products of rows that are grouped by expert, and their sum."""
+"""Kernels of a prompt's mixture of experts: rows grouped by expert, their products, and their sum."""
 
 import triton
 import triton.language as tl
@@ -9,6 +9,53 @@ from edgeinfer_kernels.cuda.tiles import load_tile
 
 TILE_FIELDS = tl.constexpr(3)
 """int32 of a tile of rows: the place of its expert's weights, its first row, and the end of its expert's."""
+
+
+@triton.jit(do_not_specialize=["pairs", "here"])
+def group_pairs_kernel(
+    ids,
+    places,
+    pair_places,
+    positions,
+    tokens,
+    row_places,
+    counts,
+    pairs,
+    here,
+    EXPERTS: tl.constexpr,
+    USED: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """The pairs of token and expert sorted by the expert's place; a program an expert.
+
+    places (2, EXPERTS): where each expert lies on the device, then on the host, -1: not there; the host's
+    follow the `here` of the device. ids (pairs,) are experts, USED of a token. pair_places (pairs,): of each
+    pair; positions (pairs,): of each pair among the sorted; tokens and row_places (pairs,): those of the
+    sorted; counts (EXPERTS,): pairs of each place. Reads the ids twice for every expert, from cache.
+    """
+    expert = tl.program_id(0)
+    own, theirs = tl.load(places + expert), tl.load(places + EXPERTS + expert)
+    place = tl.where(own >= 0, own, here + theirs)
+    offset = tl.arange(0, STEP)
+    before = tl.zeros((STEP,), tl.int32)
+    for begin in range(0, pairs, STEP):
+        pair = begin + offset
+        id = tl.load(ids + pair, mask=pair < pairs, other=0)
+        own, theirs = tl.load(places + id), tl.load(places + EXPERTS + id)
+        other = tl.where(own >= 0, own, here + theirs)
+        before += ((other < place) & (pair < pairs)).to(tl.int32)
+    first = tl.sum(before, axis=0)
+    at = first
+    for begin in range(0, pairs, STEP):
+        pair = begin + offset
+        mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
+        position = at + tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        tl.store(pair_places + pair, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(positions + pair, position, mask=mine)
+        tl.store(tokens + position, pair // USED, mask=mine)
+        tl.store(row_places + position, tl.zeros_like(pair) + place, mask=mine)
+        at += tl.sum(mine.to(tl.int32), axis=0)
+    tl.store(counts + place, at - first)
 
 
 @triton.jit(do_not_specialize=["expert_rows", "first_row", "rows"])

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
@@ -21,6 +20,7 @@ from edgeinfer_kernels.cuda.expert_kernels import GATINGS, choose_experts_kernel
 from edgeinfer_kernels.cuda.grouped_kernels import (
     add_experts_kernel,
     dequantise_experts_kernel,
+    group_pairs_kernel,
     grouped_product_kernel,
 )
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
@@ -37,6 +37,8 @@ from edgeinfer_kernels.specification import (
 )
 
 SUM_COLUMNS = 1024
+GROUPED_PAIRS = 1024
+"""Pairs that a program looks at together."""
 
 
 class GroupedTile(NamedTuple):
@@ -54,16 +56,16 @@ def grouped_tile(capability: int) -> GroupedTile:
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """A chunk's pairs of token and expert. `places`: of each pair's expert, those of the device first, then
-    the host's. `tokens`: of the pairs sorted by place; `positions`: of each pair among these.
+    """A chunk's pairs of token and expert, all int32 but the weights. `places`: of each pair's expert, those
+    of the device first, then the host's; `positions`: of each pair among those sorted by place. `tokens` and
+    `row_places`: of these.
     """
 
     places: Tensor
     weights: Tensor
-    tokens: Tensor
     positions: Tensor
-    counts: Sequence[int]
-    """Pairs of every place."""
+    tokens: Tensor
+    row_places: Tensor
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,15 @@ class PrefillExperts:
         self._routing = RoutingSpace(facts, arena, chunk)
         self._products, self._width = products, facts.width
         needed = chunk if self._routing.used else 0
+        self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
+        self._counts = arena.take((self._routing.count,), torch.int32)
+        pinned = self._counts.is_cuda
+        self._host_counts = torch.zeros(self._routing.count, dtype=torch.int32, pin_memory=pinned)
+        self._counted = torch.cuda.Event() if pinned else None
         self._floats = arena.take((needed, self._width), torch.float32)
         self._sum = arena.take((needed, self._width), torch.float32)
         self._ordered = arena.take((needed * padded_blocks(self._width) * BLOCK,), torch.float16)
-        self._scales = arena.take((needed,), torch.float32)
+        self._scales = arena.take((products.expert_rows,), torch.float32)
 
     def route_early(
         self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, x: Tensor
@@ -144,6 +151,7 @@ class PrefillExperts:
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
             send(w.places[1][ids], weights)
+        choice = self._group(facts, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:
             y, scales = self._products.dense(facts.activation, w.shared, h)
@@ -151,7 +159,7 @@ class PrefillExperts:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
         if w.here or sent:
-            self._add_chosen(facts, w, _grouped(facts, w, ids, weights), h, sent, total)
+            self._add_chosen(facts, w, choice, h, sent, total)
         return total
 
     def _choose(self, facts: ExpertsSpecification, tokens: int) -> None:
@@ -162,6 +170,21 @@ class PrefillExperts:
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 
+    def _group(
+        self, facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
+    ) -> ExpertRows:
+        """The chosen pairs by place; how many there are of each is on its way to the host."""
+        count = len(ids)
+        places, positions, tokens, row_places = (each[:count] for each in self._pairs)
+        group_pairs_kernel[(w.count,)](
+            ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
+            EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
+        )  # fmt: skip
+        self._host_counts.copy_(self._counts, non_blocking=True)
+        if self._counted is not None:
+            self._counted.record()
+        return ExpertRows(places, weights, positions, tokens, row_places)
+
     def _add_chosen(
         self,
         facts: ExpertsSpecification,
@@ -171,11 +194,14 @@ class PrefillExperts:
         sent: ExpertStacks | None,
         total: Tensor,
     ) -> None:
-        batches = list(self._batches(choice, w.stacks, 0)) if w.here else []
+        if self._counted is not None:
+            self._counted.synchronize()
+        counts = self._host_counts[: w.count].tolist()
+        batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
         if batches:
             ordered = in_planes_order(h.rows, w.up.shapes.blocks, self._ordered)
         if sent is not None:
-            batches += self._batches(choice, sent, w.here)
+            batches += self._batches(counts, sent, w.here)
         tiles = [batch.tiles(self._tile.rows) for batch in batches]
         experts = [batch.experts for batch in batches]
         # One way to the device for all of the layer's tables.
@@ -189,17 +215,19 @@ class PrefillExperts:
             rows = h.rows if isinstance(batch.stacks.up, SentMatrix) else ordered
             self._add_batch(facts, batch, choice, ScaledRows(rows, h.scales), shown, which, total)
 
-    def _batches(self, choice: ExpertRows, stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
-        """Experts in use, as many together as their rows and their weights have room for."""
+    def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
+        """Experts in use, as many together as their rows and their weights have room for; `counts`: pairs of
+        every place.
+        """
         most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
-        counts = choice.counts
+        most_rows = self._products.expert_rows
         at = sum(counts[:first_place])
         first = at
         experts: list[int] = []
         taken: list[int] = []
         for expert in range(stacks.count):
             count = counts[first_place + expert]
-            if count and experts and (len(experts) == most or sum(taken) + count > self._products.chunk):
+            if count and experts and (len(experts) == most or sum(taken) + count > most_rows):
                 yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
                 first, experts, taken = at, [], []
             if count:
@@ -241,8 +269,7 @@ class PrefillExperts:
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
             self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
             if bias is not None:
-                lengths = torch.tensor(batch.counts, device=out.device)
-                of_row = torch.repeat_interleave(experts, lengths, output_size=count)
+                of_row = choice.row_places[batch.first : batch.first + count] - batch.first_place
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
         activation_rows(both[1], both[0], None, None, scales, facts.activation, inner.rows, inner.scales)
@@ -292,7 +319,7 @@ class PrefillExperts:
             else:
                 spans.append((at, at + nbytes))
         raw = self._sender.send(matrix.memory, spans)
-        unpack(raw, matrix.format, matrix.shapes.columns, matrix.group_bytes, weights)
+        unpack(raw, matrix.format, matrix.shapes.columns, weights)
         self._sender.done()
 
 
@@ -310,7 +337,7 @@ def grouped_product(
     rows (…, columns) and weights (experts, outputs, columns) float16, tiles (tiles, TILE_FIELDS) int32.
     """
     _, count, columns = weights.shape
-    grouped_product_kernel[(triton.cdiv(count, tile.outputs), len(tiles))](
+    grouped_product_kernel[(-(-count // tile.outputs), len(tiles))](
         rows, index, weights, tiles, out, count, out.stride(0), first_out,
         COLUMNS=columns, INDEXED=index is not None, BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
         BLOCK_K=math.gcd(columns, tile.columns), num_warps=4, num_stages=3,
@@ -329,7 +356,7 @@ def add_experts(
 ) -> None:
     """total (tokens, width) += what `count` sorted rows from `first` on give; see `add_experts_kernel`."""
     tokens, width = total.shape
-    add_experts_kernel[(triton.cdiv(width, SUM_COLUMNS), tokens)](
+    add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
         y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_place,
         WIDTH=width, USED=len(choice.places) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
     )  # fmt: skip
@@ -340,15 +367,3 @@ def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]
     if isinstance(matrix, SentMatrix):
         return matrix.shapes.rows, matrix.shapes.columns
     return matrix.shapes.rows // stacks.count, matrix.shapes.blocks * BLOCK
-
-
-def _grouped(facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
-    """The chosen pairs by place; waits for the device."""
-    here, there = w.places[0][ids], w.places[1][ids]
-    places = torch.where(here >= 0, here, w.here + there)
-    order = torch.argsort(places, stable=True)
-    positions = torch.empty_like(places)
-    positions[order] = torch.arange(len(order), dtype=places.dtype, device=places.device)
-    tokens = (order // facts.used).to(torch.int32)
-    counts = torch.bincount(places, minlength=w.count).tolist()
-    return ExpertRows(places, weights, tokens, positions, counts)

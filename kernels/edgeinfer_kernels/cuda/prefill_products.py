@@ -10,11 +10,7 @@ from torch import Tensor
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_sizes import (
-    prompt_columns,
-    prompt_hidden,
-    prompt_scratch,
-)
+from edgeinfer_kernels.cuda.device_sizes import expert_rows, prompt_rooms, prompt_scratch
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import BLOCK
@@ -36,14 +32,13 @@ class Products:
     """
 
     def __init__(self, sizes: ModelSizes, arena: Arena, chunk: int) -> None:
-        width, hidden = sizes.width, prompt_hidden(sizes)
-        qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in sizes.layers)
-        self.chunk = chunk
+        rooms = prompt_rooms(sizes, chunk)
+        self.chunk, self.expert_rows = chunk, expert_rows(sizes, chunk)
         self.sender: WeightSender | None = None
-        self._hidden = arena.take((chunk * hidden,), torch.float16)
-        self._hidden_scales = arena.take((chunk,), torch.float32)
-        self._products = arena.take((chunk * max(qkv, 2 * hidden, width),), torch.float32)
-        self._entering = arena.take((chunk * prompt_columns(sizes),), torch.float16)
+        self._hidden = arena.take((rooms.hidden,), torch.float16)
+        self._hidden_scales = arena.take((rooms.scales,), torch.float32)
+        self._products = arena.take((rooms.products,), torch.float32)
+        self._entering = arena.take((rooms.entering,), torch.float16)
         self.scratch = arena.take((prompt_scratch(sizes),), torch.float16)
 
     def floats(self, *shape: int) -> Tensor:
@@ -96,7 +91,7 @@ class Products:
             begin = first // ROWS_A_GROUP * group_bytes
             raw = self.sender.send(matrix.memory, [(begin, begin + groups * group_bytes)])
             weights = self.scratch[: groups * ROWS_A_GROUP * columns].view(-1, columns)
-            unpack(raw, matrix.format, columns, group_bytes, weights)
+            unpack(raw, matrix.format, columns, weights)
             self.sender.done()
             _matrix_product(rows, weights[:count], out[:, first : first + count])
 

@@ -1,6 +1,7 @@
 """A matrix that lies in the host's memory, in its kernels' layout, and is sent to be computed with."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,11 +41,11 @@ class SentMatrix(DeviceMatrix):
         """(bytes,) uint8."""
         return self.place[0]
 
-    @property
+    @cached_property
     def group_bytes(self) -> int:
         """Bytes of sixteen rows."""
         return group_bytes(self.source)
 
-    @property
+    @cached_property
     def expert_bytes(self) -> int:
         return expert_bytes(self.source)

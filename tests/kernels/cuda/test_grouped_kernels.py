@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel
+from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.prefill_experts import ExpertRows, add_experts, grouped_product, grouped_tile
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
 from tests.kernels.cuda.test_packing import columns_for, decoded
@@ -52,6 +52,35 @@ def test_each_row_is_multiplied_with_its_experts_weights(
     assert np.isnan(found[count]).all()
 
 
+@pytest.mark.parametrize(("tokens", "count", "used"), [(1, 3, 1), (50, 9, 4), (7, 5, 5)])
+def test_pairs_are_sorted_by_the_place_of_their_expert(
+    device: str, tokens: int, count: int, used: int
+) -> None:
+    random = np.random.default_rng([tokens, count])
+    ids = np.stack([random.permutation(count)[:used] for _ in range(tokens)]).reshape(-1)
+    here = list(random.permutation(count)[: count // 2])
+    there = [expert for expert in range(count) if expert not in here]
+    both = np.full((2, count), -1)
+    both[0, here], both[1, there] = range(len(here)), range(len(there))
+    of_expert = np.argsort([*here, *there])
+    wanted = of_expert[ids]
+    order = np.argsort(wanted, kind="stable")
+    found = torch.full((4, len(ids) + 1), -7, dtype=torch.int32, device=device)
+    counts = torch.full((count + 1,), -7, dtype=torch.int32, device=device)
+    group_pairs_kernel[(count,)](
+        tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
+        len(here), EXPERTS=count, USED=used, STEP=16,
+    )  # fmt: skip
+    places, positions, sorted_tokens, row_places = found[:, :-1].cpu().numpy()
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(positions[order], np.arange(len(ids)))
+    np.testing.assert_array_equal(sorted_tokens, order // used)
+    np.testing.assert_array_equal(row_places, wanted[order])
+    np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(wanted, minlength=count))
+    assert (found[:, -1] == -7).all()
+    assert counts[-1] == -7
+
+
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bool) -> None:
     random, tokens, used, width, first, count = np.random.default_rng(3), 7, 3, 63, 4, 11
@@ -75,7 +104,7 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
         weights=tensor(device, weights, torch.float32),
         tokens=tensor(device, order // used, torch.int32),
         positions=tensor(device, positions, torch.int32),
-        counts=[],
+        row_places=tensor(device, places[order], torch.int32),
     )
     given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
     add_experts(

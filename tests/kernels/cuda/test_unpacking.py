@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cpu.memory import group_bytes, interleave
+from edgeinfer_kernels.cpu.memory import interleave
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cuda.packing import raw_row_bytes
 from edgeinfer_kernels.cuda.plane_formats import TILES
@@ -22,7 +22,7 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
     memory = torch.from_numpy(interleave(matrix, kernels)).to(device)
     groups = -(-len(raw) // 16)
     out = torch.full((16 * groups + 1, columns), float("nan"), dtype=torch.float16, device=device)
-    unpack(memory, name, columns, group_bytes(matrix), out[:-1])
+    unpack(memory, name, columns, out[:-1])
     assert torch.isnan(out[-1]).all()
     assert not out[len(raw) : -1].any()
     return out[: len(raw)].cpu().numpy()
