@@ -41,8 +41,8 @@ def group_pairs_kernel(
     for begin in range(0, pairs, STEP):
         pair = begin + offset
         id = tl.load(ids + pair, mask=pair < pairs, other=0)
-        own, theirs = tl.load(places + id), tl.load(places + EXPERTS + id)
-        other = tl.where(own >= 0, own, here + theirs)
+        device, host = tl.load(places + id), tl.load(places + EXPERTS + id)
+        other = tl.where(device >= 0, device, here + host)
         before += ((other < place) & (pair < pairs)).to(tl.int32)
     first = tl.sum(before, axis=0)
     at = first
