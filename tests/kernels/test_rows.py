@@ -18,7 +18,7 @@ from tests.kernels.row_matrices import FLOATS, multiply, multiply_by_tiles, rand
 FORMAT_NAMES = [*FIELDS, "TQ1_0"]
 SHAPES = [(1, 1), (16, 1), (63, 2), (111, 1), (320, 8)]
 """(rows, blocks of 256 or steps of 44 columns)."""
-TOKENS = [1, 2, 33]
+TOKENS = [1, 2, 5, 7, 33]
 
 
 def columns_for(name: str, blocks: int) -> int:
@@ -37,10 +37,12 @@ def test_rows_times_activations_equal_the_decoded_weights(
     kernels, random = kernels_for(isa), np.random.default_rng(1)
     for rows, blocks in SHAPES:
         matrix = random_matrix(name, rows, columns_for(name, blocks))
+        x = random.standard_normal((max(TOKENS), matrix.columns)).astype(np.float32)
+        alone, _ = multiply(kernels, matrix, x[:1])
         for tokens in TOKENS:
-            x = random.standard_normal((tokens, matrix.columns)).astype(np.float32)
-            got, want = multiply(kernels, matrix, x)
+            got, want = multiply(kernels, matrix, x[:tokens])
             assert relative(got, want) < 5e-6, (rows, blocks, tokens)
+            assert np.array_equal(got[:1], alone), (rows, blocks, tokens)
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)

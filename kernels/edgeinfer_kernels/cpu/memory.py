@@ -44,8 +44,8 @@ def is_float_format(matrix: MatrixFacts) -> bool:
 def allocate(nbytes: int) -> Bytes:
     """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group.
 
-    From a huge page's size on in huge pages, where there are such: Linux has none for memory that is shared with
-    children, which is what `mmap` gives by itself.
+    From a huge page's size on in huge pages, where there are such: Linux has none for memory that is shared
+    with children, which is what `mmap` gives by itself.
     """
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)

@@ -1,8 +1,9 @@
 """The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
 
-One token: a group of sixteen rows at a time, its sums in a register. More: tiles of TOKEN_TILE tokens, whose
-activations stay in a near cache while all rows go by; a block of two groups is unpacked once for the tile.
-While memory is slower than that, a few tokens cost little more than one.
+One token: a group of sixteen rows at a time, its sums in a register. A few: the same, a block unpacked once
+for up to four of them; while memory is slower than that, they cost little more than one. More: tiles of
+TOKEN_TILE tokens, whose activations stay in a near cache while all rows go by; a block of two groups is
+unpacked once for the tile.
 
 Traffic: reads the rows once for every TOKEN_TILE tokens, writes rows·tokens·4 bytes.
 """
@@ -22,13 +23,19 @@ PREFETCH_BYTES = 8192
 """How far ahead weights are asked for: what a memory 200 ns away delivers meanwhile at 40 GB/s. Measured on a
 Zen 5, one thread, Q5_K: 13 GB/s without, 22 with 2 KB, 28 with 4 KB, 29 from 8 KB on; reading alone 37.
 """
+TILE_PREFETCH_BYTES = 2048
+"""The same where two groups are read at once and a tile's activations fill the near cache: with 8 KB for each
+eight tokens of Q4_0 took 1.9 times as long.
+"""
+FEW_TOKENS = 8
+"""Up to so many go by a group at a time, which a near cache holds, four of them with sums in registers."""
 
 
 @inner
-def prefetch_share(at, nbytes):
-    """Ask for the lines PREFETCH_BYTES behind the next `nbytes`: rows are read once, in order."""
+def prefetch_share(at, nbytes, ahead):
+    """Ask for the lines `ahead` bytes behind the next `nbytes`: rows are read once, in order."""
     for line in range(0, nbytes, CACHE_LINE):
-        prefetch(at + PREFETCH_BYTES + line)
+        prefetch(at + ahead + line)
 
 
 def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
@@ -41,21 +48,21 @@ def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
         for block in range(blocks):
             at = group + block * group_bytes
             a = activations + 8 * ACTIVATION_BYTES * block
-            prefetch_share(at, share)
+            prefetch_share(at, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 0), a, total)
-            prefetch_share(at + share, share)
+            prefetch_share(at + share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 1), a + ACTIVATION_BYTES, total)
-            prefetch_share(at + 2 * share, share)
+            prefetch_share(at + 2 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 2), a + 2 * ACTIVATION_BYTES, total)
-            prefetch_share(at + 3 * share, share)
+            prefetch_share(at + 3 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 3), a + 3 * ACTIVATION_BYTES, total)
-            prefetch_share(at + 4 * share, share)
+            prefetch_share(at + 4 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 4), a + 4 * ACTIVATION_BYTES, total)
-            prefetch_share(at + 5 * share, share)
+            prefetch_share(at + 5 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 5), a + 5 * ACTIVATION_BYTES, total)
-            prefetch_share(at + 6 * share, share)
+            prefetch_share(at + 6 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 6), a + 6 * ACTIVATION_BYTES, total)
-            prefetch_share(at + 7 * share, share)
+            prefetch_share(at + 7 * share, share, PREFETCH_BYTES)
             total = accumulate(unpack(at, 7), a + 7 * ACTIVATION_BYTES, total)
         return total
 
@@ -70,7 +77,7 @@ def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
         total = splat_f32(np.float32(0))
         for block in range(blocks):
             at = group + block * group_bytes
-            prefetch_share(at, group_bytes)
+            prefetch_share(at, group_bytes, PREFETCH_BYTES)
             a = activations + ACTIVATION_BYTES * block
             total = accumulate(unpack(at, 0), a, total)
         return total
@@ -82,6 +89,91 @@ def make_decode(form: RowFormat) -> Any:
     """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
     make = decode_super_blocks if form.sub_blocks == 8 else decode_blocks
     return make(make_accumulate(form), with_corrections(form), form.group_bytes)
+
+
+def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
+    """Functions over the sums of `tokens` tokens, which stay in registers: they are indexed by constants.
+
+    `zeros()`; `step(unpacked, activations, stride, totals)`, which is `accumulate` for each token; and
+    `put(output, stride, totals)`, which stores them.
+    """
+    if tokens == 1:
+
+        @inner
+        def zero():
+            return (splat_f32(np.float32(0)),)
+
+        @inner
+        def step_one(unpacked, activations, stride, totals):
+            return (accumulate(unpacked, activations, totals[0]),)
+
+        @inner
+        def put_one(output, stride, totals):
+            store_floats(output, totals[0])
+
+        return zero, step_one, put_one
+
+    last = tokens - 1
+    zeros_before, step_before, put_before = each_token(last, accumulate)
+
+    @inner
+    def zeros():
+        return (*zeros_before(), splat_f32(np.float32(0)))
+
+    @inner
+    def step(unpacked, activations, stride, totals):
+        before = step_before(unpacked, activations, stride, totals)
+        return (*before, accumulate(unpacked, activations + last * stride, totals[last]))
+
+    @inner
+    def put(output, stride, totals):
+        put_before(output, stride, totals)
+        store_floats(output + last * stride, totals[last])
+
+    return zeros, step, put
+
+
+def make_fixed(form: RowFormat, tokens: int) -> Any:
+    """`fixed(group, blocks, activations, stride, output, output_stride)`: a group times `tokens` tokens."""
+    unpack = with_corrections(form)
+    zeros, step, put = each_token(tokens, make_accumulate(form))
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def fixed(group, blocks, activations, stride, output, output_stride):
+        totals = zeros()
+        for block in range(blocks):
+            at = group + block * group_bytes
+            for index in range(sub_blocks):
+                prefetch_share(at + index * share, share, PREFETCH_BYTES)
+                a = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                totals = step(unpack(at, index), a, stride, totals)
+        put(output, output_stride, totals)
+
+    return fixed
+
+
+def make_few(form: RowFormat, decode_group: Any) -> Any:
+    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens."""
+    two, three, four = (make_fixed(form, tokens) for tokens in (2, 3, 4))
+
+    @inner
+    def few(group, blocks, activations, stride, tokens, output, output_stride):
+        for first in range(0, tokens, 4):
+            rest = tokens - first
+            a = activations + first * stride
+            at = output + first * output_stride
+            if rest >= 4:
+                four(group, blocks, a, stride, at, output_stride)
+            elif rest == 3:
+                three(group, blocks, a, stride, at, output_stride)
+            elif rest == 2:
+                two(group, blocks, a, stride, at, output_stride)
+            else:
+                store_floats(at, decode_group(group, blocks, a))
+
+    return few
 
 
 def make_pair_tile(form: RowFormat) -> Any:
@@ -100,8 +192,8 @@ def make_pair_tile(form: RowFormat) -> Any:
             store_floats(sums + 64 * token, splat_f32(np.float32(0)))
         for block in range(blocks):
             for index in range(sub_blocks):
-                prefetch_share(group + block * group_bytes + index * share, share)
-                prefetch_share(next_group + block * group_bytes + index * share, share)
+                prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
+                prefetch_share(next_group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
                 here = unpack(group + block * group_bytes, index)
                 beside = unpack(next_group + block * group_bytes, index)
                 start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
@@ -128,7 +220,7 @@ def make_single_tile(form: RowFormat) -> Any:
             store_floats(sums + 128 * token, splat_f32(np.float32(0)))
         for block in range(blocks):
             for index in range(sub_blocks):
-                prefetch_share(group + block * group_bytes + index * share, share)
+                prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
                 unpacked = unpack(group + block * group_bytes, index)
                 start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
                 for token in range(tokens):
@@ -148,6 +240,7 @@ def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
     """The row kernel of a format, for ROW_ARGUMENTS int64. `wide`: it has 32 registers of 64 bytes."""
     decode_group = make_decode(form)
     pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
+    few = make_few(form, decode_group)
     group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
 
     def rows(
@@ -160,6 +253,18 @@ def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
             for index in range(first_row // 16, end):
                 group = weights + index * row_bytes
                 store_floats(output + 64 * index, decode_group(group, blocks, activations))
+            return
+        if wide and tokens <= FEW_TOKENS:
+            for index in range(first_row // 16, end):
+                few(
+                    weights + index * row_bytes,
+                    blocks,
+                    activations,
+                    stride,
+                    tokens,
+                    output + 64 * index,
+                    output_stride,
+                )
             return
         for first in range(0, tokens, TOKEN_TILE):
             tile = min(TOKEN_TILE, tokens - first)

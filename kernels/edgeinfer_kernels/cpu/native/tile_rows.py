@@ -25,7 +25,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     store_floats,
     subtract_product,
 )
-from edgeinfer_kernels.cpu.native.row_loops import prefetch_share
+from edgeinfer_kernels.cpu.native.row_loops import TILE_PREFETCH_BYTES, prefetch_share
 from edgeinfer_kernels.cpu.native.rows import RowFormat, with_corrections
 from edgeinfer_kernels.cpu.native.tiles import (
     begin_tiles,
@@ -182,7 +182,7 @@ def make_multiply_panel(form: RowFormat) -> Any:
     @inner
     def unpack_step(group, step, to):
         at = group + step // sub_blocks * group_bytes
-        prefetch_share(at + step % sub_blocks * share, share)
+        prefetch_share(at + step % sub_blocks * share, share, TILE_PREFETCH_BYTES)
         unpack_tile(at, step % sub_blocks, to)
 
     @inner
