@@ -66,18 +66,32 @@ class BudgetRow:
 
 
 def budget_rows(
-    path: Path, shares: Sequence[float], *, context: int, generated: int, threads: int | None
+    path: Path,
+    shares: Sequence[float],
+    mark: MemoryMark,
+    *,
+    context: int,
+    generated: int,
+    threads: int | None,
 ) -> Iterator[BudgetRow]:
-    """The file at budgets that are shares of what all of it takes of the GPU."""
+    """The file at budgets that are shares of what all of it takes of the GPU. Libraries, which a process
+    loads once, count from the `mark` on, for every budget.
+    """
     whole = plan_model(path, context=context, threads=threads, draft=None).plan.bytes_on("gpu")
     for share in shares:
-        yield _row(path, int(share * whole), share, context, generated, threads)
+        yield _row(path, int(share * whole), share, mark, context, generated, threads)
 
 
 def _row(
-    path: Path, budget: int, share: float, context: int, generated: int, threads: int | None
+    path: Path,
+    budget: int,
+    share: float,
+    mark: MemoryMark,
+    context: int,
+    generated: int,
+    threads: int | None,
 ) -> BudgetRow:
-    mark = MemoryMark()
+    mark.begin()
     try:
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
             generate = Workload("generate", generated)

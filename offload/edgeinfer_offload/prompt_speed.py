@@ -13,28 +13,34 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_SECONDS = 0.3e-3
+LAYER_SECONDS = 0.65e-3
 """What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
-MIXTURE_SECONDS = 1.0e-3
+SENT_SECONDS = 1.5e-3
+"""The same where weights are sent: in several pieces."""
+MIXTURE_SECONDS = 1.6e-3
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
+CHOICE_SECONDS = 0.5e-3
+"""From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
+EMBEDDED_SECONDS = 1.4e-9
+"""What an element of a token's embedding takes the host. All of these are those of a server with an H200."""
 UnpackedRate = Callable[[str], float]
 """Bytes per second at which weights of a format become float16 on the GPU."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Weights that lie together: bytes, operations for a token, and the share of the bytes that a token
-    touches, 1 where that is all. `unpacking`: seconds in which the GPU makes float16 of all if they are sent.
+    """Weights that lie together: bytes, operations for a token, and how likely a token is to touch each of as
+    many equal pieces. `unpacking`: seconds in which the GPU makes float16 of all if they are sent.
     """
 
     nbytes: float
     operations: float
-    touched: float = 1.0
+    chances: tuple[float, ...] = (1.0,)
     unpacking: float = 0.0
 
     def share(self, tokens: int) -> float:
         """Of the bytes, what any of so many tokens needs."""
-        return 1 - (1 - self.touched) ** tokens
+        return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
 
     def work(self, tokens: int) -> Work:
         """Reading each weight that any of the tokens needs once."""
@@ -73,12 +79,14 @@ class PromptSpeed:
         self._link = link.to_gpu if link else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
-            _layer(placing, layer, costs, choice, unpacked)
-            for layer, costs, choice in zip(placing.sizes.layers, placing.costs, chosen.choices, strict=True)
+            _layer(placing, index, costs, choice, unpacked)
+            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.choices, strict=True))
         ]
         head = _Part(placing.sizes.head.nbytes, 2 * placing.sizes.head.weights)
         roof = self._gpu if chosen.ends.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
+        embeds = chosen.ends.embedding == CPU
+        self._embedded = EMBEDDED_SECONDS * placing.sizes.width if embeds else 0.0
         able = all(layer.attends_on_gpu or not layer.sizes.experts for layer in self._layers)
         self.send_from = self._crossover() if placing.sends and able else None
 
@@ -95,12 +103,16 @@ class PromptSpeed:
 
     def _in_turns(self, tokens: int, start: int) -> float:
         """Seconds of a chunk, everything being computed where it lies."""
-        total = 0.0
+        total = self._embedded * tokens
         for layer in self._layers:
-            attending = self._gpu if layer.attends_on_gpu and self._gpu else self._cpu
-            total += layer.scores(tokens, start).seconds(attending)
             total += sum(part.work(tokens).seconds(self._cpu) for part in layer.here)
-            total += sum(part.work(tokens).seconds(self._gpu) for part in layer.there) if self._gpu else 0.0
+            scores = layer.scores(tokens, start)
+            if not layer.attends_on_gpu or self._gpu is None:
+                total += scores.seconds(self._cpu)
+                continue
+            gpu = self._gpu
+            computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
+            total += max(computing, MIXTURE_SECONDS if layer.sizes.experts else LAYER_SECONDS)
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
@@ -108,18 +120,20 @@ class PromptSpeed:
         experts, which begin when the layer's are chosen.
         """
         assert self._gpu is not None
-        copying = computing = chosen = 0.0
+        copying = computing = launching = chosen = 0.0
         for layer in self._layers:
             copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
             unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.experts:
-                chosen += max(copied, unpacked + parts) + scores + MIXTURE_SECONDS
+                busy = max(copied, unpacked + parts) + scores + (CHOICE_SECONDS if copied else 0.0)
+                chosen += max(busy, MIXTURE_SECONDS)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link
-            computing += max(unpacked + parts + scores, LAYER_SECONDS)
-        return max(copying, computing) + chosen
+            computing += unpacked + parts + scores
+            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
+        return max(copying, computing, launching) + chosen + self._embedded * tokens
 
     def _crossover(self) -> int | None:
         """The least tokens for which sending beats computing on the CPU."""
@@ -144,25 +158,40 @@ def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> flo
     return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
 
 
+def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How likely a token is to use each expert of the CPU and of the GPU, where the hottest `units` are; of a
+    dense feed-forward, all of it.
+    """
+    experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
+    if experts is None:
+        return (1.0,), (1.0,)
+    if routing is None:
+        alike = (experts.used / experts.count,)
+        return alike, alike
+    hottest = sorted(routing[index], reverse=True)
+    return tuple(hottest[units:]), tuple(hottest[:units])
+
+
 def _layer(
-    placing: ModelPlacing, layer: LayerSizes, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+    placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
 ) -> _Layer:
-    """One layer's parts on the CPU and on the GPU."""
+    """Layer `index`'s parts on the CPU and on the GPU."""
+    layer = placing.sizes.layers[index]
     sides: tuple[list[_Part], list[_Part]] = ([], [])
     always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])
     own = costs.attention[choice.attention]
     shared = costs.always[choice.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
     operations = 2 * sum(matrix.weights for matrix in always)
-    sides[choice.attention].append(_Part(nbytes, operations, 1.0, nbytes * _unpacking(always, unpacked)))
+    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), nbytes * _unpacking(always, unpacked)))
     block = layer.divisible()
     weights = sum(matrix.weights for matrix in block.matrices())
     share = costs.unit_neurons[choice.units] / (layer.experts.count if layer.experts else block.neurons)
     used = layer.experts.used if layer.experts else 1
-    touched = layer.experts.used / layer.experts.count if layer.experts else 1.0
+    chances = _chances(placing, index, choice.units)
     slowness = _unpacking(block.matrices(), unpacked)
     halves = (costs.cpu_bytes[choice.units], 1 - share), (costs.gpu_bytes[choice.units], share)
-    for side, (half, part) in zip(sides, halves, strict=True):
+    for side, (half, part), touched in zip(sides, halves, chances, strict=True):
         if half:
             side.append(_Part(float(half), 2 * weights * used * part, touched, float(half) * slowness))
     cached = placing.pricing.cache_bytes_on_cpu(layer, placing.wishes.context) / placing.wishes.context

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.plane_formats import TILES
 from edgeinfer_offload.graphics_cards import find_card
 from edgeinfer_offload.host_memory import host_memory
 from edgeinfer_offload.machine import HAND_OVER_SECONDS, LAUNCH_SECONDS, Graphics, Link, Machine, Processor
-from edgeinfer_offload.measure import remembered_bandwidth, remembered_figures
+from edgeinfer_offload.measure import reading_bytes, remembered_bandwidth, remembered_figures
 
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
@@ -46,7 +46,7 @@ def with_cpu_speeds(
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         for name in missing:
-            found = kernel_speed(kernels, name, threads)
+            found = kernel_speed(kernels, name, threads, reading_bytes())
             figures.keep(
                 {
                     _cpu_name(threads, name): found.bytes_per_second,

@@ -27,7 +27,12 @@ def two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_last_caches_of_all_sockets_in_use_count_once(two_sockets: Path) -> None:
     assert bandwidth.last_level_bytes(two_sockets) == (300 << 20) + (260 << 20)
-    assert bandwidth.uncached_bytes(two_sockets) == 2 * (560 << 20)
+    assert bandwidth.uncached_bytes(two_sockets) == 4 * (560 << 20)
+
+
+def test_no_more_is_read_than_may_be(two_sockets: Path) -> None:
+    assert bandwidth.uncached_bytes(two_sockets, 1 << 30) == 1 << 30
+    assert bandwidth.uncached_bytes(two_sockets, 1 << 20) == 256 << 20
 
 
 def test_where_nothing_is_told_of_caches_a_quarter_of_a_gibibyte_is_read(two_sockets: Path) -> None:

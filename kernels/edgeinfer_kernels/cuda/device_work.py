@@ -27,17 +27,21 @@ def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str
 
 
 class MemoryMark:
-    """How much of the current device's memory is taken from here on."""
+    """How much of the current device's memory is taken from here on; to be made before anything is."""
 
     def __init__(self) -> None:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
         self._free, _ = torch.cuda.mem_get_info()
         self._held = torch.cuda.memory_reserved()
 
+    @staticmethod
+    def begin() -> None:
+        """Forget the worst moment so far."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
     def taken(self) -> int:
-        """Bytes at the worst moment since: torch tells its own peak, what drivers and libraries took they
-        still have.
+        """Bytes at the worst moment since `begin`: torch tells its own peak; what drivers and libraries have
+        taken since the mark they still have.
         """
         free, _ = torch.cuda.mem_get_info()
         others = self._free - free - (torch.cuda.memory_reserved() - self._held)

@@ -67,6 +67,8 @@ class Prefill:
         self._ones.fill_(1.0)
         sent = self.sent if self.sent and tokens >= self.sent.least_tokens else None
         turns = None if sent else self.turns
+        if sent:
+            sent.sender.begin()
         if self.turns is None:
             self._embed(x)
         elif turns is None:

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cuda.device_sizes import SENT_PIECES
 
 class WeightSender:
     """Device memory for SENT_PIECES pieces of `piece_bytes` out of the arena; `connect` it with the host's
-    memory first.
+    memory first, and `begin` before each chunk.
     """
 
     def __init__(self, arena: Arena, piece_bytes: int) -> None:
@@ -29,6 +29,7 @@ class WeightSender:
         self._ring: list[Tensor] = []
         self._pool: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._main: torch.cuda.Stream | None = None
 
     def connect(self, memories: Iterable[Tensor]) -> int:
         """Pin the memory that weights lie in; how many bytes of it couldn't be."""
@@ -56,6 +57,11 @@ class WeightSender:
                 refused += memory.numel()
         return refused
 
+    def begin(self) -> None:
+        """Before a chunk: what is sent is for the stream that is the current one now."""
+        if self._stream is not None:
+            self._main = torch.cuda.current_stream(self._pieces[0].device)
+
     def send(self, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
         """Bytes first…last of each span of `memory`, one behind the other, `piece_bytes` at most; whatever
         is launched from now on finds them there. They stay until `done`, behind which there may be others.
@@ -63,7 +69,7 @@ class WeightSender:
         self._turn = (self._turn + 1) % len(self._pieces)
         nbytes = sum(last - first for first, last in spans)
         piece = self._pieces[self._turn][:nbytes]
-        if self._stream is None:
+        if self._stream is None or self._main is None:
             self._copy(memory, spans, piece)
             return piece
         arrived = self._arrived[self._turn]
@@ -72,11 +78,14 @@ class WeightSender:
             staged = self._ring[self._turn][:nbytes]
             self._stage(memory, spans, staged)
             memory, spans = staged, [(0, nbytes)]
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._free[self._turn])
+        self._stream.wait_event(self._free[self._turn])
+        torch.cuda.set_stream(self._stream)  # a `with` takes several times as long
+        try:
             self._copy(memory, spans, piece)
-            arrived.record()
-        torch.cuda.current_stream(piece.device).wait_event(arrived)
+        finally:
+            torch.cuda.set_stream(self._main)
+        arrived.record(self._stream)
+        self._main.wait_event(arrived)
         return piece
 
     @staticmethod
@@ -105,8 +114,8 @@ class WeightSender:
 
     def done(self) -> None:
         """All that reads what was sent last has been launched."""
-        if self._stream is not None:
-            self._free[self._turn].record()
+        if self._main is not None:
+            self._free[self._turn].record(self._main)
 
     def close(self) -> None:
         """Wait for what is under way and give pinned memory back."""

@@ -33,6 +33,7 @@ def memory() -> torch.Tensor:
 def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightSender) -> None:
     here = memory()
     refused = sender.connect([here])
+    sender.begin()
     assert refused in (0, COUNT)
     assert refused == 0 or HAS_GPU
     sums, wanted = [], []
@@ -53,6 +54,7 @@ def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(weight_sender, "_register", lambda each: each is here[1] and register(each))
     sender = WeightSender(Arena(torch.device(device), 4 * PIECE), PIECE)
     assert sender.connect(here) == COUNT
+    sender.begin()
     for each in here:
         assert torch.equal(sender.send(each, [(5, 50)]).cpu(), each[5:50])
         sender.done()
