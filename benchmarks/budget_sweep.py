@@ -15,7 +15,6 @@ from edgeinfer.benchmarking.budget_runs import HEAD, BudgetRow, budget_rows
 from edgeinfer.benchmarking.random_files import written_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
-from edgeinfer_kernels.cuda.device_work import MemoryMark
 from edgeinfer_kernels.cuda.driver import list_gpus
 
 SHARES = "0.05,0.15,0.25,0.35,0.45,0.55,0.65,0.75,0.85,0.95,1.05,1.2"
@@ -40,14 +39,12 @@ def main() -> None:
     gpu_loading.TUNING_SECONDS = 1.0
     shares = [float(word) for word in suites.words(options.shares)]
     rows: list[BudgetRow] = []
-    mark = MemoryMark()
     with tempfile.TemporaryDirectory() as temporary:
         for text in suites.words(options.models):
             path = written_shape(text, options.folder or Path(temporary))
             for row in budget_rows(
                 path,
                 shares,
-                mark,
                 context=options.context,
                 generated=options.generated,
                 threads=options.threads,

@@ -27,22 +27,25 @@ def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str
 
 
 class MemoryMark:
-    """How much of the current device's memory is taken from here on; to be made before anything is."""
+    """How much of the current device's memory is taken from here on.
+
+    To be made when libraries have been loaded, which a process does once: they keep what they took before.
+    """
 
     def __init__(self) -> None:
-        self._free, _ = torch.cuda.mem_get_info()
-        self._held = torch.cuda.memory_reserved()
-
-    @staticmethod
-    def begin() -> None:
-        """Forget the worst moment so far."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        self._free, _ = torch.cuda.mem_get_info()
+        self._reserved = torch.cuda.memory_reserved()
 
-    def taken(self) -> int:
-        """Bytes at the worst moment since `begin`: torch tells its own peak; what drivers and libraries have
-        taken since the mark they still have.
-        """
+    def held(self) -> int:
+        """Bytes that are taken now."""
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
-        others = self._free - free - (torch.cuda.memory_reserved() - self._held)
-        return int(max(others, 0) + torch.cuda.max_memory_reserved() - self._held)
+        return int(self._free - free)
+
+    def at_most(self) -> int:
+        """Bytes at the worst moment: torch tells its own peak, what others have taken they still have."""
+        free, _ = torch.cuda.mem_get_info()
+        others = self._free - free - (torch.cuda.memory_reserved() - self._reserved)
+        return int(max(others, 0) + torch.cuda.max_memory_reserved() - self._reserved)
