@@ -20,7 +20,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     compute_capability,
     count_parts,
 )
-from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings, has_float_layers
+from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
@@ -136,7 +136,6 @@ class CudaBackend:
         self._ids = self._host(chunk, torch.int32)
         self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
         self._host_recent = self._host(RECENT, torch.int32)
-        self._most_in_step = 1 if self._cuda and has_float_layers(weights) else MOST_TOKENS
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
         self._ahead: tuple[int, int, bool] | None = None
         self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
@@ -195,7 +194,7 @@ class CudaBackend:
         self._steps.meets_in_graph = self._cuda and meets_in_graph
 
     def _rows(self, tokens: int) -> DeviceRows:
-        return DeviceRows(0, tokens, tokens <= self._most_in_step)
+        return DeviceRows(0, tokens, tokens <= MOST_TOKENS)
 
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
@@ -297,10 +296,25 @@ class CudaBackend:
             self._events[start % 2].record()
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        out = np.empty((len(x), self.specification.vocabulary_size), np.float32)
+        shape = len(x), self.specification.vocabulary_size
         with _device_errors():
+            if x.in_step:
+                return self._step_logits(x, shape)
+            out = np.empty(shape, np.float32)
             self._fetch_logits(x, out)
         return out
+
+    def _step_logits(self, x: DeviceRows, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+        """Logits that lie on the device already, in memory of their own that the device writes to.
+
+        Torch keeps that memory for the next ones when the array is gone: nothing is copied on the host, which
+        for eight rows of a large vocabulary would take as long as the step.
+        """
+        out = torch.empty(shape, pin_memory=self._cuda)
+        out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
+        self._synchronise()
+        found: npt.NDArray[np.float32] = out.numpy()
+        return found
 
     def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
@@ -330,16 +344,15 @@ class CudaBackend:
             self._synchronise()
 
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
+        """Those of a prompt's rows, computed now, a few at a time."""
         space, size = self._parts.workspace, out.shape[1]
         for first in range(0, len(x), MOST_TOKENS):
             count = min(MOST_TOKENS, len(x) - first)
             at = x.first + first
-            if not x.in_step:
-                space.x[:count].copy_(self._parts.prefill.x[at : at + count])
-                self.step.head_of(count)
-                at = 0
+            space.x[:count].copy_(self._parts.prefill.x[at : at + count])
+            self.step.head_of(count)
             kept = self._host_logits[: count * size].view(count, size)
-            kept.copy_(space.logits[at : at + count], non_blocking=True)
+            kept.copy_(space.logits[:count], non_blocking=True)
             self._synchronise()
             out[first : first + count] = kept.numpy()
 

@@ -33,13 +33,16 @@ def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, C
 
 @triton.jit
 def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
-    """First and last of the cached positions that a split takes: whole tiles, none before the window."""
+    """First and last of the cached positions that a split takes, and how many splits have any: the first
+    has, or the step's own tokens. Whole tiles, none before the window.
+    """
     oldest = cached * 0
     if WINDOW > 0:
         oldest = tl.maximum(cached - WINDOW + 1, 0)
     length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
     first = oldest + split * length
-    return first, tl.minimum(first + length, cached)
+    used = tl.where(length > 0, tl.cdiv(cached - oldest, tl.maximum(length, 1)), 1)
+    return first, tl.minimum(first + length, cached), used
 
 
 @triton.jit
@@ -110,7 +113,7 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     asks = row < GROUP * TOKENS
-    first, last = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
+    first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
     inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
@@ -179,9 +182,10 @@ def decode_attention_kernel(
         )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed)
-    tl.store(peaks + part * 2, highest)
-    tl.store(peaks + part * 2 + 1, total)
+    found = asks & (split < used)
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
+    tl.store(peaks + part * 2, highest, mask=found)
+    tl.store(peaks + part * 2 + 1, total, mask=found)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
     if before == SPLITS - 1:
@@ -193,6 +197,7 @@ def decode_attention_kernel(
             flat,
             sinks,
             head,
+            used,
             KV_HEADS,
             GROUP,
             HEAD_DIM,
@@ -208,6 +213,16 @@ def decode_attention_kernel(
 
 
 @triton.jit
+def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
+    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, where `inside`."""
+    weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
+    total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
+    pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
+    mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
+    return total, mixed
+
+
+@triton.jit
 def _combine(
     parts,
     peaks,
@@ -215,6 +230,7 @@ def _combine(
     flat,
     sinks,
     head,
+    used,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -227,46 +243,54 @@ def _combine(
     DIRECT: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Add up the stretches of one key-value head and store them as activations or floats."""
-    MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
+    """Add up the first `used` stretches of one key-value head, of all tokens; as activations or floats."""
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
-    member = tl.arange(0, MEMBERS)
+    # stretches whose parts are on their way together; more would not fit into registers
+    AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
+    row = tl.arange(0, ROWS)
+    token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
-    taken = member < GROUP
-    for token in range(TOKENS):
-        row = token * GROUP + member
-        peak = tl.zeros((MEMBERS,), tl.float32) + FAR
+    taken = row < GROUP * TOKENS
+    peak = tl.zeros((ROWS,), tl.float32) + FAR
+    for split in tl.static_range(SPLITS):
+        at = (head * SPLITS + split) * QUERIES + row
+        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
+    if SINKS:
+        sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
+        peak = tl.maximum(peak, sink)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIMENSIONS), tl.float32)
+    if SPLITS == AT_ONCE:
         for split in tl.static_range(SPLITS):
-            at = (head * SPLITS + split) * QUERIES + row
-            peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken, other=FAR))
-        if SINKS:
-            sink = tl.load(sinks + head * GROUP + member, mask=taken, other=0.0) * LOG2_E
-            peak = tl.maximum(peak, sink)
-        total = tl.zeros((MEMBERS,), tl.float32)
-        mixed = tl.zeros((MEMBERS, DIMENSIONS), tl.float32)
-        for split in tl.static_range(SPLITS):
-            at = (head * SPLITS + split) * QUERIES + row
-            weight = tl.exp2(tl.load(peaks + at * 2, mask=taken, other=FAR) - peak)
-            total += weight * tl.load(peaks + at * 2 + 1, mask=taken, other=0.0)
-            pointers = parts + at[:, None] * DIMENSIONS + dimension[None, :]
-            mixed += weight[:, None] * tl.load(pointers, mask=taken[:, None], other=0.0)
-        query_head = head * GROUP + member
-        if SINKS:
-            total += tl.exp2(sink - peak)
-        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-        if DIRECT:
-            chunk = tl.arange(0, CHUNKS)
-            group = query_head[:, None] * (HEAD_DIM // 16) + chunk[None, :]
-            inside = taken[:, None] & (chunk < HEAD_DIM // 16)[None, :]
-            quantise(
-                tl.reshape(mixed, (MEMBERS * CHUNKS, 16)),
-                out + token * (PLANES * BLOCKS),
-                tl.reshape(group, (MEMBERS * CHUNKS,)),
-                tl.reshape(inside, (MEMBERS * CHUNKS,)),
-                BLOCKS,
-                PLANES,
-            )
-        else:
-            base = flat + token * (KV_HEADS * GROUP * HEAD_DIM) + query_head * HEAD_DIM
-            inside = taken[:, None] & (dimension < HEAD_DIM)[None, :]
-            tl.store(base[:, None] + dimension[None, :], mixed, mask=inside)
+            part = (head * SPLITS + split) * QUERIES + row
+            inside = taken & (split < used)
+            total, mixed = _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+    else:
+        for start in tl.range(0, used, AT_ONCE, num_stages=1):
+            for index in tl.static_range(AT_ONCE):
+                part = (head * SPLITS + start + index) * QUERIES + row
+                inside = taken & (start + index < used)
+                total, mixed = _add_part(
+                    parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS
+                )
+    if SINKS:
+        total += tl.exp2(sink - peak)
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    if DIRECT:
+        chunk = tl.arange(0, CHUNKS)[None, :]
+        group = query_head[:, None] * (HEAD_DIM // 16) + chunk
+        stored = taken[:, None] & (chunk < HEAD_DIM // 16)
+        quantise(
+            tl.reshape(mixed, (ROWS * CHUNKS, 16)),
+            out,
+            tl.reshape(group, (ROWS * CHUNKS,)),
+            tl.reshape(stored, (ROWS * CHUNKS,)),
+            BLOCKS,
+            PLANES,
+            tl.reshape(token[:, None] + chunk * 0, (ROWS * CHUNKS,)),
+        )
+    else:
+        base = flat + token * (KV_HEADS * GROUP * HEAD_DIM) + query_head * HEAD_DIM
+        stored = taken[:, None] & (dimension < HEAD_DIM)[None, :]
+        tl.store(base[:, None] + dimension[None, :], mixed, mask=stored)

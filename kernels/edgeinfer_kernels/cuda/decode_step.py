@@ -16,7 +16,7 @@ from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.step_experts import StepExperts
 from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.workspace import Activations, Workspace
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
@@ -70,7 +70,7 @@ class DecodeStep:
                 facts.attention.residual_scale,
                 NextNorm(facts.feed_forward.norm, ffn.norm, ffn.norm_bias),
                 Source(space.entering[1], space.squares[1]),
-                self.tuning.output,
+                "output",
                 tokens,
             )
             source = self._second_block(index, facts, layer, source, tokens)
@@ -104,7 +104,7 @@ class DecodeStep:
             facts.feed_forward.residual_scale,
             self._norm_above(index),
             Source(space.entering[0], space.squares[0]),
-            self.tuning.down,
+            "down",
             tokens,
         )
 
@@ -126,7 +126,7 @@ class DecodeStep:
         hidden = space.hidden(ffn)
         self.launches.gated(facts.activation, ffn, source, hidden, tokens)
         read = Source(hidden, source.squares)
-        self.launches.rows((ffn.down,), read, space.y, ffn.down_bias, self.tuning.down, tokens)
+        self.launches.rows((ffn.down,), read, space.y, ffn.down_bias, "down", tokens)
         return self._receive(turn, space.y, facts.residual_scale, index, tokens)
 
     def _receive(self, turn: int, y: Tensor | None, scale: float, index: int, tokens: int) -> Source:
@@ -170,7 +170,7 @@ class DecodeStep:
             pair = parts[index : index + 2]
             out = self.workspace.qkv[:, first_row:]
             part_bias = None if bias is None else bias[first_row:]
-            self.launches.rows(pair, source, out, part_bias, self.tuning.qkv, tokens)
+            self.launches.rows(pair, source, out, part_bias, "qkv", tokens)
             first_row += sum(part.shapes.padded_rows for part in pair)
         self.launches.attend(facts, layer, tokens)
 
@@ -183,16 +183,16 @@ class DecodeStep:
         scale: float,
         following: NextNorm,
         target: Source,
-        shape: Shape,
+        kernel: RowKernel,
         tokens: int,
     ) -> Source:
         """x += the block's result; x normalised for what follows, as far as this kernel can."""
         space = self.workspace
         if post_norm is not None or not following.folds:
-            self.launches.rows((matrix,), Source(read, target.squares), space.y, bias, shape, tokens)
+            self.launches.rows((matrix,), Source(read, target.squares), space.y, bias, kernel, tokens)
             self.launches.join(space.y, post_norm, scale, following, target.activations, tokens)
             return target
-        self.launches.residual(matrix, bias, read, scale, following.weight, target, shape, tokens)
+        self.launches.residual(matrix, bias, read, scale, following.weight, target, kernel, tokens)
         if following.weight is not None:
             target.norm = following.facts
         return target

@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
-
-FLOAT_FORMATS = ("F32", "F16", "BF16")
-
 
 class SampledSettings(Protocol):
     """The sampler settings that the device can follow."""
@@ -42,15 +38,3 @@ class DeviceRows:
     def __getitem__(self, part: slice) -> "DeviceRows":
         start, stop, _ = part.indices(self.count)
         return DeviceRows(self.first + start, stop - start, self.in_step)
-
-
-def has_float_layers(weights: DecoderWeights) -> bool:
-    """Whether a layer multiplies by floats. Several tokens of such a model are read as a prompt is: on an
-    H200 their step gave wrong sums behind 41 cached positions (float32, three tokens; cause not found yet).
-    """
-    formats: set[str] = set()
-    for layer in weights.layers:
-        second = layer.feed_forward
-        products = second.stacks() if isinstance(second, ExpertWeights) else second.matrices()
-        formats.update(matrix.format for matrix in (*layer.attention.matrices(), *products))
-    return not formats.isdisjoint(FLOAT_FORMATS)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import activate_gated
-from edgeinfer_kernels.cuda.projections import ROWS, project, project_pair
+from edgeinfer_kernels.cuda.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.row_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 from edgeinfer_kernels.specification import LEAST_WEIGHT_SUM
@@ -120,11 +120,11 @@ def expert_gated_kernel(
         return
     row = expert * EXPERT_ROWS + program * ROWS
     words = PLANES * BLOCKS
-    gates, ups = project_pair(
-        gate, up, activations + token * words, words, row, BLOCKS, STEP, 1, GATE, UP, False
-    )
+    read = activations + token * words
+    ahead = load_pair_ahead(gate, up, row, BLOCKS, STEP, STEP, 1, GATE, UP)
+    gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, STEP, STEP, 1, GATE, UP)
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares + token * COUNT, epsilon, 1, 1, COUNT, WIDTH)
+        inverse = inverse_norms(squares + token * COUNT, epsilon, 1, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]
@@ -177,7 +177,9 @@ def expert_down_kernel(
         expert = tl.load(ids + pair)
         if expert >= 0:
             row = expert * WIDTH + program * ROWS
-            value = project(down, activations + pair * words, words, row, BLOCKS, STEP, 1, TILE, False)
+            read = activations + pair * words
+            ahead = load_ahead(down, row, BLOCKS, STEP, STEP, 1, TILE)
+            value = project(down, ahead, read, words, row, BLOCKS, STEP, STEP, 1, TILE)
             if BIAS:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
             total += value * tl.load(weights + pair)

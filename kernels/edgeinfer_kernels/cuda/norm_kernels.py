@@ -62,6 +62,7 @@ def join_kernel(
     if ADDS:
         pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
+        tl.debug_barrier()  # as in `residual_kernel`
         tl.store(pointers, value, mask=inside)
     if NORM:
         value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)

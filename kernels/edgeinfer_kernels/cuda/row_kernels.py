@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import activate, activate_gated
-from edgeinfer_kernels.cuda.projections import ROWS, project, project_pair
-from edgeinfer_kernels.cuda.tiles import quantise, release_consumers
+from edgeinfer_kernels.cuda.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
+from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
 # how the activations of a projection were normalised
 PLAIN = tl.constexpr(0)
@@ -21,15 +21,33 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def inverse_norms(
-    squares, epsilon, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr
-):
-    """1/√(mean x² + ε) of the tokens, (COLUMNS, 1), from `COUNT` partial sums of squares each."""
+def inverse_norms(squares, epsilon, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """1/√(mean x² + ε) of the tokens, (columns, 1), from `COUNT` partial sums of squares each."""
+    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
     parts = tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
     return tl.rsqrt(tl.sum(parts, axis=1) / WIDTH + epsilon)[:, None]
+
+
+@triton.jit
+def _project_behind_producers(
+    matrix,
+    activations,
+    row,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """`project`, the first weights loaded before the producers of the activations are waited for."""
+    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    wait_for_producers(DEPENDENT)
+    return project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
 
 
 @triton.jit
@@ -46,6 +64,7 @@ def rows_kernel(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
@@ -61,18 +80,21 @@ def rows_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    words = PLANES * BLOCKS
     if program < FIRST_PROGRAMS:
         row = program * ROWS
-        value = project(first, activations, words, row, BLOCKS, STEP, TOKENS, FIRST, DEPENDENT)
+        value = _project_behind_producers(
+            first, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, FIRST, DEPENDENT
+        )
     else:
         row = (program - FIRST_PROGRAMS) * ROWS
-        value = project(second, activations, words, row, BLOCKS, STEP, TOKENS, SECOND, DEPENDENT)
+        value = _project_behind_producers(
+            second, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, SECOND, DEPENDENT
+        )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
     if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -93,6 +115,7 @@ def gated_kernel(
     HIDDEN_BLOCKS: tl.constexpr,
     HIDDEN_PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     GATE: tl.constexpr,
     UP: tl.constexpr,
@@ -112,15 +135,19 @@ def gated_kernel(
     program = tl.program_id(0)
     row, words = program * ROWS, PLANES * BLOCKS
     if GATED:
+        pair = load_pair_ahead(gate, up, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP)
+        wait_for_producers(DEPENDENT)
         gates, ups = project_pair(
-            gate, up, activations, words, row, BLOCKS, STEP, TOKENS, GATE, UP, DEPENDENT
+            gate, up, pair, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP
         )
     else:
-        ups = project(up, activations, words, row, BLOCKS, STEP, TOKENS, UP, DEPENDENT)
+        ahead = load_ahead(up, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
+        wait_for_producers(DEPENDENT)
+        ups = project(up, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        inverse = inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
         ups, gates = ups * inverse, gates * inverse
     if BIAS:
         rows = (row + tl.arange(0, 16))[None, :]
@@ -150,6 +177,7 @@ def residual_kernel(
     OUT_BLOCKS: tl.constexpr,
     OUT_PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -163,25 +191,22 @@ def residual_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = project(
-        matrix,
-        activations,
-        PLANES * BLOCKS,
-        program * ROWS,
-        BLOCKS,
-        STEP,
-        TOKENS,
-        TILE,
-        DEPENDENT,
-    )
-    COLUMNS: tl.constexpr = value.shape[0]
+    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
-    if BIAS:
-        value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
     inside = (rows < WIDTH) & (token < TOKENS)[:, None]
     pointers = x + token[:, None] * WIDTH + rows
-    value = tl.where(inside, tl.load(pointers, mask=inside, other=0.0) + scale * value, 0.0)
+    row, words = program * ROWS, PLANES * BLOCKS
+    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    wait_for_producers(DEPENDENT)
+    before = tl.load(pointers, mask=inside, other=0.0)
+    value = project(matrix, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    if BIAS:
+        value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
+    value = tl.where(inside, before + scale * value, 0.0)
+    # Several threads hold the same element where there are more threads than elements. All have to have read
+    # it before one of them writes, or the late ones go on with another value.
+    tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
     sums = tl.sum(value * value, axis=1)
     tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
@@ -205,6 +230,7 @@ def head_kernel(
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
@@ -220,23 +246,15 @@ def head_kernel(
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = project(
-        matrix,
-        activations,
-        PLANES * BLOCKS,
-        program * ROWS,
-        BLOCKS,
-        STEP,
-        TOKENS,
-        TILE,
-        DEPENDENT,
+    value = _project_behind_producers(
+        matrix, activations, program * ROWS, BLOCKS, PLANES, STEP, VECTOR, TOKENS, TILE, DEPENDENT
     )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
     if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, COLUMNS, TOKENS, COUNT, WIDTH)
+        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

@@ -40,7 +40,7 @@ class StepExperts:
     def _score(self, w: DeviceExperts, source: Source, tokens: int) -> None:
         launches = self._launches
         scores = launches.workspace.routing.scores
-        launches.rows((w.router,), source, scores, w.router_bias, launches.tuning.output, tokens)
+        launches.rows((w.router,), source, scores, w.router_bias, "output", tokens)
 
     def launch(
         self,
@@ -101,10 +101,10 @@ class StepExperts:
         launches, space = self._launches, self._launches.workspace
         launches.gated(facts.activation, shared, source, space.shared_hidden, tokens)
         hidden = Source(space.shared_hidden, source.squares)
-        launches.rows((shared.down,), hidden, space.y, shared.down_bias, launches.tuning.down, tokens)
+        launches.rows((shared.down,), hidden, space.y, shared.down_bias, "down", tokens)
         if w.shared_router is not None:
             scores = space.routing.shared_scores
-            launches.rows((w.shared_router,), source, scores, None, launches.tuning.output, tokens)
+            launches.rows((w.shared_router,), source, scores, None, "output", tokens)
 
     def _gated(self, facts: ExpertsSpecification, w: DeviceExperts, source: Source, tokens: int) -> None:
         launches, space = self._launches, self._launches.workspace

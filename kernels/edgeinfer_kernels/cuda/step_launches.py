@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.row_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
-from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.specification import (
     Activation,
@@ -71,10 +71,12 @@ class StepLaunches:
         options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
 
-    def _cut(self, wished: Shape, blocks: int, tokens: int) -> dict[str, int]:
-        """How a kernel of rows is cut: its constants STEP and TOKENS, and its warps."""
-        shape = wished if tokens == 1 else self.tuning.several(tokens)
-        return {"STEP": shape.step_for(blocks), "TOKENS": tokens, "warps": shape.warps_for(blocks)}
+    def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
+        """How a kernel of rows is cut: its constants STEP, VECTOR and TOKENS, and its warps."""
+        shape = self.tuning.shape(kernel, tokens)
+        step = shape.step_for(blocks)
+        cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}
+        return {**cut, "warps": shape.warps_for(blocks)}
 
     def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor
@@ -170,7 +172,7 @@ class StepLaunches:
         source: Source,
         y: Tensor,
         bias: Tensor | None,
-        shape: Shape,
+        kernel: RowKernel,
         tokens: int,
     ) -> None:
         """One or two matrices times activations, below each other, to y."""
@@ -191,7 +193,7 @@ class StepLaunches:
             SECOND=parts[-1].shapes.tile,
             BIAS=bias is not None,
             **self.of_source(source),
-            **self._cut(shape, source.activations.blocks, tokens),
+            **self._cut(kernel, source.activations.blocks, tokens),
         )
 
     def gated(
@@ -218,7 +220,7 @@ class StepLaunches:
             BIAS=ffn.up_bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
             **self.of_source(source),
-            **self._cut(self.tuning.gated, source.activations.blocks, tokens),
+            **self._cut("gated", source.activations.blocks, tokens),
         )
 
     def residual(
@@ -229,7 +231,7 @@ class StepLaunches:
         scale: float,
         gain: Tensor | None,
         target: Source,
-        shape: Shape,
+        kernel: RowKernel,
         tokens: int,
     ) -> None:
         """x += scale·(matrix times activations + bias), and x·gain to the target."""
@@ -253,7 +255,7 @@ class StepLaunches:
             TILE=matrix.shapes.tile,
             BIAS=bias is not None,
             GAIN=gain is not None,
-            **self._cut(shape, read.blocks, tokens),
+            **self._cut(kernel, read.blocks, tokens),
         )
 
     def join(
@@ -342,5 +344,5 @@ class StepLaunches:
             TILE=model.head.shapes.tile,
             CAPPED=facts.logit_soft_cap != 0,
             **self.of_source(source),
-            **self._cut(self.tuning.head, source.activations.blocks, tokens),
+            **self._cut("head", source.activations.blocks, tokens),
         )

@@ -1,7 +1,7 @@
 """How the kernels of a decode step are cut, with defaults for models that no tuner has seen."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 MOST_SPLITS = 64
 """Stretches of a cache that a step's buffers have room for."""
@@ -13,10 +13,14 @@ def next_power_of_two(value: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere."""
+    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere.
+
+    `vector`: blocks side by side that a thread takes in a step of several tokens.
+    """
 
     step: int = 0
     warps: int = 0
+    vector: int = 4
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
@@ -25,9 +29,17 @@ class Shape:
         return self.warps or max(1, self.step_for(blocks) // 16)
 
 
+RowKernel = Literal["qkv", "output", "gated", "down", "head"]
+"""What the rows of a matrix are for; `output` and `down` add to the residual stream, the others read it."""
+
+
 @dataclass(frozen=True)
 class Tuning:
-    """The shapes of a step's kernels; the defaults were best or near it on an H200."""
+    """The shapes of a step's kernels; the defaults were best or near it on an H200.
+
+    A step of several tokens has two shapes: for kernels that read the residual stream, which have many rows,
+    and for those that add to it, whose few rows are as long or longer.
+    """
 
     qkv: Shape = Shape()
     output: Shape = Shape(128, 8)
@@ -35,18 +47,28 @@ class Tuning:
     down: Shape = Shape()
     head: Shape = Shape(128, 8)
     two: Shape = Shape(64, 4)
-    """Of all of these in a step of two tokens."""
-    four: Shape = Shape(64, 8)
-    """Of all of these in a step of three or four."""
-    eight: Shape = Shape(64, 8)
-    """Of all of these in a step of more."""
+    two_adding: Shape = Shape(64, 4)
+    four: Shape = Shape(32, 2, 2)
+    """Of three or four tokens."""
+    four_adding: Shape = Shape(64, 4, 2)
+    eight: Shape = Shape(32, 4, 1)
+    """Of more."""
+    eight_adding: Shape = Shape(32, 4, 1)
     splits: int = 16
     positions: int = 32
     attention_warps: int = 2
 
-    def several(self, tokens: int) -> Shape:
-        """The shape of every kernel of rows in a step of more than one token."""
-        return self.two if tokens <= 2 else self.four if tokens <= 4 else self.eight
+    def shape(self, kernel: RowKernel, tokens: int) -> Shape:
+        """How a kernel of rows is cut in a step of so many tokens."""
+        if tokens == 1:
+            shape: Shape = getattr(self, kernel)
+            return shape
+        adding = kernel in ("output", "down")
+        if tokens == 2:
+            return self.two_adding if adding else self.two
+        if tokens <= 4:
+            return self.four_adding if adding else self.four
+        return self.eight_adding if adding else self.eight
 
     def replace(self, **changes: Any) -> "Tuning":
         return replace(self, **changes)

@@ -59,10 +59,36 @@ def _masked_load(pointers, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
+def blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
+    """The blocks start… start + STEP, of which a thread loads VECTOR side by side. `start`: a multiple."""
+    return tl.max_contiguous(tl.multiple_of(start + tl.arange(0, STEP), VECTOR), STEP)
+
+
+@triton.jit
+def _supers_at(blocks, SUPERS: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the super-scales of `blocks` lie; loaded by the threads that load the blocks (VECTOR 0: any)."""
+    places = blocks % SUPERS
+    if VECTOR > 0:
+        RUN: tl.constexpr = SUPERS & -SUPERS
+        STEP: tl.constexpr = blocks.shape[0]
+        places = tl.max_contiguous(tl.multiple_of(places, VECTOR), RUN if RUN < STEP else STEP)
+    return places[None, :]
+
+
+@triton.jit
+def load_tile(
+    matrix,
+    rows,
+    blocks,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr = 0,
+):
     """Words, scale and super-scale of `rows` and `blocks`; each (rows, blocks) int32.
 
-    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED: `blocks` may go beyond.
+    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED: `blocks` may go beyond;
+    VECTOR: they are of `blocks_at`.
     """
     inside = (blocks < BLOCKS)[None, :]
     row, block = rows[:, None], blocks[None, :]
@@ -90,10 +116,12 @@ def load_tile(matrix, rows, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, 
         scale = _masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
     SUPERS: tl.constexpr = BLOCKS // 8
     if TILE.scale == SIGNED:
-        pair = _masked_load(matrix[2] + (row // 2) * SUPERS + block % SUPERS, inside, MASKED)
+        pair = _masked_load(
+            matrix[2] + (row // 2) * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED
+        )
         factor = pair >> ((row & 1) * 16)
     elif TILE.scale == MINIMUM or TILE.scale == SHORT:
-        factor = _masked_load(matrix[2] + row * SUPERS + block % SUPERS, inside, MASKED)
+        factor = _masked_load(matrix[2] + row * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED)
     else:
         factor = scale
     return words, scale, factor

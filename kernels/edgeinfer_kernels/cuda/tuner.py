@@ -49,8 +49,10 @@ _KERNELS = ("gated", "down", "head", "qkv", "output")
 TRIALS = (
     *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
     Trials(1, tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION)),
-    Trials(2, tuple({"two": shape} for shape in (Shape(64, 8), Shape(128, 8), Shape(32, 2)))),
-    Trials(4, tuple({"four": shape} for shape in (Shape(32, 4), Shape(64, 16)))),
+    Trials(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
+    Trials(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
+    Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
+    Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
 )
 """Kernel by kernel: those that read most come first."""
 
@@ -177,7 +179,7 @@ def _as_tuning(found: Any) -> Tuning | None:
     for name, value in found.items():
         is_shape = isinstance(getattr(usual, name), Shape)
         numbers = value if isinstance(value, list) else [value]
-        if is_shape != isinstance(value, list) or len(numbers) != (2 if is_shape else 1):
+        if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):
             return None
         if not all(_is_cut(number, least=0 if is_shape else 1) for number in numbers):
             return None

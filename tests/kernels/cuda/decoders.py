@@ -25,6 +25,8 @@ from tests.random_models import RandomModel
 CONTEXT = 64
 SMALL = Tuning(splits=2, positions=16)
 """Few stretches and small tiles: what an interpreter has patience for."""
+FLOATS_AGREE = 2.5e-3
+"""Float weights: only the cache and the prompt's products are float16."""
 Logits = npt.NDArray[np.float64]
 
 

@@ -13,11 +13,9 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import choose_best, opened, read, worst
+from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, opened, read, worst
 from tests.random_models import ZOO, RandomModel
 
-FLOATS_AGREE = 2.5e-3
-"""Float weights: only the cache and the prompt's products are float16."""
 QUANTS_AGREE = 0.04
 """Quantised weights: every activation was rounded to eight bits."""
 QUANTISED = ("Q8_0", "Q4_0")
@@ -105,6 +103,21 @@ def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: 
         head = decoder.weights.output.decoded().astype(np.float64)
         assert worst({9 + row: head @ rows[row] for row in range(3)}, want) < FLOATS_AGREE
         assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
+
+
+def test_logits_stay_what_they_are_when_more_is_read(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(4)
+        backend = decoder.backend(device)
+        kept, copies = [], []
+        for position in range(0, 4, 2):
+            x = backend.embed(ids[position : position + 2])
+            backend.all_layers(x, position)
+            kept.append(backend.logits(x))
+            copies.append(kept[-1].copy())
+        backend.close()
+        assert not np.array_equal(copies[0], copies[1])
+        np.testing.assert_array_equal(kept, copies)
 
 
 def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import Decoder, choose_best, opened, read
+from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, choose_best, opened, read, worst
 from tests.random_models import ZOO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
@@ -144,6 +144,19 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
     with pytest.raises(RejectedTrialError):
         timer(Tuning(qkv=Shape(64, 64)), 1)
     backend.close()
+
+
+@pytest.mark.parametrize("warps", [1, 8, 32])
+def test_threads_that_hold_the_same_element_go_on_with_the_same_value(tmp_path: Path, warps: int) -> None:
+    shape = Shape(64, warps)
+    tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(44)
+        want = decoder.reference_logits(ids)
+        backend = decoder.backend("cuda", tuning=tuning, chunk=40)
+        for _ in range(10):
+            assert worst(read(backend, ids, (38, 2, 1, 3), wanted=3), want) < FLOATS_AGREE
+        backend.close()
 
 
 PROMPT = "Once upon a time"
