@@ -21,6 +21,7 @@ from edgeinfer_kernels.backend import (
     Places,
     PlacingBackend,
     Rows,
+    SteppingBackend,
 )
 from edgeinfer_kernels.specification import DecoderSpecification
 
@@ -46,6 +47,7 @@ class Transformer:
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
+        self._step = backend.step if isinstance(backend, SteppingBackend) else None
 
     @property
     def context(self) -> int:
@@ -105,6 +107,8 @@ class Transformer:
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (vocabulary,) behind the last of them."""
+        if len(ids) == 1 and self._step:
+            return self._append_one(ids[0], progress)
         done = 0
         for x in self._steps(ids):
             done += len(x)
@@ -112,6 +116,16 @@ class Transformer:
                 progress(done, len(ids))
         last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
         return last
+
+    def _append_one(self, token_id: int, progress: Progress | None) -> npt.NDArray[np.float32]:
+        assert self._step is not None
+        self._check((token_id,))
+        with DEVICE_FAILURES:
+            logits = self._step(token_id, len(self.cache.ids))
+        self.cache.ids.append(token_id)
+        if progress:
+            progress(1, 1)
+        return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""

@@ -27,6 +27,8 @@ class OneByOne(ABC):
         self._own_size = own_size
         self._vocabulary_size = vocabulary_size
         self._sampler: Sampler | None = None
+        self._settings: SamplerSettings | None = None
+        """Those of the answer that `_sampler` is for."""
         self._room = np.empty(own_size, np.float32)
 
     @abstractmethod
@@ -77,9 +79,11 @@ class OneByOne(ABC):
 
     def _sampler_for(self, settings: SamplerSettings) -> Sampler:
         """Draws as the answer's own sampler would, from its own chances; Mirostat's memory is left out."""
-        wanted = replace(settings, mirostat=0, seed=None, logit_bias=self._known(settings.logit_bias))
-        if self._sampler is None or self._sampler.settings != wanted:
-            self._sampler = Sampler(wanted, self._own_size)
+        if self._sampler is None or self._settings is not settings:
+            wanted = replace(settings, mirostat=0, seed=None, logit_bias=self._known(settings.logit_bias))
+            if self._sampler is None or self._sampler.settings != wanted:
+                self._sampler = Sampler(wanted, self._own_size)
+            self._settings = settings
         return self._sampler
 
     def _known(self, bias: Mapping[int, float]) -> dict[int, float]:

@@ -288,6 +288,17 @@ class LayeredBackend(Protocol):
 
 
 @runtime_checkable
+class SteppingBackend(Protocol):
+    """A backend that goes from a token to the logits behind it in one piece."""
+
+    def step(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
+        """(vocabulary,) float32, a fresh array: the logits of a token at position start, to the last bit
+        those of `embed`, `all_layers` and `logits`.
+        """
+        ...
+
+
+@runtime_checkable
 class DividingBackend(Protocol):
     """A backend that may have a layer's experts on two devices."""
 

@@ -296,3 +296,20 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(tmp_path: Path) 
         UnsupportedProcessorError, match=r"instruction set avx1024: this processor \(.*\) runs"
     ):
         engine_for(path, cpu("avx1024"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "qwen2moe", "smallthinker"])
+def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Path, name: str) -> None:
+    engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu())
+    engine.append(IDS[:40])
+    backend = engine.backend
+    assert isinstance(backend, CpuBackend)
+    x = backend.embed(IDS[40:41])
+    for layer in range(len(engine.specification.layers)):
+        backend.attention_block(layer, x, 40)
+        backend.feed_forward_block(layer, x)
+    want = backend.logits(x)[0]
+    first, second = backend.step(IDS[40], 40), backend.step(IDS[41], 41)
+    np.testing.assert_array_equal(first, want)
+    assert not np.array_equal(first, second)
+    engine.close()

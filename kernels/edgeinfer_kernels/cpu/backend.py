@@ -146,8 +146,8 @@ class CpuBackend:
             self._feed_forward_step(builder, index, w.feed_forward, routing)
             for index, w in enumerate(weights.layers)
         ]
+        self._head = builder.head(facts.norm, weights) if head else 0
         if head:
-            self._head = builder.head(facts.norm, weights)
             self._head_fields = int_fields(self._head, len(HEAD))
         self._x_address = workspace.rows("x")[0]
         self._x = float_rows(self._x_address, self.batch, padded(facts.width))
@@ -205,12 +205,20 @@ class CpuBackend:
         self._ropes, self._rope_calls = ropes, calls
         self._programs = dict[tuple[int, ...], _Program]()
         self._run_program = self._program_of(range(len(ropes))).run
+        whole = self._steps_of(range(len(ropes)))
+        if self._head:
+            whole.append((self._functions["head_block"], self._head, self._call_address))
+        self._step_program = _Program(self._functions["run_program"], whole)
 
     def _program_of(self, layers: Sequence[int]) -> "_Program":
         """The blocks of some layers as one list for the team; made once."""
         key = tuple(layers)
-        if key in self._programs:
-            return self._programs[key]
+        if key not in self._programs:
+            self._programs[key] = _Program(self._functions["run_program"], self._steps_of(layers))
+        return self._programs[key]
+
+    def _steps_of(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(function, block, call) for each block of these layers."""
         steps = []
         for layer in layers:
             call, (function, block) = address(self._rope_calls[self._ropes[layer]]), self._feed_forward[layer]
@@ -218,8 +226,7 @@ class CpuBackend:
                 steps.append((self._functions["route_block"], block, call))
             steps.append((self._functions["attention_block"], self._attention[layer], call))
             steps.append((self._functions[function], block, call))
-        self._programs[key] = _Program(self._functions["run_program"], steps)
-        return self._programs[key]
+        return steps
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -246,6 +253,18 @@ class CpuBackend:
         for table, call in self._calls:
             fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
+
+    def step(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
+        """As `embed`, `all_layers` and `logits` of one token, (vocabulary,), in one run of the team."""
+        x = self.embed((token_id,))
+        at, stride = self._x_address, x.strides[0]
+        for table, call in self._calls:
+            fill_call(call, at, stride, 1, start, table.address_of(start, 1))
+        fill_call(self._call, at, stride, 1, 0, 0)
+        whole = self._room_for_logits(1)
+        self.team.run(*self._step_program.run)
+        logits: npt.NDArray[np.float32] = self._finished(whole)[0]
+        return logits
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """Both blocks of these layers, for a step of STEP_TOKENS at most."""
@@ -289,10 +308,19 @@ class CpuBackend:
         return found[0], found[1]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
-        facts = self.specification
-        whole = np.empty((len(x), padded(facts.vocabulary_size)), np.float32)
-        self._head_fields[HEAD.logits // 8] = quick_address(whole)
+        whole = self._room_for_logits(len(x))
         self._run("head_block", self._head, x)
+        return self._finished(whole)
+
+    def _room_for_logits(self, rows: int) -> npt.NDArray[np.float32]:
+        """Where the head's kernel will write."""
+        whole = np.empty((rows, padded(self.specification.vocabulary_size)), np.float32)
+        self._head_fields[HEAD.logits // 8] = quick_address(whole)
+        return whole
+
+    def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """What the kernel wrote, scaled and capped."""
+        facts = self.specification
         out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
             out *= np.float32(facts.logit_scale)
