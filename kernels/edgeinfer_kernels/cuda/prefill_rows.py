@@ -120,6 +120,7 @@ def join_rows_kernel(
         y += tl.load(y_bias + offsets, mask=mask, other=0.0)
     y = normed(y, mask, post_weight, post_weight, offsets, post_epsilon, WIDTH, POST_NORM, False)
     x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0) + residual_scale * y
+    tl.debug_barrier()  # as in `residual_kernel`
     tl.store(x_rows + row * WIDTH + offsets, x, mask=mask)
     if not LAST:
         z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
