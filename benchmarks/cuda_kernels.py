@@ -18,26 +18,39 @@ from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
+from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
+from edgeinfer_kernels.cuda.plane_formats import TILES
+from edgeinfer_kernels.cuda.prefill_experts import (
+    GROUPED_PAIRS,
+    ExpertRows,
+    add_experts,
+    grouped_product,
+    grouped_tile,
+)
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.unpacking import unpack
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.division import LayerDivision, device_half, turns_of
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
+from edgeinfer_quant_formats import block_format
 
 NORM = NormSpecification("rms", 1e-5)
 TOKENS, POSITIONS, KV_HEADS, GROUP = 5, 4096, 8, 4
-HALF, SINGLE, DOUBLE, BYTE, WHOLE = torch.float16, torch.float32, torch.float64, torch.int8, torch.int32
+HALF, SINGLE, DOUBLE, WHOLE = torch.float16, torch.float32, torch.float64, torch.int32
+BYTE, BYTES = torch.int8, torch.uint8
 
 
 def empty(*shape: int, dtype: torch.dtype = SINGLE) -> torch.Tensor:
@@ -71,6 +84,28 @@ def attention(head_dim: int, quantised: bool, capability: int) -> None:
     tile = attention_tile(head_dim, GROUP, capability, quantised)
     sinks = empty(heads) if quantised else None
     flash_attention(queries, cache, cache, 7, facts, out, tile, cache_scales, cache_scales, sinks)
+
+
+def sent(kind: str, width: int) -> None:
+    """The host's weights of a format to float16."""
+    rows, group_bytes = 32, 16 * block_format(kind).row_bytes(width)
+    unpack(empty(2 * group_bytes, dtype=BYTES), kind, width, empty(rows, width, dtype=HALF))
+
+
+def grouped(width: int, hidden: int, capability: int) -> None:
+    """Products of rows that are grouped by expert, and their weighted sum."""
+    rows, index, tiles = empty(TOKENS, width, dtype=HALF), empty(TOKENS, dtype=WHOLE), empty(9, dtype=WHOLE)
+    y, scales, tile = empty(TOKENS, hidden), empty(TOKENS), grouped_tile(capability)
+    for chosen in (index, None):
+        grouped_product(rows, chosen, empty(2, hidden, width, dtype=HALF), tiles.view(3, 3), y, 0, tile)
+    pairs = empty(2 * TOKENS, dtype=WHOLE)
+    choice = ExpertRows(pairs, empty(2 * TOKENS), pairs, pairs, pairs)
+    group_pairs_kernel[(8,)](
+        pairs, empty(2, 8, dtype=WHOLE), pairs, pairs, pairs, pairs, empty(8, dtype=WHOLE), 2 * TOKENS, 3,
+        EXPERTS=8, USED=2, STEP=GROUPED_PAIRS, num_warps=4,
+    )  # fmt: skip
+    for bias in (None, empty(8 * width)):
+        add_experts(empty(TOKENS, width), scales, bias, choice, empty(TOKENS, width), 0, TOKENS, 0)
 
 
 def choosing(vocabulary: int, kept: int, piece: int) -> None:
@@ -117,6 +152,13 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     dequantise_kernel[(1, 1)](
         matrix.parts, 0, out, 16, BLOCKS=matrix.shapes.blocks, STEP=64, TILE=matrix.shapes.tile
     )
+    second = model.layers[0].feed_forward
+    if isinstance(second, DeviceExperts):
+        stack = second.stacks.down
+        dequantise_experts_kernel[(1, 1, 1)](
+            stack.parts, empty(2, dtype=WHOLE), out, shape.width, 0, 16,
+            BLOCKS=stack.shapes.blocks, STEP=64, TILE=stack.shapes.tile,
+        )  # fmt: skip
     table = model.embedding
     embed_rows_kernel[(1, 1)](
         table.parts, space.state, space.x, 1.0,
@@ -159,6 +201,9 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
     for head_dim, quantised in product(head_dims, (False, True)):
         label = f"head of {head_dim}, {'q8_0' if quantised else 'f16'}"
         groups.append((label, partial(attention, head_dim, quantised, capability)))
+    groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))
+    for kind in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
+        groups.append((kind, partial(sent, kind, width)))
     groups.append((f"vocabulary of {vocabulary}", partial(choosing, vocabulary, kept, piece)))
     for label, launch_all in groups:
         with recorded_launches() as found:

@@ -8,28 +8,14 @@ A model is a shape, how many of its layers, and a type. Ends with exit code 1 if
 import argparse
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.divided_runs import HEAD, divided_rows
-from edgeinfer.benchmarking.random_files import write_random_file
-from edgeinfer.benchmarking.shapes import find_shape
+from edgeinfer.benchmarking.random_files import written_shape
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer.errors import SettingError
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
-
-
-def written(text: str, folder: Path) -> Path:
-    """A random file of "shape:layers:type"."""
-    name, layers, kind = (*text.split(":"), "", "")[:3]
-    if not layers.isdigit() or not kind:
-        raise SettingError(f"--models: saw {text!r}, wanted shape:layers:type")
-    shape = replace(find_shape(name), layers=int(layers))
-    path = folder / f"{name}-{layers}-layers-{kind}.gguf"
-    write_random_file(path, shape, kind)
-    return path
 
 
 def main() -> None:
@@ -55,7 +41,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for text in suites.words(options.models):
-            path = written(text, Path(folder))
+            path = written_shape(text, Path(folder))
             for row in divided_rows(
                 path,
                 shares,

@@ -4,6 +4,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
@@ -50,6 +51,20 @@ def random_file(shape: str, kind: str, progress: Progress | None = None, folder:
     if not _is_whole(path):
         folder.mkdir(parents=True, exist_ok=True)
         write_random_file(path, form, kind, progress)
+    return path
+
+
+def written_shape(text: str, folder: Path) -> Path:
+    """The random file of "shape:layers:type" in a folder, written if it isn't there.
+
+    Raises `SettingError`: another text.
+    """
+    name, layers, kind = (*text.split(":"), "", "")[:3]
+    if not layers.isdigit() or not kind:
+        raise SettingError(f"--models: saw {text!r}, wanted shape:layers:type")
+    path = folder / f"{name}-{layers}-layers-{kind}.gguf"
+    if not path.exists():
+        write_random_file(path, replace(find_shape(name), layers=int(layers)), kind)
     return path
 
 

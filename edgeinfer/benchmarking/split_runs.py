@@ -67,26 +67,26 @@ class SplitSuite:
         context = needed_context(workloads) + 1
         for model in self.models:
             sizes = model_sizes(model.path)
-            overhead = self._overhead(model, context, sizes)
+            beside = overhead(model.path, context, self.device, self.threads, sizes)
             for share in self.shares:
                 print(f"{model.name} at {share:.0%}", file=sys.stderr, flush=True)
                 budget = int(share * sizes.nbytes)
                 settings = llama_cpp_settings(sizes, context, budget) if self.program else []
-                yield from self._compare(model, context, budget, overhead, settings, workloads)
+                yield from self._compare(model, context, budget, beside, settings, workloads)
 
     def _compare(
         self,
         model: BenchedModel,
         context: int,
         budget: int,
-        overhead: int,
+        beside: int,
         settings: Sequence[Sequence[str]],
         workloads: Sequence[Workload],
     ) -> list[SplitRow]:
         """A B A B …: the first run of ours isn't counted; llama.cpp has all its settings in a round."""
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: dict[str, list[list[float]]] = {}
-        vram = budget + overhead
+        vram = budget + beside
         with load(
             model.path, context=context, device=self.device, vram=vram, threads=self.threads, draft=None
         ) as loaded:
@@ -121,24 +121,22 @@ class SplitSuite:
         threads = ("-t", str(self.threads)) if self.threads else ()
         return LlamaBench(self.program, (*setting, *threads)).run(model.path, workloads, self.repetitions)
 
-    def _overhead(self, model: BenchedModel, context: int, sizes: ModelSizes) -> int:
-        """What our libraries and buffers take of a GPU beside weights, keys and values, the model being
-        divided or not.
 
-        It comes on top of the budget, as llama.cpp's do.
-        """
+def overhead(path: Path, context: int, device: str, threads: int | None, sizes: ModelSizes) -> int:
+    """What our libraries and buffers take of a GPU beside weights, keys and values, the model being divided
+    or not. It comes on top of a budget, as llama.cpp's do.
+    """
 
-        def planned(vram: int | None) -> int:
-            wishes = {"context": context, "device": self.device, "threads": self.threads, "vram": vram}
-            plan = plan_model(model.path, **wishes).plan  # type: ignore[arg-type]
-            return sum(
-                item.bytes
-                for item in plan.items
-                if item.device == "gpu" and item.layer is None and item.item not in ("head", "embedding")
-            )
+    def planned(vram: int | None) -> int:
+        plan = plan_model(path, context=context, device=device, threads=threads, vram=vram).plan
+        return sum(
+            item.bytes
+            for item in plan.items
+            if item.device == "gpu" and item.layer is None and item.item not in ("head", "embedding")
+        )
 
-        whole = planned(None)
-        return max(whole, planned(whole + sizes.nbytes // 2))
+    whole = planned(None)
+    return max(whole, planned(whole + sizes.nbytes // 2))
 
 
 def _row(

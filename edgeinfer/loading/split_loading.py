@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes, mebibytes
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -140,7 +140,7 @@ class _Sides:
             above.close()
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
-        above.serve_with(host, meets_in_graph=meets)
+        refused = above.serve_with(host, meets_in_graph=meets)
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,
@@ -151,6 +151,11 @@ class _Sides:
             source.context,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        if refused:
+            notes.append(
+                f"{mebibytes(refused)} of weights in main memory couldn't be pinned: prompts send them by "
+                "way of buffers that are, which is slower"
+            )
         return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=notes)
 
     @property
@@ -178,7 +183,7 @@ class _Sides:
             DeviceOptions(
                 quantised_cache=source.wishes.kv == "q8_0",
                 divisions=self._divisions,
-                stream_from=self.plan.prediction.stream_from,
+                send_from=self.plan.prediction.send_from,
             ),
             on_placed=placing,
             mailbox=mailbox,

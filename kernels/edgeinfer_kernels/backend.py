@@ -137,6 +137,10 @@ class LayerCache:
         values = widened(self.values[:, :end].astype(np.int8), by_position[1])
         return keys[:, :, :head_dim], values[:, :, :head_dim]
 
+    def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """All that it consists of."""
+        return self.values, *self._parts()
+
     def _parts(self) -> tuple[npt.NDArray[np.generic], ...]:
         """Arrays whose second axis is tiles."""
         parts = (self.keys, self.key_scales, self.value_scales)

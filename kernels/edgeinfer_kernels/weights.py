@@ -84,6 +84,11 @@ class Matrix:
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)
 
     @property
+    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Where its bytes are: equal for two views of the same weights, and for them alone."""
+        return self.raw.ctypes.data, self.raw.shape, self.picked
+
+    @property
     def nbytes(self) -> int:
         return self.experts * self.rows * int(self.raw.shape[1])
 

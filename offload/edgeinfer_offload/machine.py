@@ -22,8 +22,8 @@ OVERLAP_LOSS = 0.25
 """Of the shorter half of a split feed-forward: what running both at once doesn't save, as threads wake late
 and copies want memory's bandwidth too; assumed, to be measured. It keeps what fits a GPU on the GPU.
 """
-PACKING_PASSES = 50
-"""How often packing a byte of weights reads or writes one of the GPU's memory, all steps together; assumed
+UNPACKING_PASSES = 16
+"""How often the GPU's memory could be read while a byte of the CPU's weights becomes float16 there; assumed
 where it isn't measured.
 """
 DISK_BYTES_PER_SECOND = 2.0e9
@@ -71,16 +71,16 @@ class Graphics:
     launch_seconds: float = LAUNCH_SECONDS
     context_bytes: int = 0
     kernels: Mapping[str, float] = field(default_factory=dict)
-    packing: Mapping[str, float] = field(default_factory=dict)
-    """Format -> bytes per second of a file that are sent and brought into the kernels' layout."""
+    unpacking: Mapping[str, float] = field(default_factory=dict)
+    """Format -> bytes per second of the CPU's weights that become float16 here."""
 
     def rate(self, format_name: str) -> float:
         """Bytes per second at which weights of a format are read; a launch's own time comes on top."""
         return self.kernels.get(format_name, self.bytes_per_second)
 
-    def packed_rate(self, format_name: str, link: "Link") -> float:
-        """Bytes per second at which weights of the CPU in a format come here, ready to be multiplied with."""
-        return self.packing.get(format_name, min(link.to_gpu, self.bytes_per_second / PACKING_PASSES))
+    def unpacked_rate(self, format_name: str) -> float:
+        """Bytes per second at which weights that the CPU has sent become float16."""
+        return self.unpacking.get(format_name, self.bytes_per_second / UNPACKING_PASSES)
 
     @property
     def cache_rate(self) -> float:

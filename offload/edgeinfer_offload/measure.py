@@ -8,14 +8,17 @@ from pathlib import Path
 import psutil
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
+from edgeinfer_kernels.cpu.bandwidth import uncached_bytes
 from edgeinfer_kernels.cpu.features import choose, detect, usable_cpus
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
+from edgeinfer_offload.host_memory import host_memory
 from edgeinfer_offload.remembered import RememberedFigures
 
-SWEEP_BYTES = 64 << 20
 SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
+FREE_SHARE = 4
+"""The part of free memory that measuring may take."""
 WORTH_A_THREAD = 1.05
 """More threads are taken only if they read at least this much faster."""
 
@@ -23,7 +26,12 @@ WORTH_A_THREAD = 1.05
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
     """Bytes per second that `threads` (None: all usable) read together, measured now in half a second."""
     kernels = load_kernels(cache_folder, choose())
-    return measure_reading(kernels, threads or usable_cpus())
+    return measure_reading(kernels, threads or usable_cpus(), reading_bytes())
+
+
+def reading_bytes() -> int:
+    """How much memory is read where caches aren't to help, without taking much of what is free."""
+    return uncached_bytes(most=host_memory().free_bytes // FREE_SHARE)
 
 
 def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
@@ -73,7 +81,7 @@ def sweep(kernels: Kernels, usable: int) -> dict[int, float]:
     """Count -> bytes per second."""
     counts = thread_counts(usable)
     seconds = SWEEP_SECONDS / len(counts)
-    return {count: measure_reading(kernels, count, SWEEP_BYTES, seconds) for count in counts}
+    return {count: measure_reading(kernels, count, reading_bytes(), seconds) for count in counts}
 
 
 def best_threads(rates: dict[int, float]) -> int:

@@ -150,7 +150,7 @@ class Prediction:
     seconds_full: float
     prompt: int
     prompt_seconds: float
-    stream_from: int | None
+    send_from: int | None
     """Tokens from which on weights in main memory are sent to the GPU for a prompt; None: never."""
 
     @property
@@ -259,7 +259,7 @@ class MemoryPlan:
                 "decode_tokens_per_second_full": _inverse(prediction.seconds_full),
                 "prompt_tokens": prediction.prompt,
                 "prefill_tokens_per_second": prediction.prefill_tokens_per_second,
-                "stream_prompts_from_tokens": prediction.stream_from,
+                "send_weights_from_tokens": prediction.send_from,
                 "decode_tokens_per_second_with_one_gibibyte_more": self.next_gibibyte,
             },
             "why_not": self.why_not,

@@ -13,10 +13,8 @@ from edgeinfer_offload.machine import SYNCHRONISE_SECONDS, Machine
 from edgeinfer_offload.memory_plan import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
 from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
 
-LIBRARY_BYTES = 320 << 20
+LIBRARY_BYTES = 344 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
-STREAM_BYTES = 64 << 20
-"""On the GPU, where weights of the CPU arrive that a prompt is multiplied with: two chunks of 32 MiB."""
 PROMPT_WORTH = 1.06
 """A plan that decodes so many times as long as the fastest is taken if prompts are read faster under it."""
 STAGING_BYTES = 24 << 20
@@ -146,11 +144,10 @@ class ModelPlacing:
 
     def _best_split(self, vram: float) -> Placement | None:
         """The fastest that uses both; or one that is as good as that, and reads prompts faster."""
-        budget = self._budget(vram)
-        best = self.search.best(budget)
-        if best is None or not self.streams or not self.can_be_whole:
+        best = self.search.best(self._budget(vram))
+        if best is None or not self.sends or not self.can_be_whole:
             return best
-        attending = self._attending.best(budget)
+        attending = self._attending.best(self._budget(vram, host_attends=False))
         return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
 
     def _all_ends(self) -> list[Ends]:
@@ -179,15 +176,23 @@ class ModelPlacing:
         return replace(found, seconds=found.seconds + float(budget.penalty(found.cpu_bytes)))
 
     @property
-    def streams(self) -> bool:
+    def sends(self) -> bool:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
-        dense = any(layer.feed_forward and not layer.feed_forward.post_normed for layer in self.sizes.layers)
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
-        return dense and known and self.wishes.device == "any"
+        return known and self.pricing.graphics is not None and self.wishes.device == "any"
 
-    def _budget(self, vram: float, *, shared: bool = True) -> Budget:
-        """For placements that use the GPU and, if it is `shared`, the CPU."""
-        fixed = self._gpu_fixed + (STREAM_BYTES if shared and self.streams else 0)
+    def sent_bytes(self, chosen: Placement) -> int:
+        """On the GPU, what sending weights takes there."""
+        attends = any(choice.attention == CPU for choice in chosen.choices)
+        return self._sent_bytes(attends) if self.works_on_cpu(chosen) else 0
+
+    def _sent_bytes(self, host_attends: bool) -> int:
+        context = self.wishes.context
+        return device_sizes.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
+
+    def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
+        """For placements that use the GPU and, if it is `shared`, the CPU, for attention too or not."""
+        fixed = self._gpu_fixed + (self._sent_bytes(host_attends) if shared else 0)
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
 
@@ -240,7 +245,7 @@ class ModelPlacing:
     @property
     def least_gpu_bytes(self) -> int:
         """What any use of the GPU takes before a single weight is there."""
-        return self._gpu_fixed + (STREAM_BYTES if self.streams else 0)
+        return self._gpu_fixed + self._sent_bytes(host_attends=False)
 
     def works_on_cpu(self, chosen: Placement) -> bool:
         """Whether the CPU computes any part of a token."""

@@ -20,7 +20,7 @@ from edgeinfer_offload.memory_plan import (
     Prediction,
     refuse,
 )
-from edgeinfer_offload.model_placing import LIBRARY_BYTES, STREAM_BYTES, ModelPlacing
+from edgeinfer_offload.model_placing import LIBRARY_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.plan_text import mebibytes
@@ -175,8 +175,7 @@ def _around_the_layers(
     fixed("workspace", "gpu", placing.gpu_workspace)
     fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
     fixed("CUDA context", "gpu", placing.driver_bytes)
-    if placing.works_on_cpu(chosen) and placing.streams:
-        fixed("weights that a prompt streams", "gpu", STREAM_BYTES)
+    fixed("weights that a prompt sends", "gpu", placing.sent_bytes(chosen))
     fixed("staging for the GPU", "cpu", placing.staging(placing.works_on_cpu(chosen)))
     crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
     if crossing:
@@ -213,7 +212,7 @@ def _prediction(
         seconds_full=at(wishes.context),
         prompt=prompt,
         prompt_seconds=speed.seconds(prompt, wishes.chunk, wishes.batch) + waiting,
-        stream_from=speed.crossover() if placing.streams else None,
+        send_from=speed.send_from,
     )
 
 

@@ -130,8 +130,8 @@ def _speed(plan: "MemoryPlan") -> list[str]:
         f"{plan.wishes.context} full), without drafting",
         f"prompt: {found.prefill_tokens_per_second:.0f} tokens/s for {found.prompt} tokens",
     ]
-    if found.stream_from:
-        lines[-1] += f"; from {found.stream_from} tokens on weights in main memory are sent to the GPU"
+    if found.send_from:
+        lines[-1] += f"; from {found.send_from} tokens on weights in main memory are sent to the GPU"
     if plan.next_gibibyte:
         lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.next_gibibyte)} tokens/s")
     return lines

@@ -1,110 +1,147 @@
-"""How fast a prompt is read: where the weights lie, or on the GPU after sending them over the link."""
+"""How fast a prompt is read: each part where it lies, or all on the GPU with the CPU's weights sent there."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgeinfer_kernels.model_sizes import LayerSizes
+from edgeinfer_kernels.model_sizes import LayerSizes, MatrixSize
 from edgeinfer_offload.layer_costs import LayerCosts
-from edgeinfer_offload.machine import Graphics
 from edgeinfer_offload.model_placing import ModelPlacing
-from edgeinfer_offload.placement_search import GPU, Choice, Placement
+from edgeinfer_offload.placement_search import CPU, GPU, Choice, Placement
 from edgeinfer_offload.roofline import Roof, Work
 
 MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
+LAYER_SECONDS = 0.65e-3
+"""What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
+SENT_SECONDS = 1.5e-3
+"""The same where weights are sent: in several pieces."""
+MIXTURE_SECONDS = 1.6e-3
+"""The same of a mixture, whose choice of experts the host has to see before it goes on."""
+CHOICE_SECONDS = 0.5e-3
+"""From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
+EMBEDDED_SECONDS = 1.4e-9
+"""What an element of a token's embedding takes the host. All of these are those of a server with an H200."""
+UnpackedRate = Callable[[str], float]
+"""Bytes per second at which weights of a format become float16 on the GPU."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Weights that lie together: bytes, operations for a token, and the share of the bytes that a token
-    touches, 1 where that is all. `sent`: bytes per second at which they can be sent to the GPU, or 0.
+    """Weights that lie together: bytes, operations for a token, and how likely a token is to touch each of as
+    many equal pieces. `unpacking`: seconds in which the GPU makes float16 of all if they are sent.
     """
 
     nbytes: float
     operations: float
-    touched: float = 1.0
-    sent: float = 0.0
+    chances: tuple[float, ...] = (1.0,)
+    unpacking: float = 0.0
+
+    def share(self, tokens: int) -> float:
+        """Of the bytes, what any of so many tokens needs."""
+        return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
 
     def work(self, tokens: int) -> Work:
         """Reading each weight that any of the tokens needs once."""
-        share = 1 - (1 - self.touched) ** tokens
-        return Work(self.operations * tokens, max(self.nbytes * share, 1.0))
+        return Work(self.operations * tokens, max(self.nbytes * self.share(tokens), 1.0))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer: its parts on either side; what a cached position takes on the CPU, 0 if it isn't there."""
+
+    sizes: LayerSizes
+    attends_on_gpu: bool
+    here: Sequence[_Part]
+    there: Sequence[_Part]
+    position_bytes: float
+
+    def scores(self, tokens: int, start: int) -> Work:
+        """Of attention, on the tokens of a chunk behind `start` others."""
+        seen = min(start + tokens / 2, self.sizes.window or start + tokens)
+        operations = 4 * tokens * seen * self.sizes.heads * self.sizes.head_dim
+        return Work(operations / SCORES_SHARE, 1.0)
 
 
 class PromptSpeed:
-    """Seconds of a prompt under a placement."""
+    """Seconds of a prompt under a placement. `send_from`: from how many tokens on weights of the CPU are sent
+    to the GPU; None: nothing is there, or never.
+    """
 
     def __init__(self, placing: ModelPlacing, chosen: Placement) -> None:
-        self._machine, self._sizes = placing.machine, placing.sizes
-        processor, graphics = self._machine.processor, placing.pricing.graphics
+        machine = placing.machine
+        processor, graphics, link = machine.processor, placing.pricing.graphics, machine.link
         self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
         self._gpu: Roof | None = None
         if graphics and chosen.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
-        sending = graphics if placing.streams else None
+        self._link = link.to_gpu if link else 0.0
+        unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
-            _parts(layer, cost, choice, self._sent_rate(layer, choice, sending))
-            for layer, cost, choice in zip(self._sizes.layers, placing.costs, chosen.choices, strict=True)
+            _layer(placing, index, costs, choice, unpacked)
+            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.choices, strict=True))
         ]
-        self._attends_on_gpu = [choice.attention == GPU for choice in chosen.choices]
-        head = _Part(self._sizes.head.nbytes, 2 * self._sizes.head.weights)
+        head = _Part(placing.sizes.head.nbytes, 2 * placing.sizes.head.weights)
         roof = self._gpu if chosen.ends.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
-
-    def _sent_rate(self, layer: LayerSizes, choice: Choice, graphics: Graphics | None) -> float:
-        """Bytes per second at which a layer's feed-forward can be sent; 0: it is a mixture, has a norm behind
-        its sum, or follows attention on the CPU.
-        """
-        link, block = self._machine.link, layer.feed_forward
-        if graphics is None or link is None or block is None or choice.attention != GPU or block.post_normed:
-            return 0.0
-        seconds = sum(m.nbytes / graphics.packed_rate(m.format, link) for m in block.matrices())
-        return sum(m.nbytes for m in block.matrices()) / seconds
+        embeds = chosen.ends.embedding == CPU
+        self._embedded = EMBEDDED_SECONDS * placing.sizes.width if embeds else 0.0
+        able = all(layer.attends_on_gpu or not layer.sizes.experts for layer in self._layers)
+        self.send_from = self._crossover() if placing.sends and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """From the first token of a prompt to the logits behind the last, read in chunks."""
-        step = chunk if any(self._attends_on_gpu) else batch
+        step = chunk if any(layer.attends_on_gpu for layer in self._layers) else batch
         total, start = self._head, 0
         while start < prompt:
             tokens = min(step, prompt - start)
-            total += self._chunk(tokens, start)
+            sends = self.send_from is not None and tokens >= self.send_from
+            total += self._sent(tokens, start) if sends else self._in_turns(tokens, start)
             start += tokens
         return total
 
-    def _chunk(self, tokens: int, start: int) -> float:
-        total = 0.0
-        for layer, parts, on_gpu in zip(self._sizes.layers, self._layers, self._attends_on_gpu, strict=True):
-            roof = self._gpu if on_gpu and self._gpu else self._cpu
-            seen = min(start + tokens / 2, layer.window or start + tokens)
-            operations = 4 * tokens * seen * layer.heads * layer.head_dim
-            scores = Work(operations / SCORES_SHARE, 1.0)
-            total += scores.seconds(roof)
-            here, there = parts
-            total += sum(part.work(tokens).seconds(self._gpu) for part in there) if self._gpu else 0.0
-            total += sum(self._on_cpu_or_sent(part, tokens) for part in here)
+    def _in_turns(self, tokens: int, start: int) -> float:
+        """Seconds of a chunk, everything being computed where it lies."""
+        total = self._embedded * tokens
+        for layer in self._layers:
+            total += sum(part.work(tokens).seconds(self._cpu) for part in layer.here)
+            scores = layer.scores(tokens, start)
+            if not layer.attends_on_gpu or self._gpu is None:
+                total += scores.seconds(self._cpu)
+                continue
+            gpu = self._gpu
+            computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
+            total += max(computing, MIXTURE_SECONDS if layer.sizes.experts else LAYER_SECONDS)
         return total
 
-    def _on_cpu_or_sent(self, part: _Part, tokens: int) -> float:
-        """Seconds with weights of the CPU, there or on the GPU, whichever takes less."""
-        on_cpu = part.work(tokens).seconds(self._cpu)
-        return min(on_cpu, self._streamed(part, tokens)) if part.sent else on_cpu
-
-    def _streamed(self, part: _Part, tokens: int) -> float:
-        """Seconds of sending weights to the GPU, and of computing with them."""
-        work = part.work(tokens)
+    def _sent(self, tokens: int, start: int) -> float:
+        """Seconds of a chunk, everything being computed on the GPU: copies go on meanwhile, but for those of
+        experts, which begin when the layer's are chosen.
+        """
         assert self._gpu is not None
-        return work.bytes / part.sent + work.seconds(self._gpu)
+        copying = computing = launching = chosen = 0.0
+        for layer in self._layers:
+            copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
+            unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
+            parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
+            scores = layer.scores(tokens, start).seconds(self._gpu)
+            if layer.sizes.experts:
+                busy = max(copied, unpacked + parts) + scores + (CHOICE_SECONDS if copied else 0.0)
+                chosen += max(busy, MIXTURE_SECONDS)
+                continue
+            copying += copied + layer.position_bytes * (start + tokens) / self._link
+            computing += unpacked + parts + scores
+            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
+        return max(copying, computing, launching) + chosen + self._embedded * tokens
 
-    def crossover(self) -> int | None:
-        """The least tokens for which sending beats computing on the CPU; None: nothing is there, or never."""
-        here = [part for parts in self._layers for part in parts[0] if part.sent]
-        if not here or self._gpu is None:
+    def _crossover(self) -> int | None:
+        """The least tokens for which sending beats computing on the CPU."""
+        if self._gpu is None or not any(layer.here for layer in self._layers):
             return None
 
         def pays(tokens: int) -> bool:
-            streamed = sum(self._streamed(part, tokens) for part in here)
-            return streamed < sum(part.work(tokens).seconds(self._cpu) for part in here)
+            return self._sent(tokens, 0) < self._in_turns(tokens, 0)
 
         if not pays(MOST_TOKENS):
             return None
@@ -115,23 +152,48 @@ class PromptSpeed:
         return low
 
 
-def _parts(
-    layer: LayerSizes, costs: LayerCosts, choice: Choice, sent: float
-) -> tuple[list[_Part], list[_Part]]:
-    """One layer's weights on the CPU, of which the feed-forward may be `sent` so fast, and on the GPU."""
+def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:
+    """Seconds a byte of these matrices takes to become float16 on the GPU."""
+    nbytes = sum(matrix.nbytes for matrix in matrices)
+    return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
+
+
+def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How likely a token is to use each expert of the CPU and of the GPU, where the hottest `units` are; of a
+    dense feed-forward, all of it.
+    """
+    experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
+    if experts is None:
+        return (1.0,), (1.0,)
+    if routing is None:
+        alike = (experts.used / experts.count,)
+        return alike, alike
+    hottest = sorted(routing[index], reverse=True)
+    return tuple(hottest[units:]), tuple(hottest[:units])
+
+
+def _layer(
+    placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+) -> _Layer:
+    """Layer `index`'s parts on the CPU and on the GPU."""
+    layer = placing.sizes.layers[index]
     sides: tuple[list[_Part], list[_Part]] = ([], [])
     always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])
     own = costs.attention[choice.attention]
     shared = costs.always[choice.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
-    sides[choice.attention].append(_Part(nbytes, 2 * sum(matrix.weights for matrix in always)))
+    operations = 2 * sum(matrix.weights for matrix in always)
+    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), nbytes * _unpacking(always, unpacked)))
     block = layer.divisible()
     weights = sum(matrix.weights for matrix in block.matrices())
     share = costs.unit_neurons[choice.units] / (layer.experts.count if layer.experts else block.neurons)
     used = layer.experts.used if layer.experts else 1
-    touched = layer.experts.used / layer.experts.count if layer.experts else 1.0
+    chances = _chances(placing, index, choice.units)
+    slowness = _unpacking(block.matrices(), unpacked)
     halves = (costs.cpu_bytes[choice.units], 1 - share), (costs.gpu_bytes[choice.units], share)
-    for side, (half, part) in zip(sides, halves, strict=True):
+    for side, (half, part), touched in zip(sides, halves, chances, strict=True):
         if half:
-            side.append(_Part(float(half), 2 * weights * used * part, touched, sent))
-    return sides
+            side.append(_Part(float(half), 2 * weights * used * part, touched, float(half) * slowness))
+    cached = placing.pricing.cache_bytes_on_cpu(layer, placing.wishes.context) / placing.wishes.context
+    attends = choice.attention == GPU
+    return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)

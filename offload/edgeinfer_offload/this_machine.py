@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.plane_formats import TILES
 from edgeinfer_offload.graphics_cards import find_card
 from edgeinfer_offload.host_memory import host_memory
 from edgeinfer_offload.machine import HAND_OVER_SECONDS, LAUNCH_SECONDS, Graphics, Link, Machine, Processor
-from edgeinfer_offload.measure import remembered_bandwidth, remembered_figures
+from edgeinfer_offload.measure import reading_bytes, remembered_bandwidth, remembered_figures
 
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
@@ -46,7 +46,7 @@ def with_cpu_speeds(
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         for name in missing:
-            found = kernel_speed(kernels, name, threads)
+            found = kernel_speed(kernels, name, threads, reading_bytes())
             figures.keep(
                 {
                     _cpu_name(threads, name): found.bytes_per_second,
@@ -72,7 +72,7 @@ def _cpu_name(threads: int, format_name: str) -> str:
     return f"{threads} threads {format_name}"
 
 
-_PACKED = "packed "
+_UNPACKED = "unpacked "
 GPU_FIGURES = (
     "bytes_per_second",
     "operations_per_second",
@@ -113,7 +113,7 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         PROMPT_SHARE * own["operations_per_second"],
         own.get("launch_seconds", LAUNCH_SECONDS),
         kernels={name: min(value, own["bytes_per_second"]) for name, value in kernels.items()},
-        packing={name: own[_PACKED + name] for name in TILES if _PACKED + name in own},
+        unpacking={name: own[_UNPACKED + name] for name in TILES if _UNPACKED + name in own},
     )
     link = Link(
         own["to_gpu"],
@@ -134,7 +134,7 @@ def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     """Measure what isn't known yet of a GPU, the link, and its kernels for these formats; imports torch."""
     figures, prefix = remembered_figures(cache_folder), f"gpu {gpu.index} "
     known = figures.known()
-    missing = [name for name in formats if name in TILES and f"{prefix}{_PACKED}{name}" not in known]
+    missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]
     if not missing and all(prefix + name in known for name in GPU_FIGURES):
         return
     from edgeinfer_kernels.cuda.device_parts import cuda_device
@@ -146,7 +146,7 @@ def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
         speed = format_speed(device, name)
         found |= {
             prefix + name: speed.bytes_per_second,
-            f"{prefix}{_PACKED}{name}": speed.packed_per_second,
+            f"{prefix}{_UNPACKED}{name}": speed.unpacked_per_second,
             f"{prefix}launch_seconds": speed.launch_seconds,
         }
     figures.keep(found)

@@ -63,6 +63,16 @@ def test_several_rows_come_in_the_order_of_their_ids(kernels: Kernels) -> None:
     np.testing.assert_array_equal(written(matrix, kernels, [7, 0, 7]), matrix.decoded()[[7, 0, 7]])
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "F16"])
+def test_rows_that_lie_apart_are_written_where_they_lie(kernels: Kernels, name: str) -> None:
+    matrix, room = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
+    arena, scratch = Arena(), np.empty(embedding_scratch(matrix), np.uint8)
+    x = room[:, :256]
+    Embedding(matrix, arena, kernels, address(scratch)).write([4, 8, 0], x, address(x))
+    np.testing.assert_array_equal(x, matrix.decoded()[[4, 8, 0]])
+    assert np.isnan(room[:, 256:]).all()
+
+
 @pytest.mark.parametrize("row", [-1, 9])
 def test_a_row_that_there_is_not_is_refused(kernels: Kernels, row: int) -> None:
     with pytest.raises(IndexError, match=rf"Q4_K.weight: row {row}, wanted 0 to 8"):

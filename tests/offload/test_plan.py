@@ -44,7 +44,7 @@ def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
     assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
     assert plan.why_not is None
     assert plan.next_gibibyte is None
-    assert plan.prediction.stream_from is None
+    assert plan.prediction.send_from is None
     assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
 
 
@@ -126,7 +126,7 @@ def test_a_shared_expert_lies_with_its_attention() -> None:
 
 def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
-    plan = planned(dense_model(), 1.5, draft=draft)
+    plan = planned(dense_model(), 1.6, draft=draft)
     assert plan.draft == "gpu"
     without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
     assert without.draft == "cpu"
@@ -263,8 +263,8 @@ def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
 
 def test_a_prompt_streams_weights_over_the_link_from_some_length_on() -> None:
     found = planned(dense_model(), 4, context=1024).prediction
-    assert found.stream_from is not None
-    assert 8 < found.stream_from < 512
+    assert found.send_from is not None
+    assert 8 < found.send_from < 512
     short, long = (planned(dense_model(), 4, context=1024, prompt=n).prediction for n in (4, 512))
     assert long.prefill_tokens_per_second > 5 * short.prefill_tokens_per_second
 

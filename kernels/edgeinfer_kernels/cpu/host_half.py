@@ -10,7 +10,15 @@ from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, GivenRouting, RoutingRows
-from edgeinfer_kernels.cpu.memory import Arena, address, float_rows, int_fields
+from edgeinfer_kernels.cpu.memory import (
+    Arena,
+    Bytes,
+    address,
+    byte_view,
+    float_rows,
+    int_fields,
+    interleaved_bytes,
+)
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
 from edgeinfer_kernels.cpu.structures import CALL, EXPERTS, SERVICE
@@ -68,7 +76,13 @@ class HostHalf:
         self._divisions = list(divisions)
         self._second = self._feed_forwards()
         self.team = Team(kernels, threads)
-        placed = repack(self._matrices(), kernels, self._arena, threads, on_placed)
+        matrices = self._matrices()
+        placed = repack(matrices, kernels, self._arena, threads, on_placed)
+        self._memories = {
+            matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix))
+            for matrix in matrices
+        }
+        self.caches = dict(caches)
         sizes = ModelSizes.of(specification, weights)
         workspace = Workspace(self._arena, sizes, batch, threads)
         self._embedding = Embedding(weights.token_embd, self._arena, kernels, workspace.scratch)
@@ -148,6 +162,10 @@ class HostHalf:
         self._chosen.append(experts.chosen_experts(facts, second, given))
         return "chosen_experts_block", self._chosen[-1]
 
+    def memory_of(self, matrix: Matrix) -> Bytes:
+        """Where a matrix that is here lies in the kernels' layout."""
+        return self._memories[matrix.place]
+
     def embed(self, ids: Sequence[int]) -> Activations:
         """Scaled embeddings of at most `batch` tokens, in the mailbox's rows."""
         if len(ids) > self.batch:
@@ -189,4 +207,5 @@ class HostHalf:
     def close(self) -> None:
         """Give back threads and memory."""
         self.team.close()
+        self._memories.clear()
         self._arena.clear()

@@ -70,6 +70,11 @@ def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
+def byte_view(at: int, nbytes: int) -> Bytes:
+    """The bytes that lie at an address; whoever owns the memory must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
+
+
 def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
     """The fields of a structure that lies at an address, to be changed; its arena must outlive them."""
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))

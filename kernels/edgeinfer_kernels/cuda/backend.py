@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZ
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
+from edgeinfer_kernels.cuda.sent_layers import SendingHost
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
@@ -42,6 +44,10 @@ from edgeinfer_kernels.weights import DecoderWeights
 
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
+
+
+class ServingHost(Host, SendingHost, Protocol):
+    """The host's half, as `edgeinfer_kernels.cpu.host_half.HostHalf`."""
 
 
 class KernelsUnavailableError(RuntimeError):
@@ -142,16 +148,13 @@ class CudaBackend:
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:
-        """Bring the weights into place; the way that they took stays open if prompts use it."""
-        uploader, stream = Uploader(self.device), self._parts.stream
+        """Bring the weights into place."""
+        uploader = Uploader(self.device)
         try:
             self._parts.model.fill(uploader, on_placed)
-            if stream is not None:
-                stream.fill(uploader)
-        except BaseException:
-            uploader.close()
-            raise
-        if stream is None:
+            if self._parts.sent is not None:
+                self._parts.sent.fill_vectors()
+        finally:
             uploader.close()
 
     def _host(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -185,13 +188,14 @@ class CudaBackend:
         prefill.read(len(ids), start)
         self._synchronise()
 
-    def serve_with(self, host: Host, *, meets_in_graph: bool = True) -> None:
-        """Who takes the host's turns of a divided decoder, from now on; `meets_in_graph`: see
-        `mailbox_speed.py`.
+    def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
+        """Who takes the host's turns of a divided decoder, and whose weights prompts send, from now on; how
+        many bytes of these couldn't be pinned. `meets_in_graph`: see `mailbox_speed.py`.
         """
         assert self._prompt_turns is not None, "only a divided decoder has a host"
         self._prompt_turns.host = self._steps.host = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
+        return self._parts.sent.connect(host) if self._parts.sent else 0
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MOST_TOKENS)
@@ -394,8 +398,8 @@ class CudaBackend:
         self._closed = True
         self._ahead = None
         parts = self.__dict__.get("_parts")
-        if parts is not None and parts.stream is not None:
-            parts.stream.close()
+        if parts is not None and parts.sent is not None:
+            parts.sent.close()
         for name in ("_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

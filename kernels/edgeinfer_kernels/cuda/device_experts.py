@@ -47,6 +47,19 @@ class DeviceFeedForward:
 
 
 @dataclass(frozen=True)
+class ExpertStacks:
+    """The matrices of some experts, those of a kind on top of each other, and their biases likewise."""
+
+    count: int
+    gate: DeviceMatrix
+    up: DeviceMatrix
+    down: DeviceMatrix
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True)
 class DeviceExperts:
     """Experts' matrices on top of each other, and the router: as a matrix for steps, as floats for prompts.
 
@@ -73,6 +86,12 @@ class DeviceExperts:
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
     norm_bias: None = None
+
+    @property
+    def stacks(self) -> ExpertStacks:
+        """The experts that are here."""
+        biases = self.gate_bias, self.up_bias, self.down_bias
+        return ExpertStacks(self.here, self.gate, self.up, self.down, *biases)
 
     @property
     def shared_hidden(self) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,83 +9,25 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, check_expert_rows
+from edgeinfer_kernels.cuda.device_layers import (
+    DeviceAttention,
+    DeviceCache,
+    LayerBuilder,
+    OrderedRows,
+    Stack,
+)
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.specification import (
-    AttentionSpecification,
     DecoderSpecification,
     ExpertsSpecification,
     FeedForwardSpecification,
-    RopeSpecification,
 )
-from edgeinfer_kernels.weights import (
-    DecoderWeights,
-    ExpertWeights,
-    FeedForwardWeights,
-    LayerWeights,
-    Matrix,
-    Vector,
-)
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, LayerWeights, Matrix
 
 OnPlaced = Callable[[Matrix], None]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Matrices on top of each other, those of one format as one; at most two launches' worth of formats."""
-
-    parts: tuple[DeviceMatrix, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(part.shapes.padded_rows for part in self.parts)
-
-
-@dataclass(frozen=True)
-class DeviceAttention:
-    """One layer's attention on the device; vectors are None where there is nothing to do."""
-
-    qkv: Stack
-    output: DeviceMatrix
-    qkv_bias: Tensor | None
-    output_bias: Tensor | None
-    norm: Tensor | None
-    norm_bias: Tensor | None
-    post_norm: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    sinks: Tensor | None
-    table: Tensor
-
-
-@dataclass(frozen=True)
-class DeviceCache:
-    """One layer's keys and values: float16 (kv_heads, positions, head_dim), or int8 with scales for 32."""
-
-    keys: Tensor
-    key_scales: Tensor
-    values: Tensor
-    value_scales: Tensor
-
-    @classmethod
-    def take(
-        cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool
-    ) -> "DeviceCache":
-        shape = (facts.kv_heads, positions, facts.head_dim)
-        groups = (facts.kv_heads, positions, -(-facts.head_dim // 32)) if quantised else (0,)
-        dtype = torch.int8 if quantised else torch.float16
-        keys, key_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
-        values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
-        return cls(keys, key_scales, values, value_scales)
-
-    def first(self, end: int) -> list[Tensor]:
-        """Views of what holds the first `end` positions."""
-        tensors = (self.keys, self.key_scales, self.values, self.value_scales)
-        return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
 
 
 @dataclass(frozen=True)
@@ -118,7 +59,7 @@ class _Fill:
     order: npt.NDArray[np.int64] | None
 
 
-class DeviceModel:
+class DeviceModel(LayerBuilder):
     """Everything of a decoder that lies on the device; built in a counting arena it only tells its size.
 
     `divisions`: of a divided decoder, whose layers and weights are those of `division.device_half`. It begins
@@ -138,18 +79,15 @@ class DeviceModel:
         quantised_cache: bool = False,
         divisions: Sequence[LayerDivision] = (),
     ) -> None:
+        super().__init__(arena, context + SPARE_POSITIONS, {})
         self._divisions = [division for division in divisions if division.attention]
         embeds = not divisions
         self.specification = specification
         self.embeds = embeds
         self.context = context
         self.quantised_cache = quantised_cache
-        self.positions = context + SPARE_POSITIONS
-        self._arena = arena
         self._fills: list[_Fill] = []
-        self._vectors: list[tuple[Tensor, npt.NDArray[Any]]] = []
         self._decoded: list[tuple[Tensor, Matrix]] = []
-        self._tables: dict[tuple[RopeSpecification | None, int], Tensor] = {}
         self.parts: list[Part] = []
         self.layers = [self._layer(index, w) for index, w in enumerate(weights.layers)]
         before = arena.used
@@ -194,42 +132,9 @@ class DeviceModel:
         self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
         return target
 
-    def _vector(self, values: Vector | None, size: int = 0) -> Tensor | None:
-        """The values in float32, padded with zeros to `size`."""
-        if values is None:
-            return None
-        padded = np.zeros(max(size, len(values)), np.float32)
-        padded[: len(values)] = values
-        tensor = self._arena.take(padded.shape, torch.float32)
-        self._vectors.append((tensor, padded))
-        return tensor
-
-    def _attention(self, layer: LayerWeights, facts: AttentionSpecification) -> DeviceAttention:
-        w = layer.attention
-        if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
-            raise UnsupportedOnDeviceError(
-                f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU's kernels want a "
-                f"multiple of {ROW_MULTIPLE}"
-            )
-        order = head_order(facts.rope, facts.head_dim)
-        biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
-        return DeviceAttention(
-            qkv=self._stack(((w.attn_q, order), (w.attn_k, order), (w.attn_v, None))),
-            output=self._matrix(w.attn_output),
-            qkv_bias=self._stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (order, order, None)),
-            output_bias=self._vector(w.attn_output_bias),
-            norm=self._vector(w.attn_norm),
-            norm_bias=self._vector(w.attn_norm_bias),
-            post_norm=self._vector(w.attn_post_norm),
-            q_norm=self._vector(_reordered(w.attn_q_norm, order)),
-            k_norm=self._vector(_reordered(w.attn_k_norm, order)),
-            sinks=self._vector(w.attn_sinks),
-            table=self._table(facts),
-        )
-
-    def _stack(self, matrices: Sequence[tuple[Matrix, npt.NDArray[np.int64] | None]]) -> Stack:
+    def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Neighbours of one format share planes."""
-        runs: list[list[tuple[Matrix, npt.NDArray[np.int64] | None]]] = []
+        runs: list[list[OrderedRows]] = []
         for entry in matrices:
             if runs and runs[-1][-1][0].format == entry[0].format:
                 runs[-1].append(entry)
@@ -237,7 +142,7 @@ class DeviceModel:
                 runs.append([entry])
         return Stack(tuple(self._run(run) for run in runs))
 
-    def _run(self, run: Sequence[tuple[Matrix, npt.NDArray[np.int64] | None]]) -> DeviceMatrix:
+    def _run(self, run: Sequence[OrderedRows]) -> DeviceMatrix:
         top = run[0][0]
         target = self._arena.matrix(top.name, top.format, sum(m.rows for m, _ in run), top.columns)
         row = 0
@@ -245,49 +150,6 @@ class DeviceModel:
             self._fills.append(_Fill(matrix, target, row, order))
             row += matrix.rows
         return target
-
-    def _stacked_bias(
-        self,
-        biases: Sequence[Vector | None],
-        matrices: Sequence[Matrix],
-        orders: Sequence[npt.NDArray[np.int64] | None],
-    ) -> Tensor | None:
-        if all(bias is None for bias in biases):
-            return None
-        stacked = []
-        for bias, matrix, order in zip(biases, matrices, orders, strict=True):
-            values = np.zeros(padded_rows(matrix.rows), np.float32)
-            if bias is not None:
-                values[: matrix.rows] = bias if order is None else _reordered(bias, order)
-            stacked.append(values)
-        return self._vector(np.concatenate(stacked))
-
-    def _table(self, facts: AttentionSpecification) -> Tensor:
-        key = facts.rope, facts.head_dim
-        if key not in self._tables:
-            table = rope_table(facts.rope, facts.head_dim, self.positions)
-            tensor = self._arena.take(table.shape, torch.float32)
-            self._vectors.append((tensor, table))
-            self._tables[key] = tensor
-        return self._tables[key]
-
-    def _feed_forward(self, w: FeedForwardWeights) -> DeviceFeedForward:
-        rows = padded_rows(w.ffn_up.rows)
-        has_bias = w.ffn_gate_bias is not None or w.ffn_up_bias is not None
-        zeros = np.zeros(rows, np.float32)
-        gate_bias = w.ffn_gate_bias if w.ffn_gate_bias is not None else zeros
-        up_bias = w.ffn_up_bias if w.ffn_up_bias is not None else zeros
-        return DeviceFeedForward(
-            gate=None if w.ffn_gate is None else self._matrix(w.ffn_gate),
-            up=self._matrix(w.ffn_up),
-            down=self._matrix(w.ffn_down),
-            gate_bias=self._vector(gate_bias, rows) if has_bias else None,
-            up_bias=self._vector(up_bias, rows) if has_bias else None,
-            down_bias=self._vector(w.ffn_down_bias),
-            norm=self._vector(w.ffn_norm),
-            norm_bias=self._vector(w.ffn_norm_bias),
-            post_norm=self._vector(w.ffn_post_norm),
-        )
 
     def _part_experts(self, index: int, w: DeviceExperts) -> None:
         """Tell the experts that no token reads from the rest of the layer's bytes."""
@@ -351,8 +213,7 @@ class DeviceModel:
 
     def fill(self, uploader: Uploader, on_placed: OnPlaced | None = None) -> None:
         """Bring all weights from the file into place; `on_placed` hears of every matrix that has come."""
-        for tensor, values in self._vectors:
-            tensor.copy_(torch.from_numpy(values))
+        self.fill_vectors()
         for tensor, matrix in self._decoded:
             tensor.copy_(torch.from_numpy(matrix.decoded()))
         for entry in self._fills:
@@ -360,7 +221,6 @@ class DeviceModel:
                 self._fill(entry, uploader)
             if on_placed:
                 on_placed(entry.source)
-        self._vectors.clear()
         self._decoded.clear()
         self._fills.clear()
 
@@ -373,10 +233,3 @@ class DeviceModel:
                 heads = raw.view(-1, len(entry.order), raw.shape[1])
                 raw = heads[:, torch.from_numpy(entry.order).to(raw.device)].view(raw.shape)
             entry.target.fill(entry.first_row + first, raw)
-
-
-def _reordered(vector: Vector | None, order: npt.NDArray[np.int64]) -> Vector | None:
-    """A vector over heads, each head's dimensions in their new order."""
-    if vector is None:
-        return None
-    return np.ascontiguousarray(vector.reshape(-1, len(order))[:, order].reshape(-1))

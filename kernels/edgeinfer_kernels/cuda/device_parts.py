@@ -8,8 +8,8 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.prefill_stream import PromptStream
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers
+from edgeinfer_kernels.cuda.sent_layers import SentLayers, can_send
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.division import LayerDivision, device_half
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -26,7 +26,7 @@ class DeviceOptions:
     chunk: int = CHUNK
     divisions: tuple[LayerDivision, ...] = ()
     """What of each layer of the whole decoder is on the device; none: all of it."""
-    stream_from: int | None = None
+    send_from: int | None = None
     """Tokens of a prompt from which on weights of the host are sent here; None: never."""
 
 
@@ -51,15 +51,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class DeviceParts:
-    """A decoder's weights and caches, the buffers of its steps, prompts and draws, and the way of what a
-    prompt sends.
-    """
+    """A decoder's weights and caches, the buffers of its steps, prompts and draws, and what prompts send."""
 
     model: DeviceModel
     workspace: Workspace
     prefill: Prefill
     drawing: Drawing
-    stream: PromptStream | None
+    sent: SentLayers | None
 
     @classmethod
     def take(
@@ -84,10 +82,11 @@ class DeviceParts:
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
-        drawing, stream = Drawing(specification.vocabulary_size, arena), None
-        if divisions and options.stream_from is not None:
-            stream = prefill.stream = PromptStream(weights, divisions, arena, options.stream_from)
-        return cls(model, workspace, prefill, drawing, stream)
+        drawing, sent = Drawing(specification.vocabulary_size, arena), None
+        if divisions and options.send_from is not None and can_send(weights, divisions):
+            sent = SentLayers(specification, weights, divisions, model, arena, options.send_from)
+            prefill.sent, prefill.products.sender = sent, sent.sender
+        return cls(model, workspace, prefill, drawing, sent)
 
 
 def compute_capability(device: torch.device) -> int:

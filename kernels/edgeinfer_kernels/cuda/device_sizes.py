@@ -6,6 +6,7 @@ arena, to the byte; a test compares the two.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
@@ -41,6 +42,12 @@ STATE_WORDS = 32
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
+EXPERT_PRODUCT_BYTES = 48 << 20
+"""Of products of rows with several experts, float32, at a time; more if one expert's take more."""
+SENT_PIECE_BYTES = 16 << 20
+"""Bytes of the host's weights that a prompt sends at a time, at most."""
+SENT_PIECES = 4
+"""Pieces that may be on the device at once."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""
 KEPT = 64
@@ -49,6 +56,15 @@ REQUEST_SIZE = 9
 """Numbers that describe a draw."""
 RECENT = 1024
 """Most ids that penalties on the device can count."""
+
+
+class PromptRooms(NamedTuple):
+    """Elements of a prompt's buffers: hidden rows, their scales, products, and rows in a matrix's order."""
+
+    hidden: int
+    scales: int
+    products: int
+    entering: int
 
 
 def taken(elements: int, size: int) -> int:
@@ -264,17 +280,44 @@ def prompt_columns(sizes: ModelSizes) -> int:
     return max(shape.blocks for shape in _prompt_shapes(sizes)) * BLOCK
 
 
+def expert_rows(sizes: ModelSizes, chunk: int) -> int:
+    """Pairs of token and expert that a prompt takes together at most: `chunk` or more, 0 without experts."""
+    hidden = max((experts.expert.neurons for experts in _mixtures(sizes)), default=0)
+    room = EXPERT_PRODUCT_BYTES // (4 * max(2 * hidden, sizes.width))
+    return max(min(room, chunk * _used(sizes)), chunk) if hidden else 0
+
+
+def prompt_rooms(sizes: ModelSizes, chunk: int) -> PromptRooms:
+    """See `PromptRooms`."""
+    hidden, experts = prompt_hidden(sizes), expert_rows(sizes, chunk)
+    own = max((mixture.expert.neurons for mixture in _mixtures(sizes)), default=0)
+    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in sizes.layers)
+    return PromptRooms(
+        hidden=max(chunk * hidden, experts * own),
+        scales=max(chunk, experts),
+        products=max(chunk * max(qkv, 2 * hidden, sizes.width), experts * max(2 * own, sizes.width)),
+        entering=max(chunk * prompt_columns(sizes), experts * padded_blocks(own) * BLOCK),
+    )
+
+
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """The buffers of a prompt; see `prefill.py`."""
     layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
-    hidden, scratch, longest = prompt_hidden(sizes), prompt_scratch(sizes), prompt_columns(sizes)
-    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers)
-    halves = [chunk * width, chunk * heads, chunk * heads, chunk * hidden, scratch, chunk * longest]
-    floats = [chunk, chunk * width, chunk * max(qkv, 2 * hidden, width), chunk, chunk, chunk]
+    rooms = prompt_rooms(sizes, chunk)
+    halves = [
+        chunk * width,
+        chunk * heads,
+        chunk * heads,
+        rooms.hidden,
+        prompt_scratch(sizes),
+        rooms.entering,
+    ]
+    floats = [chunk, chunk * width, rooms.products, rooms.scales, chunk, chunk]
     if _mixtures(sizes):
-        halves.append(chunk * width)
-        floats += [chunk * width, chunk * width, chunk]
+        halves.append(chunk * padded_blocks(width) * BLOCK)
+        floats += [chunk * width, chunk * width, expert_rows(sizes, chunk)]
+        floats += [4 * chunk * _used(sizes), max(experts.count for experts in _mixtures(sizes))]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
 
@@ -282,6 +325,31 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
 def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
     """Pinned main memory through which the halves of a divided model hand over; see `mailbox.py`."""
     return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
+
+
+def sent_piece_bytes(sizes: ModelSizes) -> int:
+    """Bytes of the host's weights that a prompt sends at a time: no more than the largest matrix takes."""
+    matrices = [
+        *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
+        *(matrix for layer in sizes.layers for block in _blocks(layer) for matrix in block.matrices()),
+    ]
+    largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
+    return taken(min(largest, SENT_PIECE_BYTES), 1)
+
+
+def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
+    """What a divided model takes to send the host's weights for prompts, at most, wherever it is divided;
+    `host_attends`: some attention is the host's. See `sent_layers.py`.
+    """
+    cached = max(layer.kv_heads * layer.head_dim for layer in sizes.layers) if host_attends else 0
+    caches = 2 * taken(cached * (context + SPARE_POSITIONS), 2)
+    vectors = 0
+    for layer in sizes.layers:
+        vectors += _vector_bytes(layer.vectors) + 2 * taken(layer.head_dim, 8)
+        each, count = layer.divisible(), layer.experts.count if layer.experts else 1
+        biases = 2 * taken(padded_rows(each.neurons), 4) if each.biased else 0
+        vectors += count * (biases + _vector_bytes(each.vectors))
+    return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
 
 
 def _drawing_bytes(vocabulary: int) -> int:

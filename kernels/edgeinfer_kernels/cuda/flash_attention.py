@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile
+from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -146,7 +147,7 @@ class AttentionTile:
 
 def attention_tile(head_dim: int, group: int, capability: int, quantised: bool = False) -> AttentionTile:
     """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
-    wide = triton.next_power_of_2(head_dim)
+    wide = next_power_of_two(head_dim)
     if capability < 80:
         # Without tensor cores for this in Triton: scores are sums in registers, and few fit.
         rows, positions, warps, stages = (
@@ -160,7 +161,7 @@ def attention_tile(head_dim: int, group: int, capability: int, quantised: bool =
         rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
     if quantised and (wide > 128 or (wide > 64 and capability < 80)):
         positions //= 2  # decoding a tile takes registers beside it
-    return AttentionTile(max(rows, triton.next_power_of_2(group)), positions, warps, stages)
+    return AttentionTile(max(rows, next_power_of_two(group)), positions, warps, stages)
 
 
 def flash_attention(
@@ -182,11 +183,11 @@ def flash_attention(
     """
     tokens, heads, head_dim = queries.shape
     group = heads // facts.kv_heads
-    grid = (triton.cdiv(tokens, tile.rows // group), facts.kv_heads)
+    grid = (-(-tokens // (tile.rows // group)), facts.kv_heads)
     flash_attention_kernel[grid](
         queries, keys, key_scales, values, value_scales, out, sinks, start, tokens, keys.shape[1],
         facts.scale, facts.window, facts.soft_cap,
-        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, triton.next_power_of_2(head_dim)),
+        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, next_power_of_two(head_dim)),
         BLOCK_M=tile.rows, BLOCK_N=tile.positions, QUANTISED=key_scales is not None, WINDOW=facts.window > 0,
         CAP=facts.soft_cap > 0, SINKS=sinks is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -11,16 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
+from edgeinfer_kernels.cuda.device_sizes import SENT_PIECE_BYTES, matrix_bytes
 from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.unpacking import unpack
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.one_layer import one_layer
+from edgeinfer_quant_formats import block_format
 
 READ_BYTES = 1 << 30
 COPY_BYTES = 128 << 20
@@ -57,12 +60,12 @@ class GpuSpeed:
 @dataclass(frozen=True)
 class FormatSpeed:
     """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds; and bytes
-    per second of its file that are sent and packed.
+    per second of the host's layout that become float16 for a prompt.
     """
 
     bytes_per_second: float
     launch_seconds: float
-    packed_per_second: float
+    unpacked_per_second: float
 
 
 def gpu_speed(
@@ -161,7 +164,11 @@ def _hand_over(device: torch.device) -> float:
 
 
 def format_speed(
-    device: torch.device, format_name: str, head_bytes: int = HEAD_BYTES, small_rows: int = SMALL_ROWS
+    device: torch.device,
+    format_name: str,
+    head_bytes: int = HEAD_BYTES,
+    small_rows: int = SMALL_ROWS,
+    sent_bytes: int = SENT_PIECE_BYTES,
 ) -> FormatSpeed:
     """Time the head kernel of a decode step on a large and on a small matrix of the format.
 
@@ -173,15 +180,14 @@ def format_speed(
     large = _head(device, format_name, rows)
     rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
     starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
-    return FormatSpeed(rate, starting, large.packed_per_second)
+    return FormatSpeed(rate, starting, _unpacking(device, format_name, sent_bytes))
 
 
 class _Head(NamedTuple):
-    """Seconds of a head, its matrix's bytes on the device, and bytes of its file that came there a second."""
+    """Seconds of a head, and its matrix's bytes on the device."""
 
     seconds: float
     nbytes: int
-    packed_per_second: float
 
 
 def _head(device: torch.device, format_name: str, rows: int) -> _Head:
@@ -194,20 +200,27 @@ def _head(device: torch.device, format_name: str, rows: int) -> _Head:
         model = DeviceModel(specification, weights, arena, 16)
         launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False)
         step = DecodeStep(launches)
-        uploader, begin = Uploader(device), time.perf_counter()
+        uploader = Uploader(device)
         try:
             model.fill(uploader)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
         finally:
             uploader.close()
-        filling = time.perf_counter() - begin
         seconds = _head_seconds(device, step)
         del step, launches, model
     finally:
         arena.close()
-    nbytes = matrix_bytes(ModelSizes.of(specification, weights).head)
-    return _Head(seconds, nbytes, weights.output.nbytes / filling)
+    return _Head(seconds, matrix_bytes(ModelSizes.of(specification, weights).head))
+
+
+def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
+    """Bytes per second of the host's layout that become float16."""
+    group_bytes = ROWS_A_GROUP * block_format(format_name).row_bytes(MATRIX)
+    groups = max(nbytes // group_bytes, 1)
+    raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
+    out = torch.empty((groups * ROWS_A_GROUP, MATRIX), dtype=torch.float16, device=device)
+    return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
 
 
 def _head_seconds(device: torch.device, step: DecodeStep) -> float:

@@ -1,6 +1,7 @@
 """The host's turns in a decoder that is divided: who takes them, and how a step and a prompt hand over."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -135,6 +136,26 @@ class PromptTurns:
         assert self.host is not None
         if self._sent is not None:
             self._sent.synchronize()
+        self.host.take_turn(turn, len(x), start)
+        self.fetch(x)
+
+    def fetch(self, x: Tensor) -> None:
+        """The rows as they lie in the mailbox."""
         tokens, width = x.shape
-        self.host.take_turn(turn, tokens, start)
         x.copy_(self._mailbox.rows[:tokens, :width], non_blocking=True)
+
+
+@dataclass(frozen=True)
+class PromptTurn:
+    """One of a prompt's turns."""
+
+    turns: PromptTurns
+    number: int
+
+    def send(self, x: Tensor, ids: Tensor | None = None, weights: Tensor | None = None) -> None:
+        """See `PromptTurns.send`."""
+        self.turns.send(x, ids, weights)
+
+    def receive(self, x: Tensor, start: int) -> None:
+        """See `PromptTurns.receive`."""
+        self.turns.receive(self.number, x, start)

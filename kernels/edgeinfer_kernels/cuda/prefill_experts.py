@@ -1,78 +1,119 @@
 """A prompt's mixture of experts: a chunk's tokens grouped by expert, each expert's matrices used once.
 
-Which tokens go where the host has to know: it waits for the choice once a layer.
+Which tokens go where the host has to know: it waits for the choice once a layer. Experts of the host are
+computed by it, or sent here: those alone that some token has chosen. Several experts are computed at a time.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, RoutingSpace
+from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.expert_kernels import GATINGS, choose_experts_kernel
+from edgeinfer_kernels.cuda.grouped_kernels import (
+    add_experts_kernel,
+    dequantise_experts_kernel,
+    group_pairs_kernel,
+    grouped_product_kernel,
+)
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.plane_formats import BLOCK, padded_blocks
+from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, Products, in_planes_order
+from edgeinfer_kernels.cuda.prefill_rows import ScaledRows, activation_rows
+from edgeinfer_kernels.cuda.sent_matrix import SentMatrix
+from edgeinfer_kernels.cuda.unpacking import unpack
+from edgeinfer_kernels.cuda.weight_sender import WeightSender
 from edgeinfer_kernels.specification import (
-    Activation,
     DecoderSpecification,
     ExpertsSpecification,
     FeedForwardSpecification,
 )
 
+SUM_COLUMNS = 1024
+GROUPED_PAIRS = 1024
+"""Pairs that a program looks at together."""
+
+
+class GroupedTile(NamedTuple):
+    """How `grouped_product_kernel` is cut."""
+
+    rows: int
+    outputs: int
+    columns: int
+
+
+def grouped_tile(capability: int) -> GroupedTile:
+    """Small tiles where Triton has no tensor cores to multiply with: sums are in registers."""
+    return GroupedTile(32, 32, 32) if 0 < capability < 80 else GroupedTile(64, 128, 64)
+
 
 @dataclass(frozen=True)
-class ScaledRows:
-    """Rows of float16 with a scale each: the value is rows · scales."""
+class ExpertRows:
+    """A chunk's pairs of token and expert, all int32 but the weights. `places`: of each pair's expert, those
+    of the device first, then the host's; `positions`: of each pair among those sorted by place. `tokens` and
+    `row_places`: of these.
+    """
 
-    rows: Tensor
-    scales: Tensor
+    places: Tensor
+    weights: Tensor
+    positions: Tensor
+    tokens: Tensor
+    row_places: Tensor
 
 
 @dataclass(frozen=True)
-class FeedForwardSlice:
-    """A feed-forward, or one expert's rows of matrices that hold them all."""
+class _Batch:
+    """Experts that are computed together: their places within `stacks`, and their rows among the sorted."""
 
-    gate: DeviceMatrix | None
-    up: DeviceMatrix
-    down: DeviceMatrix
-    gate_bias: Tensor | None
-    up_bias: Tensor | None
-    hidden: int
-    first_hidden: int = 0
-    first_out: int = 0
+    stacks: ExpertStacks
+    first_place: int
+    """That of the stacks' first expert."""
+    experts: tuple[int, ...]
+    counts: tuple[int, ...]
+    first: int
 
-    @classmethod
-    def whole(cls, w: DeviceFeedForward) -> "FeedForwardSlice":
-        return cls(w.gate, w.up, w.down, w.gate_bias, w.up_bias, w.hidden)
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
 
-    @classmethod
-    def expert(cls, w: DeviceExperts, index: int, width: int) -> "FeedForwardSlice":
-        """Expert `index` of a mixture."""
-        rows = slice(index * w.hidden, (index + 1) * w.hidden)
-        gate_bias = None if w.gate_bias is None else w.gate_bias[rows]
-        up_bias = None if w.up_bias is None else w.up_bias[rows]
-        return cls(w.gate, w.up, w.down, gate_bias, up_bias, w.hidden, rows.start, index * width)
-
-
-class DenseRows(Protocol):
-    """What multiplies rows with a feed-forward: see `Prefill.dense`."""
-
-    def dense(self, activation: Activation, w: FeedForwardSlice, h: ScaledRows) -> tuple[Tensor, Tensor]: ...
+    def tiles(self, rows: int) -> list[tuple[int, int, int]]:
+        """(expert's number in the batch, first row, end of the expert's rows) of tiles of so many rows, which
+        are counted from `first`.
+        """
+        found, end = [], 0
+        for number, count in enumerate(self.counts):
+            begin, end = end, end + count
+            found += [(number, row, end) for row in range(begin, end, rows)]
+        return found
 
 
 class PrefillExperts:
-    """Buffers for the mixtures of a chunk of tokens, taken from the arena."""
+    """Computes mixtures for chunks of at most `chunk` tokens; buffers come from the arena."""
 
-    def __init__(self, specification: DecoderSpecification, arena: Arena, chunk: int) -> None:
-        self._width = specification.width
-        self._routing = RoutingSpace(specification, arena, chunk)
+    def __init__(
+        self, facts: DecoderSpecification, products: Products, arena: Arena, capability: int
+    ) -> None:
+        chunk = products.chunk
+        self._tile = grouped_tile(capability)
+        self._routing = RoutingSpace(facts, arena, chunk)
+        self._products, self._width = products, facts.width
         needed = chunk if self._routing.used else 0
+        self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
+        self._counts = arena.take((self._routing.count,), torch.int32)
+        pinned = self._counts.is_cuda
+        self._host_counts = torch.zeros(self._routing.count, dtype=torch.int32, pin_memory=pinned)
+        self._counted = torch.cuda.Event() if pinned else None
         self._floats = arena.take((needed, self._width), torch.float32)
         self._sum = arena.take((needed, self._width), torch.float32)
-        self._gathered = arena.take((needed, self._width), torch.float16)
-        self._scales = arena.take((needed,), torch.float32)
+        self._ordered = arena.take((needed * padded_blocks(self._width) * BLOCK,), torch.float16)
+        self._scales = arena.take((products.expert_rows,), torch.float32)
 
     def route_early(
         self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, x: Tensor
@@ -89,14 +130,15 @@ class PrefillExperts:
 
     def read(
         self,
-        product: DenseRows,
         facts: ExpertsSpecification,
         w: DeviceExperts,
         h: ScaledRows,
+        sent: ExpertStacks | None = None,
         send: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Tensor:
         """Σ weight · expert(h) of the experts that are here, and the shared expert's part, (tokens, width)
-        float32. `send` is given where the chosen experts lie on the host, and their weights.
+        float32. Of those on the host too if they are `sent`; `send` is given where the chosen experts lie on
+        the host, and their weights, if it computes them itself.
         """
         tokens = len(h.rows)
         floats = self._floats[:tokens]
@@ -109,14 +151,15 @@ class PrefillExperts:
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
             send(w.places[1][ids], weights)
+        choice = self._group(facts, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:
-            y, scales = product.dense(facts.activation, FeedForwardSlice.whole(w.shared), h)
+            y, scales = self._products.dense(facts.activation, w.shared, h)
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
-        for group in _groups(facts, w, ids, weights) if w.here else ():
-            self._add_expert(product, facts, w, h, *group, total)
+        if w.here or sent:
+            self._add_chosen(facts, w, choice, h, sent, total)
         return total
 
     def _choose(self, facts: ExpertsSpecification, tokens: int) -> None:
@@ -127,40 +170,200 @@ class PrefillExperts:
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 
-    def _add_expert(
+    def _group(
+        self, facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
+    ) -> ExpertRows:
+        """The chosen pairs by place; how many there are of each is on its way to the host."""
+        count = len(ids)
+        places, positions, tokens, row_places = (each[:count] for each in self._pairs)
+        group_pairs_kernel[(w.count,)](
+            ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
+            EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
+        )  # fmt: skip
+        self._host_counts.copy_(self._counts, non_blocking=True)
+        if self._counted is not None:
+            self._counted.record()
+        return ExpertRows(places, weights, positions, tokens, row_places)
+
+    def _add_chosen(
         self,
-        product: DenseRows,
         facts: ExpertsSpecification,
         w: DeviceExperts,
+        choice: ExpertRows,
         h: ScaledRows,
-        expert: int,
-        index: Tensor,
-        weights: Tensor,
+        sent: ExpertStacks | None,
         total: Tensor,
     ) -> None:
-        count = len(index)
-        rows = torch.index_select(h.rows, 0, index, out=self._gathered[:count])
+        if self._counted is not None:
+            self._counted.synchronize()
+        counts = self._host_counts[: w.count].tolist()
+        batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
+        if batches:
+            ordered = in_planes_order(h.rows, w.up.shapes.blocks, self._ordered)
+        if sent is not None:
+            batches += self._batches(counts, sent, w.here)
+        tiles = [batch.tiles(self._tile.rows) for batch in batches]
+        experts = [batch.experts for batch in batches]
+        # One way to the device for all of the layer's tables.
+        numbers = [*chain.from_iterable(chain.from_iterable(tiles)), *chain.from_iterable(experts)]
+        table = torch.tensor(numbers, dtype=torch.int32).to(h.rows.device, non_blocking=True)
+        at_tile, at_expert = 0, 3 * sum(map(len, tiles))
+        for batch, tile in zip(batches, tiles, strict=True):
+            shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
+            which = table[at_expert : at_expert + len(batch.experts)]
+            at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
+            rows = h.rows if isinstance(batch.stacks.up, SentMatrix) else ordered
+            self._add_batch(facts, batch, choice, ScaledRows(rows, h.scales), shown, which, total)
+
+    def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
+        """Experts in use, as many together as their rows and their weights have room for; `counts`: pairs of
+        every place.
+        """
+        most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
+        most_rows = self._products.expert_rows
+        at = sum(counts[:first_place])
+        first = at
+        experts: list[int] = []
+        taken: list[int] = []
+        for expert in range(stacks.count):
+            count = counts[first_place + expert]
+            if count and experts and (len(experts) == most or sum(taken) + count > most_rows):
+                yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+                first, experts, taken = at, [], []
+            if count:
+                experts.append(expert)
+                taken.append(count)
+            at += count
+        if experts:
+            yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+
+    @property
+    def _sender(self) -> WeightSender:
+        assert self._products.sender is not None, "there is a sender where anything is sent"
+        return self._products.sender
+
+    def _experts_at_once(self, stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
+        """How many experts' rows fit the scratch, and a piece if they are sent; at least 1."""
+        rows, columns = _expert_shape(stacks, matrix)
+        most = len(self._products.scratch) // (rows * columns)
+        if isinstance(matrix, SentMatrix):
+            most = min(most, self._sender.piece_bytes // matrix.expert_bytes)
+        return max(most, 1)
+
+    def _add_batch(
+        self,
+        facts: ExpertsSpecification,
+        batch: _Batch,
+        choice: ExpertRows,
+        h: ScaledRows,
+        tiles: Tensor,
+        experts: Tensor,
+        total: Tensor,
+    ) -> None:
+        stacks, count, products = batch.stacks, batch.rows, self._products
+        hidden, _ = _expert_shape(stacks, stacks.up)
+        index = choice.tokens[batch.first : batch.first + count]
         scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
-        part = FeedForwardSlice.expert(w, expert, self._width)
-        y, hidden_scales = product.dense(facts.activation, part, ScaledRows(rows, scales))
-        y *= hidden_scales[:, None]
-        if w.down_bias is not None:
-            y += w.down_bias[expert * self._width : (expert + 1) * self._width]
-        y *= weights[:, None]
-        total.index_add_(0, index, y)
+        both = products.floats(2, count, hidden)
+        biases = stacks.up_bias, stacks.gate_bias
+        for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
+            self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
+            if bias is not None:
+                of_row = choice.row_places[batch.first : batch.first + count] - batch.first_place
+                out += bias.view(-1, hidden)[of_row] / scales[:, None]
+        inner = products.hidden(count, hidden)
+        activation_rows(both[1], both[0], None, None, scales, facts.activation, inner.rows, inner.scales)
+        y = products.floats(count, self._width)
+        entering = products.entering(inner.rows, stacks.down)
+        self._multiply(batch, stacks.down, entering, None, tiles, experts, y)
+        add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_place)
+
+    def _multiply(
+        self,
+        batch: _Batch,
+        matrix: DeviceMatrix,
+        rows: Tensor,
+        index: Tensor | None,
+        tiles: Tensor,
+        experts: Tensor,
+        out: Tensor,
+    ) -> None:
+        """out (rows of the batch, rows of an expert) float32 = rows[index] · the expert's transposed."""
+        wanted, columns = _expert_shape(batch.stacks, matrix)
+        step = min(wanted, self._products.rows_at_once(columns))
+        if isinstance(matrix, SentMatrix):
+            step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_A_GROUP)
+        for first in range(0, wanted, step):
+            count = min(step, wanted - first)
+            weights = self._products.scratch[: len(batch.experts) * count * columns]
+            if isinstance(matrix, SentMatrix):
+                self._send(matrix, batch.experts, first, weights.view(-1, columns))
+            else:
+                shapes = matrix.shapes
+                grid = -(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // ROWS_A_GROUP), len(batch.experts)
+                dequantise_experts_kernel[grid](
+                    matrix.parts, experts, weights, wanted, first, count,
+                    BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
+                )  # fmt: skip
+            grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
+
+    def _send(self, matrix: SentMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
+        """The experts' rows from `first` on in float16, (experts · rows, columns); neighbours in one copy."""
+        rows = len(weights) // len(experts)
+        begin, nbytes = (n // ROWS_A_GROUP * matrix.group_bytes for n in (first, rows))
+        spans: list[tuple[int, int]] = []
+        for expert in experts:
+            at = expert * matrix.expert_bytes + begin
+            if spans and spans[-1][1] == at:
+                spans[-1] = spans[-1][0], at + nbytes
+            else:
+                spans.append((at, at + nbytes))
+        raw = self._sender.send(matrix.memory, spans)
+        unpack(raw, matrix.format, matrix.shapes.columns, weights)
+        self._sender.done()
 
 
-def _groups(
-    facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
-) -> list[tuple[int, Tensor, Tensor]]:
-    """(place, its tokens, their weights) of every expert in use that lies on the device."""
-    places = w.places[0][ids]
-    order = torch.argsort(places, stable=True)
-    counts = torch.bincount(places + 1, minlength=w.here + 1).tolist()
-    tokens_of, weights = order // facts.used, weights[order]
-    groups, first = [], int(counts[0])
-    for place, count in enumerate(counts[1:]):
-        if count:
-            groups.append((place, tokens_of[first : first + count], weights[first : first + count]))
-        first += count
-    return groups
+def grouped_product(
+    rows: Tensor,
+    index: Tensor | None,
+    weights: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    first_out: int,
+    tile: GroupedTile,
+) -> None:
+    """out[r, first_out…] float32 = row r · its expert's weights transposed; see `grouped_product_kernel`.
+
+    rows (…, columns) and weights (experts, outputs, columns) float16, tiles (tiles, TILE_FIELDS) int32.
+    """
+    _, count, columns = weights.shape
+    grouped_product_kernel[(-(-count // tile.outputs), len(tiles))](
+        rows, index, weights, tiles, out, count, out.stride(0), first_out,
+        COLUMNS=columns, INDEXED=index is not None, BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
+        BLOCK_K=math.gcd(columns, tile.columns), num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def add_experts(
+    y: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    choice: ExpertRows,
+    total: Tensor,
+    first: int,
+    count: int,
+    first_place: int,
+) -> None:
+    """total (tokens, width) += what `count` sorted rows from `first` on give; see `add_experts_kernel`."""
+    tokens, width = total.shape
+    add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
+        y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_place,
+        WIDTH=width, USED=len(choice.places) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+    )  # fmt: skip
+
+
+def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]:
+    """Rows of one expert's matrix, and columns as they are multiplied with."""
+    if isinstance(matrix, SentMatrix):
+        return matrix.shapes.rows, matrix.shapes.columns
+    return matrix.shapes.rows // stacks.count, matrix.shapes.blocks * BLOCK

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.cache_tiles import store_cache_rows
 from edgeinfer_kernels.cuda.prefill_rows import LAYER, NO_NORM, NORMS
+from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
 
 
@@ -146,13 +147,13 @@ def rope_append(
     """
     tokens = qkv.shape[0]
     normed = facts.qk_norm != "none" and q_norm is not None
-    elements = triton.next_power_of_2(facts.heads) * triton.next_power_of_2(facts.head_dim)
+    elements = next_power_of_two(facts.heads) * next_power_of_two(facts.head_dim)
     rope_append_kernel[(tokens,)](
         qkv, row_scales, bias, q_norm, k_norm, table, queries, keys, key_scales, values, value_scales,
         start, keys.shape[1], facts.norm.epsilon,
-        HEADS=facts.heads, KV_HEADS=facts.kv_heads, HEADS_2=triton.next_power_of_2(facts.heads),
-        KV_HEADS_2=triton.next_power_of_2(facts.kv_heads), HEAD_DIM=facts.head_dim,
-        DIMENSIONS=triton.next_power_of_2(facts.head_dim),
+        HEADS=facts.heads, KV_HEADS=facts.kv_heads, HEADS_2=next_power_of_two(facts.heads),
+        KV_HEADS_2=next_power_of_two(facts.kv_heads), HEAD_DIM=facts.head_dim,
+        DIMENSIONS=next_power_of_two(facts.head_dim),
         NORM=NORMS[facts.norm.kind] if normed else NO_NORM, ROW=facts.qk_norm == "row",
         BIAS=bias is not None, QUANTISED=key_scales is not None,
         num_warps=min(16, max(1, elements // 1024)),

@@ -4,11 +4,14 @@ A matrix product takes float16. Rows whose values would leave its range are divi
 row's *scale*, and the product of the row is multiplied by it again: exact, and 1 for all but a few models.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS, activate, activate_gated
+from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import Activation, NormSpecification
 
 LARGEST = tl.constexpr(30000.0)
@@ -19,6 +22,14 @@ RMS = tl.constexpr(1)
 LAYER = tl.constexpr(2)
 NORMS = {"rms": RMS, "layer": LAYER}
 PIECE = 2048
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of float16 with a scale each: the value is rows · scales."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor
 
 
 @triton.jit
@@ -197,7 +208,7 @@ def norm_rows(
     Without a weight there is no norm.
     """
     tokens, width = x.shape
-    block = triton.next_power_of_2(width)
+    block = next_power_of_two(width)
     norm_rows_kernel[(tokens,)](
         x, weight, bias, out, row_scales, norm.epsilon,
         WIDTH=width, BLOCK=block, NORM=_kind(norm, weight), BIAS=bias is not None, num_warps=warps_for(block),
@@ -223,7 +234,7 @@ def join_rows(
     y is a matrix product (tokens, width), float32 or float16. `out` None: x is all that is wanted.
     """
     tokens, width = x.shape
-    block = triton.next_power_of_2(width)
+    block = next_power_of_two(width)
     join_rows_kernel[(tokens,)](
         x, y, y_scales, y_bias, post_weight, weight, bias, out, row_scales,
         post_norm.epsilon, norm.epsilon, residual_scale,
@@ -252,7 +263,7 @@ def activation_rows(
         raise ValueError(f"gate and up: rows {gate.stride(0)} and {up.stride(0)} apart, wanted one distance")
     activation_rows_kernel[(tokens,)](
         up if gate is None else gate, up, gate_bias, up_bias, in_scales, out, row_scales, up.stride(0),
-        WIDTH=width, BLOCK=min(PIECE, triton.next_power_of_2(width)), ACTIVATION=ACTIVATIONS[activation],
+        WIDTH=width, BLOCK=min(PIECE, next_power_of_two(width)), ACTIVATION=ACTIVATIONS[activation],
         GATED=gate is not None, GATE_BIAS=gate_bias is not None, UP_BIAS=up_bias is not None, num_warps=8,
     )  # fmt: skip
 

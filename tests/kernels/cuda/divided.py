@@ -35,7 +35,7 @@ def divided(
     device: str,
     divisions: Sequence[LayerDivision],
     kernels: Kernels,
-    stream_from: int | None = None,
+    send_from: int | None = None,
     meets_in_graph: bool = True,
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
@@ -46,7 +46,7 @@ def divided(
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions), stream_from=stream_from),
+        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions), send_from=send_from),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )

@@ -10,6 +10,7 @@ from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.device_model import Part
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.random_models import ZOO, RandomModel
@@ -65,6 +66,41 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, qu
     embedding = device_sizes.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
     assert device_sizes.workspace_bytes(sizes) == counted(parts, "workspace")
+
+
+SENDING = {
+    "llama": LayerDivision(True),
+    "starcoder2": LayerDivision(False),
+    "gpt-oss": LayerDivision(True, experts=(1,)),
+    "granitemoe-shared": LayerDivision(True),
+    "many formats": LayerDivision(False),
+}
+
+
+@pytest.mark.parametrize("name", SENDING)
+def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: Path, name: str) -> None:
+    with opened(MODELS[name], tmp_path) as decoder:
+        sizes = ModelSizes.of(decoder.specification, decoder.weights)
+        divisions = [SENDING[name]] * len(sizes.layers)
+        divisions[-1] = LayerDivision(True)
+        taken = [
+            sum(
+                part.nbytes
+                for part in count_parts(
+                    decoder.specification,
+                    decoder.weights,
+                    CONTEXT,
+                    torch.device("cpu"),
+                    DeviceOptions(divisions=tuple(divisions), send_from=send_from),
+                )
+            )
+            for send_from in (None, 1)
+        ]
+    attends = not all(division.attention for division in divisions)
+    counted = device_sizes.sent_bytes(sizes, CONTEXT, attends)
+    assert taken[0] < taken[1] <= taken[0] + counted
+    pieces = device_sizes.SENT_PIECES * device_sizes.sent_piece_bytes(sizes)
+    assert taken[1] >= taken[0] + pieces
 
 
 def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) -> None:

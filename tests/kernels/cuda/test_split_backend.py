@@ -96,17 +96,28 @@ def test_a_prompt_and_steps_give_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("name", "divide"), [("llama", halves), ("starcoder2", mixed), ("starcoder2", attention_alone)]
-)
+SENT: list[tuple[str, Divide]] = [
+    ("llama", halves),
+    ("llama", mixed),
+    ("starcoder2", mixed),
+    ("starcoder2", attention_alone),
+    ("gemma3", mixed),
+    ("qwen2moe", attention_alone),
+    ("qwen2moe", halves),
+    ("gpt-oss", halves),
+    ("smallthinker", halves),
+]
+
+
+@pytest.mark.parametrize(("name", "divide"), SENT)
 def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
     with opened(model_for(name, divide), tmp_path) as decoder:
         divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
-        ids = decoder.ids(22)
-        with divided(decoder, device, divisions, kernels, stream_from=10) as backend:
-            found = read_split(backend, ids, (12, 9, 1))
+        ids = decoder.ids(33)
+        with divided(decoder, device, divisions, kernels, send_from=10) as backend:
+            found = read_split(backend, ids, (12, 11, 9, 1))
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 

@@ -14,14 +14,16 @@ TARGETS = (75, 80, 86, 89, 90, 100, 120)
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 PROMPT_KERNELS = {
     "norm_rows_kernel", "join_rows_kernel", "activation_rows_kernel", "rope_append_kernel",
-    "flash_attention_kernel", "candidates_kernel", "draw_kernel", "best_of_slices_kernel", "argmax_kernel",
+    "flash_attention_kernel", "unpack_kernel", "unpack_floats_kernel",
+    "group_pairs_kernel", "grouped_product_kernel", "add_experts_kernel",
+    "candidates_kernel", "draw_kernel", "best_of_slices_kernel", "argmax_kernel",
 }  # fmt: skip
 STEP_KERNELS = {
     "embed_kernel", "rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel",
     "head_kernel", "choose_best_kernel", "join_kernel", "choose_experts_kernel", "expert_gated_kernel",
     "expert_down_kernel", "send_kernel", "receive_kernel",
 }  # fmt: skip
-PLANE_KERNELS = {"dequantise_kernel", "embed_rows_kernel"}
+PLANE_KERNELS = {"dequantise_kernel", "dequantise_experts_kernel", "embed_rows_kernel"}
 STEP_TARGETS = (75, 80, 90, 120)
 """Those that compile steps in brief, each one for another family of formats."""
 KNOWN_SPILLS = {("sm_75", "decode_attention_kernel"): 264, ("sm_120", "gated_kernel"): 8}

@@ -3,10 +3,18 @@
 from edgeinfer_kernels.cpu.native.byte_lanes import load_signed_bytes, to_float
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import load_halves, multiply, splat_f32, store_floats
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.structures import ATTENTION, SCALED
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, prefetch
+from edgeinfer_kernels.cpu.structures import ATTENTION, CACHE_LINE, POSITIONS_A_TILE, SCALED
 
 LANES = 16
+PAGES_A_TILE = POSITIONS_A_TILE // LANES
+
+
+@inner
+def prefetch_page(at, nbytes):
+    """Ask for the page that lies a tile behind the one of `nbytes` at `at`."""
+    for line in range(PAGES_A_TILE * nbytes, (PAGES_A_TILE + 1) * nbytes, CACHE_LINE):
+        prefetch(at + line)
 
 
 @inner
@@ -39,6 +47,11 @@ def widen_page(block, kv_head, page, padded, keys, values, spare):
     code_bytes = LANES * padded
     key_scales = load_i64(block + ATTENTION.key_scales) + scale_bytes * place
     value_scales = load_i64(block + ATTENTION.value_scales) + scale_bytes * place
-    widen_keys(load_i64(block + ATTENTION.key_cache) + code_bytes * place, key_scales, padded, keys)
+    codes = load_i64(block + ATTENTION.key_cache) + code_bytes * place
+    prefetch_page(codes, code_bytes)
+    prefetch_page(key_scales, scale_bytes)
+    widen_keys(codes, key_scales, padded, keys)
     codes = load_i64(block + ATTENTION.value_cache) + code_bytes * place
+    prefetch_page(codes, code_bytes)
+    prefetch_page(value_scales, scale_bytes)
     widen_values(codes, value_scales, padded, values, spare)

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
+from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, prefetch
 from edgeinfer_kernels.cpu.native.vector_math import hyperbolic_tangent
 from edgeinfer_kernels.cpu.structures import ATTENTION, CACHE_LINE
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
@@ -97,26 +97,47 @@ def make_load_four(load_cached):
     return load_four
 
 
-def make_score_tiles(load_cached, element_bytes):
-    """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`."""
-    row_bytes = element_bytes * LANES
-    load_four = make_load_four(load_cached)
+def make_prefetch(nbytes):
+    """`prefetch_next(at, step, ahead)`: asks for the `step`-th `nbytes` of what lies `ahead` of `at`, if that
+    isn't 0.
+
+    A cache's tiles are read once, in order, but in runs too short for the processor to see that.
+    """
 
     @inner
-    def score_one(query, keys, head_dim, padded, scale, soft_cap, scores):
+    def prefetch_next(at, step, ahead):
+        if ahead != 0:
+            for line in range(0, nbytes, CACHE_LINE):
+                prefetch(at + ahead + nbytes * step + line)
+
+    return prefetch_next
+
+
+def make_score_tiles(load_cached, element_bytes):
+    """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`; of which
+    the next lie `ahead`, or 0.
+    """
+    row_bytes = element_bytes * LANES
+    load_four = make_load_four(load_cached)
+    prefetch_next = make_prefetch(4 * row_bytes)
+
+    @inner
+    def score_one(query, keys, ahead, head_dim, padded, scale, soft_cap, scores):
         total = four_zeros()
         for d in range(head_dim):
+            prefetch_next(keys, d, ahead)
             key = load_four(keys + row_bytes * d, row_bytes * padded)
             total = add_products(query + 4 * d, key, total)
         store_capped(scores, total, scale, soft_cap)
 
     @inner
-    def score_four(query, keys, head_dim, padded, scale, soft_cap, scores):
+    def score_four(query, keys, ahead, head_dim, padded, scale, soft_cap, scores):
         t0 = four_zeros()
         t1 = four_zeros()
         t2 = four_zeros()
         t3 = four_zeros()
         for d in range(head_dim):
+            prefetch_next(keys, d, ahead)
             key = load_four(keys + row_bytes * d, row_bytes * padded)
             q = query + 4 * d
             t0 = add_products(q, key, t0)
@@ -139,16 +160,19 @@ def make_add_values(load_cached, element_bytes):
     """
     row_bytes = element_bytes * LANES
     load_four = make_load_four(load_cached)
+    prefetch_next = make_prefetch(4 * row_bytes)
 
     @inner
-    def add_one(weights, values, first, last, padded, state):
+    def add_one(weights, values, ahead, first, last, padded, state):
         decay = load_f32(state + DECAY)
         mixed = state + STATE_BYTES
         whole = padded // 64 * 64
         for d in range(0, whole, 64):
             total = scaled_four(mixed + 4 * d, decay)
             for i in range(first, last):
-                value = load_four(values + element_bytes * (padded * i + d), row_bytes)
+                at = values + element_bytes * (padded * i + d)
+                prefetch_next(at, 0, ahead)
+                value = load_four(at, row_bytes)
                 total = add_products(weights + 4 * i, value, total)
             store_four(mixed + 4 * d, total)
         for d in range(whole, padded, LANES):
@@ -159,7 +183,7 @@ def make_add_values(load_cached, element_bytes):
             store_floats(mixed + 4 * d, m)
 
     @inner
-    def add_four(weights, values, first, last, padded, state):
+    def add_four(weights, values, ahead, first, last, padded, state):
         """For padded head dimensions that are whole multiples of 64."""
         step = STATE_BYTES + 4 * padded
         for d in range(0, padded, 64):
@@ -169,7 +193,9 @@ def make_add_values(load_cached, element_bytes):
             t2 = scaled_four(mixed + 2 * step, load_f32(state + 2 * step + DECAY))
             t3 = scaled_four(mixed + 3 * step, load_f32(state + 3 * step + DECAY))
             for i in range(first, last):
-                value = load_four(values + element_bytes * (padded * i + d), row_bytes)
+                at = values + element_bytes * (padded * i + d)
+                prefetch_next(at, 0, ahead)
+                value = load_four(at, row_bytes)
                 w = weights + 4 * i
                 t0 = add_products(w, value, t0)
                 t1 = add_products(w + SCORES_BYTES, value, t1)
@@ -239,6 +265,7 @@ def make_gather(load_cached, element_bytes, *, wide, widens=False):
                 page = first_of_neighbours(pages + 8 * page, count)
             keys = key_cache + page_bytes * page
             values = value_cache + page_bytes * page
+            ahead = 0 if widens else TILE // LANES * page_bytes
             if widens:
                 keys = copied
                 values = copied + TILE // LANES * page_bytes
@@ -257,15 +284,15 @@ def make_gather(load_cached, element_bytes, *, wide, widens=False):
                     copy_lines(value_cache + page_bytes * page, values + page_bytes * i, page_bytes)
             for g in range(0, together, 4):
                 state = states + g * step
-                score_four(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
+                score_four(query + 4 * padded * g, keys, ahead, head_dim, padded, scale, soft_cap, scores)
                 for head in range(4):
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
-                add_four(scores, values, first, last, padded, state)
+                add_four(scores, values, ahead, first, last, padded, state)
             for g in range(together, group):
                 state = states + g * step
-                score_one(query + 4 * padded * g, keys, head_dim, padded, scale, soft_cap, scores)
+                score_one(query + 4 * padded * g, keys, ahead, head_dim, padded, scale, soft_cap, scores)
                 weigh_scores(state, scores, first, last)
-                add_one(scores, values, first, last, padded, state)
+                add_one(scores, values, ahead, first, last, padded, state)
 
     return gather
 

@@ -1,0 +1,42 @@
+"""Rows in the host's layout, unpacked on the device, are those that the file's decoder reads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.cpu.memory import interleave
+from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cuda.packing import raw_row_bytes
+from edgeinfer_kernels.cuda.plane_formats import TILES
+from edgeinfer_kernels.cuda.unpacking import unpack
+from edgeinfer_kernels.weights import Matrix
+from tests.kernels.cuda.device_matrices import Raw, normal_rows, random_bits
+from tests.kernels.cuda.test_packing import EXTREMES, columns_for, decoded
+
+
+def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -> Any:
+    """(rows, columns) float16 by way of the host's layout; asserts that nothing else was written."""
+    matrix = Matrix("test", name, len(raw), columns, raw)
+    memory = torch.from_numpy(interleave(matrix, kernels)).to(device)
+    groups = -(-len(raw) // 16)
+    out = torch.full((16 * groups + 1, columns), float("nan"), dtype=torch.float16, device=device)
+    unpack(memory, name, columns, out[:-1])
+    assert torch.isnan(out[-1]).all()
+    assert not out[len(raw) : -1].any()
+    return out[: len(raw)].cpu().numpy()
+
+
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("source", ["normal", "bits", "extreme scales", "zeros"])
+def test_every_weight_comes_back(device: str, kernels: Kernels, name: str, source: str) -> None:
+    rows, columns = 21, columns_for(name)
+    if source == "normal":
+        raw = normal_rows(name, rows, columns)
+    elif source == "zeros":
+        raw = np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
+    else:
+        raw = random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
+    got = unpacked(device, kernels, name, raw, columns)
+    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)

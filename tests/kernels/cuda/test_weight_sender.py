@@ -1,0 +1,61 @@
+"""Bytes of the host's memory arrive on the device in order, whether their memory can be pinned or not."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda import weight_sender
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.weight_sender import WeightSender
+from tests.kernels.cuda.conftest import HAS_GPU
+
+PIECE, COUNT = 4096, 200_000
+
+
+@pytest.fixture(params=["pinned", "refused"])
+def sender(
+    request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WeightSender]:
+    if request.param == "refused":
+        monkeypatch.setattr(weight_sender, "_register", lambda memory: False)
+    counting = Arena()
+    WeightSender(counting, PIECE)
+    found = WeightSender(Arena(torch.device(device), counting.used), PIECE)
+    yield found
+    found.close()
+
+
+def memory() -> torch.Tensor:
+    return torch.randint(0, 256, (COUNT,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightSender) -> None:
+    here = memory()
+    refused = sender.connect([here])
+    sender.begin()
+    assert refused in (0, COUNT)
+    assert refused == 0 or HAS_GPU
+    sums, wanted = [], []
+    for first in range(0, COUNT - PIECE, 1777):
+        spans = [(first + 900, first + 907), (first, first + 777)]
+        there = sender.send(here, spans)
+        assert there.shape == (784,)
+        sums.append(there.clone())
+        sender.done()
+        wanted.append(torch.cat([here[begin:end] for begin, end in spans]))
+    for found, want in zip(sums, wanted, strict=True):
+        assert torch.equal(found.cpu(), want)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
+def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, register = [memory(), memory()], weight_sender._register
+    monkeypatch.setattr(weight_sender, "_register", lambda each: each is here[1] and register(each))
+    sender = WeightSender(Arena(torch.device(device), 4 * PIECE), PIECE)
+    assert sender.connect(here) == COUNT
+    sender.begin()
+    for each in here:
+        assert torch.equal(sender.send(each, [(5, 50)]).cpu(), each[5:50])
+        sender.done()
+    sender.close()

@@ -1,0 +1,45 @@
+"""How much memory has to be read so that caches don't help."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeinfer_kernels.cpu import bandwidth
+
+
+def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, shared: str) -> None:
+    where = folder / f"cpu{cpu}" / "cache" / f"index{index}"
+    where.mkdir(parents=True)
+    for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
+        (where / name).write_text(text + "\n")
+
+
+@pytest.fixture
+def two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four processors, two of them on a socket; the process may use the first three."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
+        write_cache(tmp_path, cpu, 0, 1, "48K", str(cpu))
+        write_cache(tmp_path, cpu, 3, 3, "300M" if cpu < 2 else "266240K", shared)
+    return tmp_path
+
+
+def test_the_last_caches_of_all_sockets_in_use_count_once(two_sockets: Path) -> None:
+    assert bandwidth.last_level_bytes(two_sockets) == (300 << 20) + (260 << 20)
+    assert bandwidth.uncached_bytes(two_sockets) == 4 * (560 << 20)
+
+
+def test_no_more_is_read_than_may_be(two_sockets: Path) -> None:
+    assert bandwidth.uncached_bytes(two_sockets, 1 << 30) == 1 << 30
+    assert bandwidth.uncached_bytes(two_sockets, 1 << 20) == 256 << 20
+
+
+def test_where_nothing_is_told_of_caches_a_quarter_of_a_gibibyte_is_read(two_sockets: Path) -> None:
+    assert bandwidth.last_level_bytes(two_sockets / "cpu0") == 0
+    assert bandwidth.uncached_bytes(two_sockets / "cpu0") == 256 << 20
+
+
+def test_a_size_that_makes_no_sense_is_left_out(two_sockets: Path) -> None:
+    (two_sockets / "cpu2" / "cache" / "index3" / "size").write_text("many\n")
+    assert bandwidth.last_level_bytes(two_sockets) == 300 << 20

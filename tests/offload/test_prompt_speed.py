@@ -1,0 +1,66 @@
+"""What a prompt is predicted to take where weights of the CPU may be sent to the GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanWishes
+from edgeinfer_offload.plan import plan_memory
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
+
+WISHES = PlanWishes(1024)
+
+
+def planned(model: ModelSizes, machine: Machine, vram: float, prompt: int = 512) -> MemoryPlan:
+    return plan_memory(model, machine, replace(WISHES, vram=int(vram * GIB), prompt=prompt))
+
+
+def with_link(machine: Machine, factor: float) -> Machine:
+    assert machine.link is not None
+    return replace(machine, link=replace(machine.link, to_gpu=factor * machine.link.to_gpu))
+
+
+def weights_here(plan: MemoryPlan) -> int:
+    """Bytes of layers on the CPU."""
+    return sum(item.bytes for item in plan.items if item.device == "cpu" and item.layer is not None)
+
+
+def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
+    machine, model = server(), dense_model()
+    plan = planned(model, machine, 2.5)
+    assert machine.link is not None
+    sending = weights_here(plan) / machine.link.to_gpu
+    assert sending < plan.prediction.prompt_seconds < 1.15 * sending
+    slower = planned(model, with_link(machine, 0.5), 2.5).prediction.prompt_seconds
+    assert slower == pytest.approx(2 * plan.prediction.prompt_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -> None:
+    least = planned(model, laptop(), 3).prediction.send_from
+    assert least is not None
+    assert 8 < least < 512
+    below, at = (
+        planned(model, laptop(), 3, prompt).prediction.prompt_seconds for prompt in (least - 1, least)
+    )
+    assert at == pytest.approx(below, rel=0.1)
+    unsent = planned(model, with_link(laptop(), 1e-3), 3).prediction
+    assert unsent.send_from is None or unsent.send_from > 512
+    assert planned(model, laptop(), 3).prediction.prompt_seconds < unsent.prompt_seconds
+
+
+def test_a_mixture_sends_the_experts_alone_that_some_token_uses() -> None:
+    model, machine = mixture_model(), with_link(laptop(), 0.1)
+    fast = replace(machine, processor=replace(machine.processor, operations_per_second=1e9))
+    few, many = (planned(model, fast, 3, prompt).prediction.prompt_seconds for prompt in (8, 512))
+    assert many < 4 * few
+    assert many > 2 * few
+
+
+def test_sent_weights_take_room_on_the_gpu_that_the_plan_counts() -> None:
+    plan = planned(dense_model(), server(), 2.5)
+    sent = next(item for item in plan.items if item.item == "weights that a prompt sends")
+    assert 4 * (16 << 20) <= sent.bytes < 4 * (16 << 20) + (48 << 20)
+    assert plan.bytes_on("gpu") <= plan.vram_bytes
