@@ -23,8 +23,9 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes, mebibytes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
     measure_gpu,
