@@ -47,7 +47,7 @@ class Transformer:
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
-        self._step = backend.step if isinstance(backend, SteppingBackend) else None
+        self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
 
     @property
     def context(self) -> int:
@@ -107,7 +107,7 @@ class Transformer:
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (vocabulary,) behind the last of them."""
-        if len(ids) == 1 and self._step:
+        if len(ids) == 1 and self._logits_behind:
             return self._append_one(ids[0], progress)
         done = 0
         for x in self._steps(ids):
@@ -118,10 +118,10 @@ class Transformer:
         return last
 
     def _append_one(self, token_id: int, progress: Progress | None) -> npt.NDArray[np.float32]:
-        assert self._step is not None
+        assert self._logits_behind is not None
         self._check((token_id,))
         with DEVICE_FAILURES:
-            logits = self._step(token_id, len(self.cache.ids))
+            logits = self._logits_behind(token_id, len(self.cache.ids))
         self.cache.ids.append(token_id)
         if progress:
             progress(1, 1)

@@ -291,7 +291,7 @@ class LayeredBackend(Protocol):
 class SteppingBackend(Protocol):
     """A backend that goes from a token to the logits behind it in one piece."""
 
-    def step(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
+    def logits_behind(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
         """(vocabulary,) float32, a fresh array: the logits of a token at position start, to the last bit
         those of `embed`, `all_layers` and `logits`.
         """

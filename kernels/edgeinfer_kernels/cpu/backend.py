@@ -254,7 +254,7 @@ class CpuBackend:
             fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
         self.team.run(*self._run_program)
 
-    def step(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
+    def logits_behind(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
         """As `embed`, `all_layers` and `logits` of one token, (vocabulary,), in one run of the team."""
         x = self.embed((token_id,))
         at, stride = self._x_address, x.strides[0]
