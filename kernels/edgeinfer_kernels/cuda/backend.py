@@ -1,7 +1,6 @@
 """The Triton backend: decode steps as captured graphs, prompts in chunks, choices on the device."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,8 @@ from torch import Tensor
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
+from edgeinfer_kernels.cuda.device_errors import device_errors
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_model import OnPlaced
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
@@ -48,26 +48,6 @@ DEPENDENT_LAUNCH_FROM = 90
 
 class ServingHost(Host, SendingHost, Protocol):
     """The host's half, as `edgeinfer_kernels.cpu.host_half.HostHalf`."""
-
-
-class KernelsUnavailableError(RuntimeError):
-    """Triton can't compile here; the text says what it misses."""
-
-
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    """Failures of the device and of the compiler as errors that a person can read."""
-    try:
-        yield
-    except (BackendError, DeviceMemoryError, ValueError):
-        raise
-    except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "C compiler" in str(error):
-            raise KernelsUnavailableError(
-                "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
-            ) from error
-        raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
 
 
 class CudaBackend:
@@ -174,7 +154,7 @@ class CudaBackend:
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
         """Read the ids that `embed` was given, at positions start…, up to above the last layer."""
-        with _device_errors():
+        with device_errors():
             self._read(self._pending, x, start)
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
@@ -203,7 +183,7 @@ class CudaBackend:
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
         rows = self._rows(tokens)
-        with _device_errors():
+        with device_errors():
             self._check_open()
             if rows.in_step:
                 self._steps.set_state([0] * tokens, start)
@@ -215,7 +195,7 @@ class CudaBackend:
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
         """`choose` for a divided decoder: the token's embedding lies in the mailbox."""
-        with _device_errors():
+        with device_errors():
             self._check_open()
             self._steps.set_state([0], start)
             self._choosing_step(start, draw, recent)
@@ -241,7 +221,7 @@ class CudaBackend:
         there is `room` in the cache and the next draw is known (`following`): calling again with that id at
         start + 1 finds the step under way. The logits of such steps stay on the device.
         """
-        with _device_errors():
+        with device_errors():
             return self._choose(token_id, start, draw, recent, following, room)
 
     def _choose(
@@ -301,7 +281,7 @@ class CudaBackend:
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         shape = len(x), self.specification.vocabulary_size
-        with _device_errors():
+        with device_errors():
             if x.in_step:
                 return self._step_logits(x, shape)
             out = np.empty(shape, np.float32)
@@ -322,7 +302,7 @@ class CudaBackend:
 
     def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
-        with _device_errors():
+        with device_errors():
             rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
         return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
@@ -331,13 +311,13 @@ class CudaBackend:
 
     def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
         """Copies of the keys and values of the first `end` positions, layer by layer."""
-        with _device_errors():
+        with device_errors():
             self._check_open()
             return [tensor.cpu().numpy() for tensor in self._cached_tensors(end)]
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """Write back what `cached` gave, `end` positions of it. Raises `ValueError`: of another cache."""
-        with _device_errors():
+        with device_errors():
             self._check_open()
             tensors = self._cached_tensors(end)
             given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
@@ -372,7 +352,7 @@ class CudaBackend:
             if self._options.divisions:
                 return
             try:
-                with _device_errors():
+                with device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
             except RejectedTrialError:  # not even the usual cuts can be timed here: they stay as they are
                 return
@@ -386,7 +366,7 @@ class CudaBackend:
         Raises:
             KernelsUnavailableError: there is no compiler here for Triton.
         """
-        with _device_errors():
+        with device_errors():
             self._steps.warm_up()
 
     def _synchronise(self) -> None:
