@@ -218,16 +218,12 @@ def unpack_kernel(
     to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * BLOCK
     if FORMAT == "Q8_0":
         _q8_0(to, block, row, i, k, inside)
-    elif FORMAT == "Q4_K":
-        _k_minimum(to, block, row, i, k, inside, False)
-    elif FORMAT == "Q5_K":
-        _k_minimum(to, block, row, i, k, inside, True)
+    elif FORMAT == "Q4_K" or FORMAT == "Q5_K":
+        _k_minimum(to, block, row, i, k, inside, FORMAT == "Q5_K")
     elif FORMAT == "Q6_K":
         _q6_k(to, block, row, i, k, inside)
-    elif FORMAT == "Q2_K":
-        _two_bits(to, block, row, i, k, inside, False)
-    elif FORMAT == "Q3_K":
-        _two_bits(to, block, row, i, k, inside, True)
+    elif FORMAT == "Q2_K" or FORMAT == "Q3_K":
+        _two_bits(to, block, row, i, k, inside, FORMAT == "Q3_K")
     elif FORMAT == "IQ4_XS":
         _iq4_xs(to, block, row, i, k, inside)
     else:
