@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
 from edgeinfer_kernels.cuda.plane_formats import BLOCK, PlaneShapes, padded_blocks
 from edgeinfer_quant_formats import block_format, encode
 
@@ -25,6 +25,9 @@ HALVES = {
     "Q6_K": (208,),
 }
 """Where the float16 of a block lie."""
+SOURCES = ("normal", "bits", "extreme scales", "zeros")
+"""What the rows of a test are made of."""
+EXTREMES = np.array([0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1], np.float16)
 PLANES = 44
 """Planes of activations that have their float values as well."""
 
@@ -50,6 +53,15 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
         drawn = sane if scales is None else random.choice(scales, count)
         blocks[:, at : at + 2] = drawn[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def rows_from(source: str, name: str, rows: int, columns: int) -> Raw:
+    """Rows of one of SOURCES."""
+    if source == "normal":
+        return normal_rows(name, rows, columns)
+    if source == "zeros":
+        return np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
+    return random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
 
 
 def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatrix:

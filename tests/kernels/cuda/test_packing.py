@@ -10,9 +10,7 @@ from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
 from edgeinfer_kernels.cuda.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
 from edgeinfer_quant_formats import block_format, decode
-from tests.kernels.cuda.device_matrices import device_matrix, normal_rows, random_bits
-
-EXTREMES = np.array([0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1], np.float16)
+from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_rows, rows_from
 
 
 def columns_for(name: str) -> int:
@@ -39,15 +37,10 @@ def decoded(name: str, raw: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("source", ["normal", "bits", "extreme scales", "zeros"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_every_weight_comes_back(device: str, name: str, source: str) -> None:
     rows, columns = 9, columns_for(name)
-    if source == "normal":
-        raw = normal_rows(name, rows, columns)
-    elif source == "zeros":
-        raw = np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
-    else:
-        raw = random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
+    raw = rows_from(source, name, rows, columns)
     got = dequantised(device_matrix(device, name, raw, columns), 0, rows)
     np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
 

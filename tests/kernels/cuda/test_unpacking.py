@@ -8,12 +8,11 @@ import torch
 
 from edgeinfer_kernels.cpu.memory import interleave
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cuda.packing import raw_row_bytes
 from edgeinfer_kernels.cuda.plane_formats import TILES
 from edgeinfer_kernels.cuda.unpacking import unpack
 from edgeinfer_kernels.weights import Matrix
-from tests.kernels.cuda.device_matrices import Raw, normal_rows, random_bits
-from tests.kernels.cuda.test_packing import EXTREMES, columns_for, decoded
+from tests.kernels.cuda.device_matrices import SOURCES, Raw, rows_from
+from tests.kernels.cuda.test_packing import columns_for, decoded
 
 
 def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -> Any:
@@ -29,14 +28,9 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
 
 
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("source", ["normal", "bits", "extreme scales", "zeros"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_every_weight_comes_back(device: str, kernels: Kernels, name: str, source: str) -> None:
     rows, columns = 21, columns_for(name)
-    if source == "normal":
-        raw = normal_rows(name, rows, columns)
-    elif source == "zeros":
-        raw = np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
-    else:
-        raw = random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
+    raw = rows_from(source, name, rows, columns)
     got = unpacked(device, kernels, name, raw, columns)
     np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
