@@ -7,12 +7,11 @@ A model is a shape, how many of its layers, and a type. Ends with exit code 1 if
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.budget_runs import HEAD, BudgetRow, budget_rows
-from edgeinfer.benchmarking.random_files import written_shape
+from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
@@ -37,20 +36,18 @@ def main() -> None:
     if options.smoke:
         options.models, options.shares, options.generated = "llama-3.2-1b:2:Q4_0", "0.9,1.2", 4
     gpu_loading.TUNING_SECONDS = 1.0
-    shares = [float(word) for word in suites.words(options.shares)]
+    shares = suites.shares(options.shares)
     rows: list[BudgetRow] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for text in suites.words(options.models):
-            path = written_shape(text, options.folder or Path(temporary))
-            for row in budget_rows(
-                path,
-                shares,
-                context=options.context,
-                generated=options.generated,
-                threads=options.threads,
-            ):
-                rows.append(row)
-                print(" | ".join(row.cells()), file=sys.stderr, flush=True)
+    for path in written_shapes(suites.words(options.models), options.folder):
+        for row in budget_rows(
+            path,
+            shares,
+            context=options.context,
+            generated=options.generated,
+            threads=options.threads,
+        ):
+            rows.append(row)
+            print(" | ".join(row.cells()), file=sys.stderr, flush=True)
     print(markdown(HEAD, [row.cells() for row in rows], left=(0, 3)))
     if not all(row.is_kept for row in rows):
         sys.exit("a budget isn't kept")

@@ -8,7 +8,6 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.split_runs import HEAD, SplitSuite
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.errors import SettingError
 from edgeinfer_offload.memory_plan import PROMPT
 
 
@@ -23,7 +22,7 @@ def main() -> None:
     shared = cuda_runs.suite(options)
     suite = SplitSuite(
         shared.benched_models(),
-        shares("0.5" if options.smoke else options.shares),
+        suites.shares("0.5" if options.smoke else options.shares),
         options.llama_bench,
         options.threads,
         shared.rounds,
@@ -39,17 +38,6 @@ def main() -> None:
         *this_machine(command_line()).lines(),
     ]
     suites.write_report("Models larger than the GPU", facts, [("tokens/s", table)], options.out)
-
-
-def shares(text: str) -> list[float]:
-    """Numbers above 0 with commas between. Raises `SettingError`."""
-    try:
-        found = [float(word) for word in suites.words(text)]
-    except ValueError:
-        found = []
-    if not found or min(found) <= 0:
-        raise SettingError(f"--shares: saw {text!r}, wanted numbers above 0 with commas between")
-    return found
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ A model is a shape, how many of its layers, and a type. Ends with exit code 1 if
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
 
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.divided_runs import HEAD, divided_rows
-from edgeinfer.benchmarking.random_files import written_shape
+from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
@@ -37,23 +35,20 @@ def main() -> None:
     if options.smoke:
         options.models, options.shares, options.generated, options.rounds = "llama-3.2-1b:2:Q4_0", "0.5", 8, 1
     gpu_loading.TUNING_SECONDS = options.tuning
-    shares = [float(word) for word in suites.words(options.shares)]
+    shares = suites.shares(options.shares)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for text in suites.words(options.models):
-            path = written_shape(text, Path(folder))
-            for row in divided_rows(
-                path,
-                shares,
-                context=options.context,
-                generated=options.generated,
-                rounds=options.rounds,
-                threads=options.threads,
-                device=options.device,
-            ):
-                rows.append(row)
-                print(" | ".join(row.cells()), file=sys.stderr, flush=True)
-            path.unlink()
+    for path in written_shapes(suites.words(options.models), None):
+        for row in divided_rows(
+            path,
+            shares,
+            context=options.context,
+            generated=options.generated,
+            rounds=options.rounds,
+            threads=options.threads,
+            device=options.device,
+        ):
+            rows.append(row)
+            print(" | ".join(row.cells()), file=sys.stderr, flush=True)
     print(markdown(HEAD, [row.cells() for row in rows], left=(0, 2)))
     if not all(row.is_close for row in rows):
         sys.exit("a divided model doesn't answer as the CPU does")

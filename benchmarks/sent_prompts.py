@@ -5,12 +5,11 @@ python benchmarks/sent_prompts.py --models llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.prompt_phases import HEAD, phase_rows
-from edgeinfer.benchmarking.random_files import written_shape
+from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
@@ -32,13 +31,11 @@ def main() -> None:
     if options.smoke:
         options.models, options.tokens = "llama-3.2-1b:2:Q4_0", 64
     gpu_loading.TUNING_SECONDS = 1.0
-    shares = [float(word) for word in suites.words(options.shares)]
+    shares = suites.shares(options.shares)
     rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for text in suites.words(options.models):
-            path = written_shape(text, options.folder or Path(temporary))
-            for share in shares:
-                rows += phase_rows(path, share, options.tokens, options.threads)
+    for path in written_shapes(suites.words(options.models), options.folder):
+        for share in shares:
+            rows += phase_rows(path, share, options.tokens, options.threads)
     print(markdown(HEAD, rows, left=(0, 2)))
 
 

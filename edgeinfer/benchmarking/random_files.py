@@ -3,7 +3,8 @@
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, product
@@ -66,6 +67,13 @@ def written_shape(text: str, folder: Path) -> Path:
     if not path.exists():
         write_random_file(path, replace(find_shape(name), layers=int(layers)), kind)
     return path
+
+
+def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
+    """`written_shape` of each; in a temporary folder, if in none, until the next is asked for."""
+    for text in texts:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield written_shape(text, folder or Path(temporary))
 
 
 def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | None = None) -> None:

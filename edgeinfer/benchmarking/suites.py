@@ -175,6 +175,17 @@ def words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
+def shares(text: str) -> list[float]:
+    """Numbers above 0 with commas between. Raises `SettingError`."""
+    try:
+        found = [float(word) for word in words(text)]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise SettingError(f"--shares: saw {text!r}, wanted numbers above 0 with commas between")
+    return found
+
+
 class _Label:
     """Says on stderr what is measured, once each."""
 
