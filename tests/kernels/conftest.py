@@ -35,27 +35,27 @@ class _WithoutTiles(Kernels):
 
 
 @cache
-def _objects(isa: str) -> dict[str, bytes]:
-    """Unit -> object file, of all that a test of the instruction set may want.
+def _objects() -> dict[str, dict[str, bytes]]:
+    """Instruction set -> unit -> object file, of all that a test may want.
 
-    They are built together: each process of a compiler that is started anew compiles again what all share.
+    They are built together: most of a compiler's work is the same for all instruction sets, and each process
+    of it that is started anew does again what units share.
     """
-    given = instruction_set(isa)
-    units = [*QUANTISED_ROWS]
-    if given is not EMULATED_TILES:
-        others = [*row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
-        mixtures = [EXPERTS, SERVICE] if isa in MIXTURES_BY else []
-        # What is built for emulated tiles holds the plain rows of its instruction set too.
-        units = [BLOCKS, *others, *mixtures, *([] if isa == ISA_NAMES[-1] else units)]
-    return dict(zip(units, KernelCache(user_folder("cache"), given).objects(units), strict=True))
+    root, (*others, last) = user_folder("cache"), map(choose, ISA_NAMES)
+    shared = [BLOCKS, EXPERTS, SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
+    plain = dict(zip(shared, KernelCache(root, last, others).objects(shared), strict=True))
+    # What is built for emulated tiles holds the plain rows of its instruction set too.
+    with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTISED_ROWS)
+    found = {last.name: {**plain, **dict(zip(QUANTISED_ROWS, with_tiles, strict=True))}}
+    units = [*shared, *QUANTISED_ROWS]
+    for isa in others:
+        found[isa.name] = dict(zip(units, KernelCache(root, isa).objects(units), strict=True))
+    return found
 
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
-    emulated = isa == EMULATED_TILES.name
-    found = _objects(ISA_NAMES[-1] if emulated else isa)
-    if emulated or isa == ISA_NAMES[-1]:
-        found = {**found, **_objects(EMULATED_TILES.name)}
+    found = _objects()[ISA_NAMES[-1] if isa == EMULATED_TILES.name else isa]
     wanted = [found[unit] for unit in dict.fromkeys([BLOCKS, *units])]
     return (_WithoutTiles if isa == ISA_NAMES[-1] else Kernels)(wanted)
 

@@ -28,6 +28,7 @@ from edgeinfer_kernels.cpu.objects import (
     KernelCache,
     build_groups,
     kernel_sources,
+    object_file,
     source_digest,
 )
 from edgeinfer_quant_formats import GGUFFile
@@ -76,7 +77,7 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
         for unit in units:
-            Path(folder, f"{unit}.o").write_bytes(unit.encode())
+            object_file(folder, 0, unit).write_bytes(unit.encode())
             yield unit
 
     monkeypatch.setattr(store, "_compile", compiled)
@@ -195,7 +196,7 @@ def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: 
         begun.set()
         time.sleep(0.2)  # the other asks meanwhile
         for unit in units:
-            Path(folder, f"{unit}.o").write_bytes(unit.encode())
+            object_file(folder, 0, unit).write_bytes(unit.encode())
             yield unit
 
     def build() -> None:
@@ -219,7 +220,7 @@ def test_a_folder_without_locks_is_built_in_all_the_same(
         raise OSError("no locks here")
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
-        Path(folder, "a.o").write_bytes(b"code")
+        object_file(folder, 0, "a").write_bytes(b"code")
         yield "a"
 
     monkeypatch.setattr("fcntl.flock", refuse)

@@ -28,14 +28,9 @@ UNITS = {
 def assemblies(isa_name: str) -> dict[str, str]:
     """Unit -> its assembly, all of them by one process."""
     isa = next(isa for isa in INSTRUCTION_SETS if isa.name == isa_name)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "NUMBA_CPU_NAME": isa.processor,
-        "NUMBA_CPU_FEATURES": isa.feature_string,
-        "NUMBA_OPT": "0",
-    }
-    command = [sys.executable, str(CHILD), TRIPLE, *UNITS[isa_name]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    target = json.dumps({"processor": isa.processor, "features": isa.feature_string})
+    command = [sys.executable, str(CHILD), TRIPLE, target, *UNITS[isa_name]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, str] = json.loads(done.stdout)

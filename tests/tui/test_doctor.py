@@ -11,7 +11,7 @@ from edgeinfer import warming
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.neuron_layout import NEURON_FORMATS
-from edgeinfer_kernels.cpu.objects import KernelCache
+from edgeinfer_kernels.cpu.objects import KernelCache, object_file
 from edgeinfer_tui import machine_probes
 from edgeinfer_tui.doctor_report import gather, print_report
 from tests.tui.conftest import CommandLine
@@ -77,7 +77,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         asked.append(sorted(units))
         for unit in units:
-            Path(folder, f"{unit}.o").write_bytes(b"code")
+            object_file(folder, 0, unit).write_bytes(b"code")
             yield unit
 
     monkeypatch.setattr(KernelCache, "_compile", compiled)

@@ -10,6 +10,7 @@ uses any more are removed (`kernel_folders.py`).
 
 import ctypes
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -61,13 +62,23 @@ def source_digest(isa: InstructionSet) -> str:
     return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
-class KernelCache:
-    """Object files of one instruction set in a folder of their own below `root`."""
+def objects_folder(root: Path, isa: InstructionSet) -> Path:
+    """Where an instruction set's object files lie."""
+    return root / f"{platform.machine()}-{isa.name}-{source_digest(isa)}"
 
-    def __init__(self, root: Path, isa: InstructionSet) -> None:
+
+class KernelCache:
+    """Object files of one instruction set in a folder of their own below `root`.
+
+    What is built is built for the instruction sets `also` too, into their folders: the first half of a
+    compiler's work is the same for all.
+    """
+
+    def __init__(self, root: Path, isa: InstructionSet, also: Sequence[InstructionSet] = ()) -> None:
         self.isa = isa
         self.root = root
-        self.folder = root / f"{platform.machine()}-{isa.name}-{source_digest(isa)}"
+        self.folder = objects_folder(root, isa)
+        self._targets = (isa, *also)
 
     def find(self, unit: str) -> bytes | None:
         """The unit's object file, or None if there is none or it is damaged."""
@@ -84,24 +95,24 @@ class KernelCache:
         """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
             for unit in self._compile(units, scratch):
-                made = Path(scratch, f"{unit}.o")
-                body = made.read_bytes()
-                made.write_bytes(body + hashlib.sha256(body).digest())
-                self.folder.mkdir(exist_ok=True)
-                os.replace(made, self.folder / made.name)
+                for number, isa in enumerate(self._targets):
+                    made = object_file(scratch, number, unit)
+                    body = made.read_bytes()
+                    made.write_bytes(body + hashlib.sha256(body).digest())
+                    folder = objects_folder(self.root, isa)
+                    folder.mkdir(exist_ok=True)
+                    os.replace(made, folder / f"{unit}.o")
                 built()
 
     def _compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
-        """The units one by one, each when its object file is in the folder."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "NUMBA_CPU_NAME": self.isa.processor,
-            "NUMBA_CPU_FEATURES": self.isa.feature_string,
-            "NUMBA_OPT": "0",  # functions are optimised once, together, by the build itself
-        }
-        module, tiles = "edgeinfer_kernels.cpu.native.build_object", "tiles" if self.isa.tiles else "no-tiles"
-        command = [sys.executable, "-m", module, tiles, folder, *units]
+        """The units one by one, each when its object files are in the folder."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        targets = [
+            {"processor": isa.processor, "features": isa.feature_string, "tiles": isa.tiles}
+            for isa in self._targets
+        ]
+        module = "edgeinfer_kernels.cpu.native.build_object"
+        command = [sys.executable, "-m", module, folder, json.dumps(targets), *units]
         with (
             open(Path(folder, "messages"), "w+", encoding="utf-8", errors="replace") as messages,
             subprocess.Popen(
@@ -152,6 +163,11 @@ class KernelCache:
         if body is None:
             raise KernelBuildError(f"the kernels {unit} were built but can't be read back from {self.folder}")
         return body
+
+
+def object_file(folder: str, number: int, unit: str) -> Path:
+    """Where a build in `folder` puts a unit for the target of this number."""
+    return Path(folder, f"{unit}-{number}.o")
 
 
 def wait_for_lock(file: IO[str]) -> None:

@@ -3,12 +3,14 @@
 A kernel is written once against the operations of this and the modules beside it (`scalars`,
 `float_lanes`, `byte_lanes`). Nearly all of them are plain LLVM vector operations, which LLVM lowers to
 whatever the target has (one 512-bit instruction, two of 256 bits, four of 128). Only four kinds depend on
-the instruction set, chosen by the features that the build targets: the byte dot products (`dots`), the byte
-table lookup, the half-precision conversions, and tiles (`tiles`).
+the instruction set: the byte dot products (`dots`), the byte table lookup, the half-precision conversions,
+and tiles (`tiles`). They are calls until the build gives them the bodies of its target (`emit_bodies`), so
+that numba's part of a build is the same for all targets.
 Addresses are int64; loads and stores need no alignment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -45,9 +47,53 @@ float16x = LaneVector(F32, 16, "float16x")  # sixteen float32
 address = types.int64
 
 
-def target_features(context: Any) -> str:
-    """The LLVM feature string that this build targets, `+avx2,+fma,…`."""
-    return str(context.codegen().magic_tuple()[2])
+@dataclass(frozen=True)
+class TargetOperation:
+    """An operation that depends on the target: an LLVM function whose body `emitter` writes for a target's
+    features.
+    """
+
+    emitter: Emitter
+    function_type: ir.FunctionType
+
+    def emit_body(self, function: ir.Function, features: str) -> None:
+        """Fill in the function, for LLVM to inline wherever it is called."""
+        function.attributes.add("alwaysinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        value = self.emitter(features, builder, *function.args)
+        if self.function_type.return_type == ir.VoidType():
+            builder.ret_void()
+        else:
+            builder.ret(value)
+
+
+target_operations: dict[str, TargetOperation] = {}
+"""LLVM name -> operation, of all that are defined."""
+
+
+def _call_of_target_operation(emitter: Emitter, result: Any, arguments: tuple[Any, ...]) -> Emitter:
+    """An emitter of a call to an operation that depends on the target, which is noted."""
+    of_result = ir.VoidType() if result is types.void else llvm_type(result)
+    function_type = ir.FunctionType(of_result, [llvm_type(argument) for argument in arguments])
+    name = f"target_{emitter.__name__}_{len(target_operations)}"
+    target_operations[name] = TargetOperation(emitter, function_type)
+    return lambda builder, *values: call(builder, name, of_result, list(values))
+
+
+def llvm_type(of: Any) -> ir.Type:
+    """What numba passes for a type of an operation."""
+    if isinstance(of, LaneVector):
+        return of.llvm_type
+    return {types.int32: I32, types.int64: I64, types.float32: F32}[of]
+
+
+def emit_bodies(names: Iterable[str], features: str) -> ir.Module:
+    """The operations of these LLVM names for a target's features, `+avx2,+fma,…`."""
+    module = ir.Module("edgeinfer_target")
+    for name in names:
+        wanted = target_operations[name]
+        wanted.emit_body(ir.Function(module, wanted.function_type, name), features)
+    return module
 
 
 def operation(result: Any, arguments: tuple[Any, ...]) -> Callable[[Emitter], Any]:
@@ -59,10 +105,10 @@ def operation(result: Any, arguments: tuple[Any, ...]) -> Callable[[Emitter], An
 
     def decorate(emitter: Emitter) -> Any:
         wants_features = emitter.__code__.co_varnames[0] == "features"
+        emit = _call_of_target_operation(emitter, result, arguments) if wants_features else emitter
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            prefix = (target_features(context),) if wants_features else ()
-            emitted = emitter(*prefix, builder, *values)
+            emitted = emit(builder, *values)
             return context.get_dummy_value() if result is types.void else emitted
 
         names = ", ".join(f"a{i}" for i in range(len(arguments)))

@@ -105,6 +105,12 @@ def spin_pause(features, builder):
         builder.fence("acquire")
 
 
+@operation(types.int32, ())
+def has_wide_registers(features, builder):
+    """1 if the target has 32 registers of 64 bytes, else 0."""
+    return ir.Constant(I32, int("+avx512f" in features))
+
+
 def _call_pointer(count: int) -> Any:
     def call_pointer(builder, function, *values):
         function_type = ir.FunctionType(ir.VoidType(), [I64] * count)

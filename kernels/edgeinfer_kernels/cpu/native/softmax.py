@@ -5,7 +5,6 @@ no sum runs across lanes; values lie in rows.
 """
 
 import numpy as np
-from numba import config
 
 from edgeinfer_kernels.cpu.native.attention_states import DECAY, STATE_BYTES, weigh_scores
 from edgeinfer_kernels.cpu.native.cache_widening import widen_page
@@ -18,7 +17,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64, prefetch
+from edgeinfer_kernels.cpu.native.scalars import has_wide_registers, load_f32, load_i64, prefetch
 from edgeinfer_kernels.cpu.native.vector_math import hyperbolic_tangent
 from edgeinfer_kernels.cpu.structures import ATTENTION, CACHE_LINE
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
@@ -226,12 +225,10 @@ def copy_lines(source, target, nbytes):
         store_floats(target + offset, load_floats(source + offset))
 
 
-def make_gather(load_cached, element_bytes, *, wide, widens=False):
+def make_gather(load_cached, element_bytes, *, widens=False):
     """What query heads gather from a range of positions, for a cache of one element type.
 
     `widens`: the cache is in bytes, and each tile becomes float32 before it is looked at.
-
-    `wide`: the target has 32 registers of 64 bytes, enough for four heads at once.
     """
     row_bytes = element_bytes * LANES
     score_one, score_four = make_score_tiles(load_cached, element_bytes)
@@ -252,7 +249,8 @@ def make_gather(load_cached, element_bytes, *, wide, widens=False):
         scale = load_f32(block + ATTENTION.scale)
         soft_cap = load_f32(block + ATTENTION.soft_cap)
         step = STATE_BYTES + 4 * padded
-        together = group // 4 * 4 if wide and padded % 64 == 0 else 0
+        # Four heads at once take 32 registers of 64 bytes.
+        together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
         page_bytes = row_bytes * padded
         key_cache = load_i64(block + ATTENTION.key_cache) + page_bytes * kv_head * (context // LANES)
         value_cache = load_i64(block + ATTENTION.value_cache) + page_bytes * kv_head * (context // LANES)
@@ -297,7 +295,6 @@ def make_gather(load_cached, element_bytes, *, wide, widens=False):
     return gather
 
 
-WIDE = "+avx512f" in (config.CPU_FEATURES or "")
-gather_halves = make_gather(load_halves, 2, wide=WIDE)
-gather_floats = make_gather(load_floats, 4, wide=WIDE)
-gather_bytes = make_gather(load_floats, 4, wide=WIDE, widens=True)
+gather_halves = make_gather(load_halves, 2)
+gather_floats = make_gather(load_floats, 4)
+gather_bytes = make_gather(load_floats, 4, widens=True)

@@ -3,9 +3,11 @@
 Only the build process imports this module; it brings numba.
 """
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from numba import config, types
+from numba import types
 
 from edgeinfer_kernels.cpu.native import (
     attention,
@@ -40,33 +42,68 @@ PARTS = {
 DECODE_ARGUMENTS = 6
 
 
-def unit_exports(unit: str, *, tiles: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Target:
+    """What a unit is built for: an LLVM processor, its features (`+avx2,+fma`), and whether the unit has the
+    row kernels by tiles.
+    """
+
+    processor: str
+    features: str
+    tiles: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """It has 32 registers of 64 bytes."""
+        return "+avx512f" in self.features
+
+
+def unit_exports(unit: str, target: Target) -> dict[str, Any]:
     """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>` or `neurons_<format>`.
 
-    `tiles`: with the row kernels by tiles.
+    For several targets the functions are the same as far as they can be: numba compiles each once.
     """
     if unit in PARTS:
         return {name: export for part in PARTS[unit] for name, export in part.exports.items()}
     if unit.startswith("neurons_"):
         return neuron_exports(unit.removeprefix("neurons_"))
-    signature = types.void(*(types.int64,) * ROW_ARGUMENTS)
     name = unit.removeprefix("rows_")
     if name in FLOAT_ROW_KERNELS:
-        return {unit: (inner(FLOAT_ROW_KERNELS[name]()), signature)}
-    form, wide = ROW_FORMATS[name], "+avx512f" in (config.CPU_FEATURES or "")
-    exports = {
-        unit: (inner(make_rows(form, wide=wide)), signature),
-        f"decode_{name}": (inner(make_decode_row(form)), types.void(*(types.int64,) * DECODE_ARGUMENTS)),
-    }
-    if tiles:
-        exports[f"tile_{unit}"] = (inner(make_tile_rows(form)), signature)
-    return exports
+        return {unit: float_rows(name)}
+    exports = {unit: rows(name, wide=target.wide), f"decode_{name}": decode_row(name)}
+    return {**exports, f"tile_{unit}": tile_rows(name)} if target.tiles else exports
 
 
+def compiled_for(function: Any, arguments: int) -> tuple[Any, Any]:
+    """An export: the function and its signature, so many int64 and no result."""
+    return inner(function), types.void(*(types.int64,) * arguments)
+
+
+@cache
+def float_rows(name: str) -> tuple[Any, Any]:
+    return compiled_for(FLOAT_ROW_KERNELS[name](), ROW_ARGUMENTS)
+
+
+@cache
+def rows(name: str, *, wide: bool) -> tuple[Any, Any]:
+    return compiled_for(make_rows(ROW_FORMATS[name], wide=wide), ROW_ARGUMENTS)
+
+
+@cache
+def decode_row(name: str) -> tuple[Any, Any]:
+    return compiled_for(make_decode_row(ROW_FORMATS[name]), DECODE_ARGUMENTS)
+
+
+@cache
+def tile_rows(name: str) -> tuple[Any, Any]:
+    return compiled_for(make_tile_rows(ROW_FORMATS[name]), ROW_ARGUMENTS)
+
+
+@cache
 def neuron_exports(name: str) -> dict[str, Any]:
     """What a sparse feed-forward does with one format."""
     rows, sums = make_neuron_rows(CUT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
     return {
-        f"neuron_rows_{name}": (inner(rows), types.void(*(types.int64,) * NEURON_ROWS_ARGUMENTS)),
-        f"neuron_sums_{name}": (inner(sums), types.void(*(types.int64,) * NEURON_SUMS_ARGUMENTS)),
+        f"neuron_rows_{name}": compiled_for(rows, NEURON_ROWS_ARGUMENTS),
+        f"neuron_sums_{name}": compiled_for(sums, NEURON_SUMS_ARGUMENTS),
     }
