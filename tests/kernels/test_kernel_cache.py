@@ -13,7 +13,7 @@ import pytest
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights
-from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, choose
+from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, choose, detect
 from edgeinfer_kernels.cpu.kernel_folders import (
     DAY,
     mark_used,
@@ -88,6 +88,14 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
     (store.folder / "a.o").write_bytes(b"x" * 40)
     assert store.find("a") is None
     assert store.objects(["a", "b"]) == [b"a", b"b"]
+
+
+def test_what_is_built_for_several_instruction_sets_at_once_is_what_each_gets_alone(tmp_path: Path) -> None:
+    best, least = choose(), detect().available[-1]
+    KernelCache(tmp_path / "together", best, [least]).objects(["rows_F16"])
+    found = [KernelCache(tmp_path / "together", isa).find("rows_F16") for isa in (best, least)]
+    assert found[1] == KernelCache(tmp_path / "alone", least).objects(["rows_F16"])[0]
+    assert found[0] != found[1] or best == least
 
 
 def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
