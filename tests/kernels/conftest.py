@@ -55,7 +55,8 @@ def _objects() -> dict[str, dict[str, bytes]]:
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
-    found = _objects()[ISA_NAMES[-1] if isa == EMULATED_TILES.name else isa]
+    given = instruction_set(isa)
+    found = _objects()[ISA_NAMES[-1] if given is EMULATED_TILES else given.name]
     wanted = [found[unit] for unit in dict.fromkeys([BLOCKS, *units])]
     return (_WithoutTiles if isa == ISA_NAMES[-1] else Kernels)(wanted)
 
