@@ -163,7 +163,7 @@ class Suite:
                 script = [*prompt, *edited[8:]]
                 scripted = ScriptedEngine(model.engine, script)
                 said = Model("script", scripted, model.tokenizer, None)
-                said.speculator = lookup and _begun(scripted, lookup)
+                said.speculator = _begun(scripted, lookup) if lookup else None
                 sides[side] = _answer(said, prompt, settings)
             told(f"edited code, {model.name}")
             found = in_turns(sides, self.rounds)
