@@ -181,7 +181,9 @@ ROWS_SCRATCH = TILE_STATE_BYTES + 64 * PANEL_COLUMNS + 128 * PANEL_TOKENS * PANE
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
 POSITIONS_A_TILE = 64
 """Positions whose attention scores are held at a time."""
-SCORES_A_THREAD = 4 * 4 * POSITIONS_A_TILE
+SCORES_BYTES = 4 * POSITIONS_A_TILE
+"""Of one query head with such a tile."""
+SCORES_A_THREAD = 4 * SCORES_BYTES
 """Bytes of the scores of such a tile with four query heads."""
 STEP_TOKENS = 16
 """Steps of so many tokens go up all layers in one call, and their attention is cut token by token."""
@@ -195,7 +197,9 @@ def attention_states(group: int, padded_head: int) -> int:
 
 
 def attention_scratch(group: int, padded_head: int) -> int:
-    """A thread's scratch: the row kernels', scores, a key head's states, and a tile of keys and values."""
+    """A thread's scratch: the row kernels', scores, a key head's states, a tile of keys and values and, for
+    those in bytes, their scales and the scores of four heads with two groups' scales.
+    """
     tile = 2 * 4 * POSITIONS_A_TILE * padded_head
     return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head) + tile
 
