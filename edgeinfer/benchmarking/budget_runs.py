@@ -4,6 +4,7 @@ What libraries and the driver take isn't seen here: a process loads them once, w
 has an item for them, which is left out of both sides.
 """
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from statistics import median
 
 from edgeinfer.benchmarking.cuda_runs import own_seconds
-from edgeinfer.benchmarking.host_memory_mark import HostMemoryMark
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.tables import NOTHING
 from edgeinfer.benchmarking.workloads import Workload, random_ids
@@ -20,8 +20,9 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning import model_sizes
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cuda.device_work import MemoryMark
+from edgeinfer_kernels.cuda.device_work import MemoryMark, pinned_bytes
 from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.peak_memory import own_resident_bytes
 from edgeinfer_offload.split_backend import SplitBackend
 
 HEAD = (
@@ -36,6 +37,18 @@ WARM_UP = 4
 """Tokens that aren't counted."""
 PROMPTS = 3
 """Prompts that are read; the first isn't counted."""
+
+
+class HostMemoryMark:
+    """Main memory that is taken from here on: pages of this process's own, and pinned ones, the driver's."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._taken = own_resident_bytes() + pinned_bytes()
+
+    def held(self) -> int:
+        """Bytes that are taken now."""
+        return own_resident_bytes() + pinned_bytes() - self._taken
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
 from edgeinfer_offload.machine import CPU_BLOCK_SECONDS, Graphics, Machine
-from edgeinfer_offload.memory_plan import PlanWishes, SparseLayer
+from edgeinfer_offload.plan_facts import PlanWishes, SparseLayer
 
 Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
@@ -53,6 +53,7 @@ class Pricing:
         self.context = wishes.context
         self.depth = wishes.planned_depth
         self.repack = wishes.repack
+        self.changing_experts = wishes.changing_experts
         self.graphics: Graphics | None = machine.graphics if use_gpu and machine.link else None
         self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
 
@@ -241,10 +242,9 @@ def _experts(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | N
     cpu, gpu = [], []
     for count in counts:
         missed = float(hits[-1] - hits[count]) * one_here.reading
+        held = total if count and pricing.changing_experts else total - count
         cpu.append(
-            Cost((total - count) * one_here.nbytes, missed + CPU_BLOCK_SECONDS, missed)
-            if count < total
-            else NOTHING
+            Cost(held * one_here.nbytes, missed + CPU_BLOCK_SECONDS, missed) if count < total else NOTHING
         )
         if count == 0 or one_there is None:
             gpu.append(NOTHING)

@@ -10,8 +10,8 @@ from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost, Pricing, layer_costs
 from edgeinfer_offload.machine import SYNCHRONISE_SECONDS, Machine
-from edgeinfer_offload.memory_plan import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
 from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
+from edgeinfer_offload.plan_facts import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
 
 LIBRARY_BYTES = 344 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
@@ -114,7 +114,8 @@ class ModelPlacing:
         """
         logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
         mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
-        return STAGING_BYTES + logits + mailbox
+        refills = device_sizes.REFILL_BYTES if shared and self.wishes.changing_experts else 0
+        return STAGING_BYTES + logits + mailbox + refills
 
     def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
         costs = [(head, self.head[head])]

@@ -10,18 +10,10 @@ from dataclasses import replace
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost
 from edgeinfer_offload.machine import OVERLAP_LOSS, SYNCHRONISE_SECONDS, Machine
-from edgeinfer_offload.memory_plan import (
-    LayerPlacement,
-    MemoryPlan,
-    Place,
-    PlanError,
-    PlannedItem,
-    PlanWishes,
-    Prediction,
-    refuse,
-)
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.model_placing import LIBRARY_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
+from edgeinfer_offload.plan_facts import LayerPlacement, Place, PlannedItem, PlanWishes, Prediction
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
@@ -40,10 +32,14 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
     first: PlanError | None = None
     for eased, steps in _eased(wishes):
         try:
-            return replace(_plan(ModelPlacing(sizes, machine, eased)), steps=steps)
+            plan = replace(_plan(ModelPlacing(sizes, machine, eased)), steps=steps)
         except PlanError as error:
-            first = first or error
-    assert first is not None
+            first = first if first or eased.changing_experts else error
+            continue
+        crowded = eased.changing_experts and any(layer.rest == "disk" for layer in plan.layers)
+        if not crowded:
+            return plan
+    assert first is not None, "what the last of the wishes gives is a plan or an error"
     raise first
 
 
@@ -51,9 +47,13 @@ def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
     """The wishes, and what they allow to be given up, in order, each on top of those before."""
     steps: tuple[str, ...] = ()
     yield wishes, steps
+    if wishes.changing_experts:
+        wishes = replace(wishes, changing_experts=False)
+        steps = ("experts stay where they are: main memory can't hold those of the GPU a second time",)
+        yield wishes, steps
     if wishes.kv_may_shrink and wishes.kv == "f16" and wishes.device != "cpu":
         wishes = replace(wishes, kv="q8_0")
-        steps = ("keys and values are q8_0 in place of f16",)
+        steps = (*steps, "keys and values are q8_0 in place of f16")
         yield wishes, steps
     context = wishes.context
     while wishes.least_context and context > wishes.least_context:
@@ -138,7 +138,10 @@ def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem],
     ):
         chances = routing[index] if routing and layer.experts else None
         by_neuron = sparse.get(index)
-        placed = placed_layer(index, layer, costs, choice, chances, by_neuron, placing.weights_place)
+        changing = placing.wishes.changing_experts
+        placed = placed_layer(
+            index, layer, costs, choice, chances, by_neuron, placing.weights_place, changing
+        )
         items += placed.items
         layers.append(placed.placement)
     overlapped = [item for item in items if item.overlapped]

@@ -172,6 +172,13 @@ def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float
     return tuple(hottest[units:]), tuple(hottest[:units])
 
 
+def _host_bytes(placing: ModelPlacing, costs: LayerCosts, units: int) -> float:
+    """Of a feed-forward, what the CPU computes: not what it has besides for experts that change places."""
+    nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
+    changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
+    return nbytes * (1 - there / costs.unit_neurons[-1]) if changing else nbytes
+
+
 def _layer(
     placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
 ) -> _Layer:
@@ -190,7 +197,7 @@ def _layer(
     used = layer.experts.used if layer.experts else 1
     chances = _chances(placing, index, choice.units)
     slowness = _unpacking(block.matrices(), unpacked)
-    halves = (costs.cpu_bytes[choice.units], 1 - share), (costs.gpu_bytes[choice.units], share)
+    halves = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
     for side, (half, part), touched in zip(sides, halves, chances, strict=True):
         if half:
             side.append(_Part(float(half), 2 * weights * used * part, touched, float(half) * slowness))

@@ -8,8 +8,9 @@ import pytest
 
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
-from edgeinfer_offload.memory_plan import LayerPlacement, MemoryPlan, PlanError, PlanWishes, Repacking
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes, Repacking
 from tests.offload.model_shapes import (
     GIB,
     cpu_only,

@@ -6,8 +6,9 @@ import pytest
 
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
 
 WISHES = PlanWishes(1024)

@@ -5,13 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.benchmarking.budget_runs import HEAD, MIB, WARM_UP, BudgetRow, Measured, token_seconds
-from edgeinfer.benchmarking.host_memory_mark import HostMemoryMark, own_pages
+from edgeinfer.benchmarking.budget_runs import (
+    HEAD,
+    MIB,
+    WARM_UP,
+    BudgetRow,
+    HostMemoryMark,
+    Measured,
+    token_seconds,
+)
 from edgeinfer.benchmarking.random_files import write_random_file
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer.loading.loading import load
-from edgeinfer_offload.memory_plan import PlanWishes
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 
 SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)
@@ -62,15 +69,7 @@ def test_tokens_of_any_backend_are_timed_without_leaving_anything_behind(tmp_pat
         model.engine.rewind(0)
 
 
-def test_main_memory_that_is_taken_is_seen(tmp_path: Path) -> None:
+def test_main_memory_that_is_taken_is_seen() -> None:
     mark = HostMemoryMark()
     taken = np.ones(40 << 20, np.uint8)
     assert 36 << 20 < mark.held() < 60 << 20, taken[0]
-
-
-def test_where_the_system_does_not_tell_pages_apart_all_resident_memory_counts(tmp_path: Path) -> None:
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmRSS:\t 5 kB\nRssAnon:\t 3 kB\nRssShmem:\t 1 kB\n")
-    assert own_pages(status) == 4096
-    status.write_text("Name:\tpython\n")
-    assert own_pages(status) == own_pages(tmp_path / "none") > 10 << 20
