@@ -20,7 +20,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning import model_sizes
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cuda.device_work import MemoryMark, pinned_bytes
+from edgeinfer_kernels.cuda.device_work import MemoryMark
 from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.peak_memory import own_resident_bytes
 from edgeinfer_offload.split_backend import SplitBackend
@@ -40,15 +40,14 @@ PROMPTS = 3
 
 
 class HostMemoryMark:
-    """Main memory that is taken from here on: pages of this process's own, and pinned ones, the driver's."""
+    """Main memory that is taken from here on, in pages of this process's own; pinned ones are among them."""
 
     def __init__(self) -> None:
-        gc.collect()
-        self._taken = own_resident_bytes() + pinned_bytes()
+        self._taken = own_resident_bytes()
 
     def held(self) -> int:
         """Bytes that are taken now."""
-        return own_resident_bytes() + pinned_bytes() - self._taken
+        return own_resident_bytes() - self._taken
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,7 @@ def budget_rows(
 def _row(
     path: Path, budget: int, share: float, context: int, generated: int, threads: int | None
 ) -> BudgetRow:
+    gc.collect()  # of the model before
     mark, here = MemoryMark(), HostMemoryMark()
     try:
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:

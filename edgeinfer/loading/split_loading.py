@@ -21,7 +21,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free
 from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.division import LayerDivision, host_batch
 from edgeinfer_offload.expert_slots import ExpertSlots
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
@@ -140,6 +140,7 @@ class _Sides:
                 mailbox.addresses,
                 batch=CHUNK,
                 threads=self.threads,
+                computed=host_batch(CHUNK, plan.prediction.send_from),
                 on_placed=placing,
             )
         except BaseException:

@@ -28,6 +28,17 @@ class LayerDivision:
     changing: bool = False
 
 
+STEP_TOKENS = 8
+"""Tokens of a step that the host takes its turns of, however few it is to compute of a prompt."""
+
+
+def host_batch(batch: int, send_from: int | None) -> int:
+    """Tokens that the host computes at a time, of steps of `batch` at most, where prompts of `send_from`
+    tokens and more have its weights sent (None: none).
+    """
+    return batch if send_from is None else min(batch, max(send_from - 1, STEP_TOKENS))
+
+
 WHOLLY_ON_HOST = LayerDivision(attention=False)
 
 

@@ -1,4 +1,4 @@
-"""The memory that this process has in RAM, and the most that it has had, as the operating system counts it."""
+"""The memory that this process has in RAM, and the most that it has had, as the system counts it."""
 
 import sys
 from pathlib import Path

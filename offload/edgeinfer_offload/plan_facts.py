@@ -57,9 +57,9 @@ class PlanWishes:
     there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context. `routing`:
     for each layer of a mixture how often each expert is used, by its number. `sparse`: layers that are
     sparse, with device "cpu". `draft`: a draft model. `changing_experts`: where a layer has some experts on
-    the GPU the CPU has all, so that others may come there while it decodes. What may be given up if nothing
-    fits, in this order: that; `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down
-    to this.
+    the GPU the CPU has all, if it has room for that, so that others may come there while it decodes. What may
+    be given up if nothing fits, in this order: `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a
+    shorter context down to this.
     """
 
     context: int
@@ -107,6 +107,11 @@ class LayerPlacement:
     def division(self) -> LayerDivision:
         """As the two halves of a divided decoder are told."""
         return LayerDivision(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
+
+    @property
+    def has_some_experts(self) -> bool:
+        """Whether some of its experts are on the GPU, and others aren't."""
+        return 0 < len(self.gpu_experts) < self.experts
 
     @property
     def whole_on(self) -> Place | None:

@@ -53,7 +53,7 @@ def placed_layer(
         always = costs.always[choice.attention]
         assert always is not None
         name = "router and shared expert" if layer.experts.shared else "router"
-        add(name, places[choice.attention], choice.attention, always, hidden == choice.attention)
+        add(name, places[choice.attention], choice.attention, always)
     own = costs.unit_neurons[choice.units]
     total = layer.experts.count if layer.experts else layer.divisible().neurons
     what, units = ("experts", "") if layer.experts else ("feed-forward", " neurons")
@@ -86,10 +86,6 @@ def _half(costs: LayerCosts, units: int, side: int) -> Cost:
 def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
     """The side whose half of the feed-forward is done before the other's; None: there is one half only."""
     halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
-    if costs.always:
-        always = costs.always[choice.attention]
-        assert always is not None
-        halves[choice.attention] += always.seconds
     if min(halves) == 0:
         return None
     return min(SIDES, key=lambda side: halves[side])

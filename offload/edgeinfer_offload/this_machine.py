@@ -64,6 +64,7 @@ def with_cpu_speeds(
         bytes_per_second=reading,
         operations_per_second=harmonic_mean(products) if products else UNKNOWN,
         kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
+        products={name: speed.operations_per_second for name, speed in speeds.items()},
     )
     return replace(machine, processor=processor, origin="measured")
 

@@ -9,7 +9,7 @@ import pytest
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan import STAYING, largest_context, plan_memory
 from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes, Repacking
 from tests.offload.model_shapes import (
     GIB,
@@ -328,3 +328,33 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
     for vram in range(720, 800, 8):
         plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
         assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
+
+
+def test_experts_change_places_only_where_main_memory_holds_all_of_them_and_it_costs_nothing() -> None:
+    wishes = PlanWishes(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanWishes(4096, vram=4 * GIB))
+    changing = plan_memory(mixture_model(), laptop(), wishes)
+    divided = [layer for layer in changing.layers if layer.has_some_experts]
+    assert divided
+    assert [layer.changing for layer in changing.layers] == [
+        layer.has_some_experts for layer in changing.layers
+    ]
+    assert changing.prediction == fixed.prediction
+    assert changing.weight_bytes_per_token == fixed.weight_bytes_per_token
+    assert [layer.gpu_experts for layer in changing.layers] == [layer.gpu_experts for layer in fixed.layers]
+    there = sum(
+        i.bytes for i in changing.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
+    )
+    more = changing.bytes_on("cpu") - fixed.bytes_on("cpu")
+    assert 0.8 * there < more <= there
+    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu")))
+    assert not any(layer.changing for layer in short.layers)
+    assert short.prediction == fixed.prediction
+    assert short.steps == (STAYING,)
+
+
+def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
+    plan = plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB, changing_experts=True))
+    assert plan == replace(
+        plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB)), wishes=plan.wishes
+    )

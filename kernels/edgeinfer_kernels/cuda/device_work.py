@@ -49,10 +49,3 @@ class MemoryMark:
         free, _ = torch.cuda.mem_get_info()
         others = self._free - free - (torch.cuda.memory_reserved() - self._reserved)
         return int(max(others, 0) + torch.cuda.max_memory_reserved() - self._reserved)
-
-
-def pinned_bytes() -> int:
-    """Bytes of main memory that torch has pinned and handed out, rounded up as it does."""
-    if not torch.cuda.is_available():
-        return 0
-    return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))

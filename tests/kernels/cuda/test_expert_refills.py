@@ -1,7 +1,6 @@
 """Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.expert_refills import TOKENS_A_LOOK
 from edgeinfer_kernels.division import LayerDivision
-from edgeinfer_offload.expert_slots import ExpertSlots, Habits, Swap
+from edgeinfer_offload.expert_slots import ExpertSlots, Swap
 from tests.kernels.cuda.decoders import Decoder, opened, worst
 from tests.kernels.cuda.divided import divided
 from tests.kernels.cuda.test_split_backend import TOLERANCE, read_split
@@ -92,19 +91,3 @@ def test_the_policy_hears_of_every_expert_that_steps_asked_for(
         # A device that is at the next step meanwhile may have counted that too.
         assert policy.noted.sum() in ((seen, seen * 8 // 9) if device == "cuda" else (seen * 8 // 9,))
         assert (policy.noted.sum(axis=1) == policy.noted.sum() // len(divisions)).all()
-
-
-def test_the_hottest_experts_end_up_on_the_device(device: str, kernels: Kernels, tmp_path: Path) -> None:
-    with opened(ZOO["qwen2moe"], tmp_path) as decoder:
-        count = decoder.weights.layers[0].feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
-        divisions = [replace(each, experts=(0,)) for each in changing(decoder)]
-        habits = Habits(cost=0.0, certainty=0.0)
-        with divided(decoder, device, divisions, kernels) as backend:
-            policy = ExpertSlots(count, experts_of(divisions), habits)
-            assert isinstance(backend.device, CudaBackend)
-            backend.device.refill_experts(policy)
-            read_split(backend, decoder.ids(1) * 32, (1,) * 32)
-            if device != "cuda":
-                best = policy.rates.max(axis=1)
-                held = np.where(policy.slots >= 0, policy.rates, 0.0).max(axis=1)
-                assert np.array_equal(best, held)
