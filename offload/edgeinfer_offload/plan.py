@@ -210,7 +210,7 @@ def _around_the_layers(
 def _cpu_batch(placing: ModelPlacing, chosen: Placement) -> int:
     """Tokens that the CPU computes in one step at most: longer ones send its weights to the GPU."""
     wishes = placing.wishes
-    send_from = PromptSpeed(placing, chosen).send_from if chosen.uses_gpu else None
+    send_from = PromptSpeed(placing, chosen).send_from if chosen.ends.head == GPU else None
     return host_batch(wishes.batch, send_from)
 
 

@@ -127,7 +127,7 @@ def test_a_shared_expert_lies_with_its_attention() -> None:
 
 def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
-    plan = planned(dense_model(), 1.6, draft=draft)
+    plan = planned(dense_model(), 1.8, draft=draft)
     assert plan.draft == "gpu"
     without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
     assert without.draft == "cpu"
@@ -347,7 +347,7 @@ def test_experts_change_places_only_where_main_memory_holds_all_of_them_and_it_c
     )
     more = changing.bytes_on("cpu") - fixed.bytes_on("cpu")
     assert 0.8 * there < more <= there
-    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu")))
+    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
     assert not any(layer.changing for layer in short.layers)
     assert short.prediction == fixed.prediction
     assert short.steps == (STAYING,)
@@ -358,3 +358,15 @@ def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
     assert plan == replace(
         plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB)), wishes=plan.wishes
     )
+
+
+@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
+    least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))
+    beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
+    places = set()
+    for more in range(-30, 60, 3):
+        plan = plan_memory(model, laptop(), replace(WISHES, vram=beside + more * 2**20))
+        places.add(plan.head)
+        assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
+    assert places == {"cpu", "gpu"}
