@@ -118,6 +118,8 @@ class Link:
     pageable_to_gpu: float
     pageable_from_gpu: float
     hand_over_seconds: float = HAND_OVER_SECONDS
+    pins_in_place: bool = True
+    """Whether the system pins main memory where it lies; else prompts send weights through a pinned ring."""
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,20 @@ class ModelPlacing:
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
-        between CPU and GPU, the mailbox too.
+        between CPU and GPU, the mailbox too, and what experts that change places and prompts take.
         """
         logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
         mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
         refills = device_sizes.REFILL_BYTES if shared and self.wishes.changing_experts else 0
-        return STAGING_BYTES + logits + mailbox + refills
+        return STAGING_BYTES + logits + mailbox + refills + (self._pinned_ring if shared else 0)
+
+    @property
+    def _pinned_ring(self) -> int:
+        """Pinned pieces through which a prompt's weights go where they can't be pinned themselves."""
+        link = self.machine.link
+        if not self.sends or link is None or link.pins_in_place:
+            return 0
+        return device_sizes.SENT_PIECES * device_sizes.sent_piece_bytes(self.sizes)
 
     def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
         costs = [(head, self.head[head])]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda.device_sizes import SENT_PIECES, sent_piece_bytes
 from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import STAYING, largest_context, plan_memory
@@ -370,3 +371,13 @@ def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
         places.add(plan.head)
         assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
     assert places == {"cpu", "gpu"}
+
+
+def test_a_pinned_ring_is_counted_where_memory_is_not_pinned_in_place() -> None:
+    machine = laptop()
+    assert machine.link is not None
+    other = replace(machine, link=replace(machine.link, pins_in_place=False))
+    wishes = replace(WISHES, vram=3 * GIB)
+    plain, ring = (plan_memory(dense_model(), each, wishes) for each in (machine, other))
+    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == SENT_PIECES * sent_piece_bytes(dense_model())
+    assert ring.prediction == plain.prediction
