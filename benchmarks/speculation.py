@@ -19,9 +19,11 @@ from edgeinfer.benchmarking.planted_drafts import PlantedDrafter
 from edgeinfer.benchmarking.random_files import random_file
 from edgeinfer.benchmarking.scripted_engine import ScriptedEngine
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.language_model import Engine
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Speed
+from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 
@@ -125,7 +127,7 @@ class Suite:
         """The built-in pair with drafts of a set length, whatever they cost: tree against chain."""
         options = {**self.loading, "device": "cpu"}
         with load("tiny", draft=None, **options) as plain, load("tiny", **options) as drafting:
-            speculator = drafting._speculator
+            speculator = drafting.speculator
             assert speculator is not None
             drafter: Any = speculator.drafter
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
@@ -159,11 +161,9 @@ class Suite:
                 ("lookup in a file", edited[:8], PromptLookup([code])),
             ):
                 script = [*prompt, *edited[8:]]
-                said = Model(
-                    "script", ScriptedEngine(model.engine, script), model.tokenizer, None, drafter=lookup
-                )
-                model.engine.rewind(0)
-                said.measure_drafting()
+                scripted = ScriptedEngine(model.engine, script)
+                said = Model("script", scripted, model.tokenizer, None)
+                said.speculator = _begun(scripted, lookup) if lookup else None
                 sides[side] = _answer(said, prompt, settings)
             told(f"edited code, {model.name}")
             found = in_turns(sides, self.rounds)
@@ -180,9 +180,7 @@ class Suite:
             answer = [*plain.prompt_ids, *plain.ids]
             sides: Sides = {"plain": lambda: model.generate(ids, **settings)}
             for agreement in AGREEMENTS:
-                speculator = Speculator(model.engine, PlantedDrafter(cost.engine, answer, agreement))
-                model.engine.rewind(0)
-                speculator.measure()
+                speculator = _begun(model.engine, PlantedDrafter(cost.engine, answer, agreement))
                 side = f"{agreement:.0%} agree"
                 sides[side] = lambda s=speculator: _drafting(model, s, ids, settings)  # type: ignore[misc]
             told(f"planted, {path.stem}")
@@ -212,15 +210,23 @@ def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any])
     return lambda: model.generate(prompt, **settings)
 
 
+def _begun(engine: Engine, drafter: Drafter) -> Speculator:
+    """A speculator that has measured what it costs, as one has that is loaded for the first time."""
+    engine.rewind(0)
+    speculator = Speculator(engine, drafter)
+    speculator.begin(speculator.measure())
+    return speculator
+
+
 def _drafting(
     model: Model, speculator: Speculator, ids: Sequence[int], settings: dict[str, Any]
 ) -> Generation:
-    model._speculator = speculator
+    model.speculator = speculator
     try:
         found: Generation = model.generate(ids, **settings)
         return found
     finally:
-        model._speculator = None
+        model.speculator = None
 
 
 def main() -> None:

@@ -5,13 +5,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
-from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
@@ -28,6 +27,9 @@ from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
 from edgeinfer_offload.memory_plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from edgeinfer.async_stream import AsyncTokenStream
 
 
 class Model:
@@ -58,7 +60,7 @@ class Model:
         self.prompt_style = prompt_style
         self.notes = tuple(notes)
         self._on_close = on_close
-        self._speculator = Speculator(engine, drafter) if drafter else None
+        self.speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._turn = threading.Lock()
@@ -166,8 +168,10 @@ class Model:
             **sampling,
         )
 
-    def stream_async(self, prompt: Prompt, **settings: Any) -> AsyncTokenStream:
+    def stream_async(self, prompt: Prompt, **settings: Any) -> "AsyncTokenStream":
         """`stream` for `async for`; settings and `Raises` as there."""
+        from edgeinfer.async_stream import AsyncTokenStream  # with asyncio, which few programs need
+
         return AsyncTokenStream(self.stream(prompt, **settings))
 
     async def generate_async(self, prompt: Prompt, **settings: Any) -> Generation:
@@ -201,7 +205,7 @@ class Model:
         self._refuse_closed()
         recall = self._snapshots.recall if self._snapshots else None
         request = request_of(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
-        return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self._speculator)
+        return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self.speculator)
 
     def _constraint(
         self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
@@ -212,11 +216,6 @@ class Model:
     @cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary:
         return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
-
-    def measure_drafting(self) -> None:
-        """Time what decides whether drafts pay, once, before the first answer: some tenth of a second."""
-        if self._speculator:
-            self._speculator.measure()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -335,8 +334,8 @@ class Model:
                 return
             self._closed = True
             self.engine.close()
-            if self._speculator:
-                self._speculator.close()
+            if self.speculator:
+                self.speculator.close()
             if self._on_close:
                 self._on_close()
 

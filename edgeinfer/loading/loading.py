@@ -12,6 +12,7 @@ from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, Unsu
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.cpu_loading import load_on_cpu
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
+from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
@@ -22,10 +23,11 @@ from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
-from edgeinfer_kernels.cpu.objects import KernelBuildError
+from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -160,8 +162,23 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
-    model.measure_drafting()
+    _begin_drafting(model, loaded, source)
     return model
+
+
+def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> None:
+    """What drafts cost is remembered where it is the same at each start: on the CPU, whatever the budget."""
+    if model.speculator is None:
+        return
+    if loaded.team is None:
+        model.speculator.begin(model.speculator.measure())
+        return
+    wishes, drafter = source.wishes, model.speculator.drafter
+    of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_leaves)
+    how = (loaded.team.threads, wishes.kv, wishes.repack, wishes.sparse)
+    kernels = source_digest(choose(wishes.instruction_set))
+    figures = remembered_figures(user_folder("cache"))
+    begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))
 
 
 def _drafting(

@@ -8,7 +8,7 @@ often than any would, and a draft that comes to nothing costs too. What drafting
 how sure a guess must be. Where nothing is promised, or too little was earned, drafts pause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MOST_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
@@ -74,7 +74,7 @@ class Pace:
         """The chance that a guess stands, if those before it do."""
         return self._stood / self._judged
 
-    def measured(self, seconds: dict[int, float]) -> None:
+    def measured(self, seconds: Mapping[int, float]) -> None:
         """What passes of some rows, one of them 1, took one after the other: where all begins."""
         self._scale = seconds[1]
         # More rows never take less: what says so was measured while something else ran.

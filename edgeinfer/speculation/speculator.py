@@ -1,7 +1,7 @@
 """Passes of several tokens: a drafter proposes, the engine reads all at once, what stands is kept."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgeinfer.language_model import Engine
@@ -13,10 +13,20 @@ from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import Verified, leaf_taken, verify
 
 MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
-"""The passes that are timed when a model has been loaded, each behind one to warm up."""
+"""The passes that are timed when a model is first loaded, each behind one to warm up."""
 DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further ones are begun after this time."""
+
+
+@dataclass(frozen=True)
+class DraftingCosts:
+    """What decides whether drafts pay, in seconds: passes by their rows, one of them 1, and a drafted token;
+    None: nothing was drafted.
+    """
+
+    passes: Mapping[int, float]
+    drafted_token: float | None
 
 
 @dataclass
@@ -55,18 +65,22 @@ class Speculator:
         self._looked: float | None = None
         """Seconds of looking for the draft of this step; None: nobody looked."""
 
-    def measure(self) -> None:
+    def measure(self) -> DraftingCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
         begin, found = time.perf_counter(), dict[int, float]()
         for rows in MEASURED_ROWS:
             if time.perf_counter() - begin > MEASURING_SECONDS:
                 break
             found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
-        self.pace.measured(found)
         drafts = [self._timed_draft() for _ in range(DRAFTS_MEASURED)]
-        tokens, seconds = min(drafts, key=lambda draft: draft[1] / max(1, draft[0]))
-        if tokens:
-            self.pace.drafted(tokens, seconds)
+        each = [seconds / tokens for tokens, seconds in drafts if tokens]
+        return DraftingCosts(found, min(each, default=None))
+
+    def begin(self, costs: DraftingCosts) -> None:
+        """Take these costs for the first answer's."""
+        self.pace.measured(costs.passes)
+        if costs.drafted_token is not None:
+            self.pace.drafted(1, costs.drafted_token)
 
     def _timed_draft(self) -> tuple[int, float]:
         """Tokens and seconds of a draft; the first ones find everything cold."""

@@ -3,20 +3,26 @@
 Whatever takes time to import is imported inside, so that Ctrl-C finds someone who answers it at any moment.
 """
 
+import gc
 import sys
 from typing import NoReturn
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.interrupts import INTERRUPTED
 
+OBJECTS_A_COLLECTION = 50_000
+"""Python's 700 would have the collector look through all imported modules' objects again and again."""
+
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
     interrupts.end_program()
+    gc.set_threshold(OBJECTS_A_COLLECTION)
     try:
         code = exit_code(arguments)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    gc.freeze()  # what is still there goes with the process: nobody need look for cycles in it
     sys.exit(code)
 
 

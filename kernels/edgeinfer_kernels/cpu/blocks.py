@@ -6,6 +6,7 @@ from edgeinfer_kernels.backend import LayerCache, padded
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     bits,
+    group_bytes,
     is_float_format,
     kernel_columns,
     kernel_format,
@@ -87,6 +88,7 @@ class BlockBuilder:
             kernel=placed.kernel,
             tile_kernel=placed.tile_kernel,
             weights=placed.weights,
+            group_bytes=group_bytes(matrix),
             rows=matrix.rows,
             columns=kernel_columns(name, matrix.columns),
             quantised=0 if is_float_format(matrix) else 1,

@@ -61,11 +61,11 @@ once the device, the host, has waited for so long that it went on without.
 """
 MAILBOX_BYTES = 4 * 2 * CACHE_LINE
 MATRIX = structure(
-    "Matrix", "kernel tile_kernel weights rows columns quantised bias expert_stride bias_stride"
+    "Matrix", "kernel tile_kernel weights group_bytes rows columns quantised bias expert_stride bias_stride"
 )
-"""kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. quantised: 1 if it
-wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16. expert_stride, bias_stride: bytes
-from one expert's weights and bias to the next one's.
+"""kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. group_bytes: of
+sixteen rows. quantised: 1 if it wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
+expert_stride, bias_stride: bytes from one expert's weights and bias to the next one's.
 """
 NORM = structure("Norm", "kind epsilon weight bias width padded")
 """kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
@@ -211,6 +211,7 @@ ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44)
 and the last 16 values times the scale.
 """
 ACTIVATION_BYTES = 48
+ACTIVATIONS_A_BLOCK = 32
 
 
 def quantised_bytes(columns: int) -> int:

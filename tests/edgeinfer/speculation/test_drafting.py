@@ -22,8 +22,8 @@ REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 
 def always_draft(model: Model, length: int) -> None:
     """Drafts of this length, whatever they cost."""
-    assert model._speculator is not None
-    pace = model._speculator.pace
+    assert model.speculator is not None
+    pace = model.speculator.pace
     setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
     setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
 
@@ -124,23 +124,23 @@ def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> N
 def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file: ZooFile) -> None:
     for model, kind in (("tiny", DraftModel), (zoo_file("llama"), PromptLookup)):
         with edgeinfer.load(model, device="cpu", threads=1) as loaded:
-            assert loaded._speculator is not None
-            assert isinstance(loaded._speculator.drafter, kind)
+            assert loaded.speculator is not None
+            assert isinstance(loaded.speculator.drafter, kind)
 
 
 def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.engine.ids == []
-        assert model._speculator is not None
-        pace = model._speculator.pace
+        assert model.speculator is not None
+        pace = model.speculator.pace
         assert pace.pass_seconds(1) > 0
         assert pace.least_chances(1)[0] > 0
 
 
 def test_auto_says_what_the_draft_costs() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
-        assert model._speculator is not None
-        megabytes = f"{model._speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
+        assert model.speculator is not None
+        megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
         assert [note for note in model.notes if note.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
@@ -200,8 +200,8 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
         with edgeinfer.load(
             "tiny", device="cpu", threads=2, draft=draft, references=path, context=256
         ) as model:
-            assert model._speculator is not None
-            assert isinstance(model._speculator.drafter, kind)
+            assert model.speculator is not None
+            assert isinstance(model.speculator.drafter, kind)
             always_draft(model, 6)
             got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
             assert got.ids == want.ids
@@ -231,8 +231,8 @@ def test_the_first_drafter_with_a_guess_makes_it() -> None:
 
 def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=2) as model:
-        assert model._speculator is not None
-        drafter = model._speculator.drafter
+        assert model.speculator is not None
+        drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
         own, theirs = (engine.backend for engine in (drafter._engine, model.engine))  # type: ignore[attr-defined]
         assert own.team is theirs.team

@@ -29,9 +29,9 @@ def plain() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def growing() -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
-        assert model._speculator is not None
-        assert isinstance(model._speculator.drafter, DraftModel)
-        model._speculator.drafter.leaves = 4
+        assert model.speculator is not None
+        assert isinstance(model.speculator.drafter, DraftModel)
+        model.speculator.drafter.leaves = 4
         yield model
 
 
@@ -79,13 +79,13 @@ class Knowing:
 def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, place: int) -> None:
     want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
     speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], place))
-    plain._speculator = speculator
+    plain.speculator = speculator
     try:
         always_draft(plain, 4)
         plain.engine.rewind(0)
         got = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
     finally:
-        plain._speculator = None
+        plain.speculator = None
     assert got.ids == want.ids
     # The branch up to its wrong token, the leaf in its stead, and the token behind that.
     assert got.speed.tokens_per_pass == pytest.approx(place + 2, abs=0.2)
@@ -117,8 +117,8 @@ def test_what_follows_a_leaf_is_drawn_from_the_logits_behind_it() -> None:
 
 
 def test_the_likeliest_of_the_next_best_become_leaves(growing: Model) -> None:
-    assert growing._speculator is not None
-    drafter = growing._speculator.drafter
+    assert growing.speculator is not None
+    drafter = growing.speculator.drafter
     ids = growing.tokenizer.encode(PROMPT)
     draft = drafter.propose(ids, SamplerSettings(temperature=0.0), [0.0] * 6)
     assert len(draft.ids) == len(draft.others) == 6

@@ -176,7 +176,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     with edgeinfer.load(path, draft=None, **loading) as plain:
         want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
-        speculator: Any = model._speculator
+        speculator: Any = model.speculator
         assert isinstance(speculator.drafter._engine.backend, CudaBackend)
         speculator.pace.length = lambda most: max(0, min(most, 3))
         speculator.pace.least_chances = lambda length: [0.0] * length
@@ -200,7 +200,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
     ) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, CudaBackend)
-        speculator: Any = model._speculator
+        speculator: Any = model.speculator
         assert speculator.drafter._engine.backend.name == "cpu"
 
 

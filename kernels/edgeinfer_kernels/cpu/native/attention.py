@@ -28,19 +28,22 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
+    first_weights,
     normalise,
     normalise_and_quantise,
     project,
     quantise_input,
 )
+from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import (
     load_f32,
     load_i64,
     store_f32,
 )
 from edgeinfer_kernels.cpu.native.softmax import gather_bytes, gather_floats, gather_halves
-from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.native.team import barrier, barrier_asking, next_item
 from edgeinfer_kernels.cpu.structures import (
+    ACTIVATIONS_A_BLOCK,
     ATTENTION,
     CALL,
     INPUT,
@@ -205,29 +208,40 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
 
 
 @inner
-def write_item(block, item, states):
-    """Merged states of one token's one key head to its row of `mixed`."""
+def heads_fill_blocks(block):
+    """Whether the query heads of a key head are whole blocks of activations."""
+    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+    return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_A_BLOCK == 0
+
+
+@inner
+def write_item(block, tokens, item, states):
+    """Merged states of one token's one key head to its row of `mixed`; quantised if they are whole blocks."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     head_dim = load_i64(block + ATTENTION.head_dim)
     group = load_i64(block + ATTENTION.heads) // kv_heads
     mixed = load_i64(block + ATTENTION.mixed)
-    out = load_i64(mixed + INPUT.floats) + item // kv_heads * load_i64(mixed + INPUT.float_stride)
+    token = item // kv_heads
+    row = load_i64(mixed + INPUT.floats) + token * load_i64(mixed + INPUT.float_stride)
     first_head = group * (item % kv_heads)
-    out += 4 * head_dim * first_head
+    first = head_dim * first_head
     padded = load_i64(block + ATTENTION.padded_head)
     sinks = load_i64(block + ATTENTION.sinks)
     if sinks != 0:
         for g in range(group):
             state = states + g * (STATE_BYTES + 4 * padded)
             add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
-    write_states(states, group, head_dim, padded, out)
+    write_states(states, group, head_dim, padded, row + 4 * first)
+    if heads_fill_blocks(block):
+        write_activations(row, mixed, token, tokens, first, first + group * head_dim)
 
 
 @inner
-def attend(team, counter, block, call, scratch):
-    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it."""
+def attend(team, counter, block, call, pieces, scratch):
+    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it if there are
+    several.
+    """
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     scores = scratch + ROWS_SCRATCH
     copied = scores + SCORES_A_THREAD + state_bytes(block)
     while True:
@@ -237,7 +251,7 @@ def attend(team, counter, block, call, scratch):
             break
         if pieces == 1:
             gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores, copied)
-            write_item(block, item, scores + SCORES_A_THREAD)
+            write_item(block, tokens, item, scores + SCORES_A_THREAD)
         else:
             own = pieces_of(block, team, tokens, position_of(call, token) + 1)
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
@@ -246,12 +260,9 @@ def attend(team, counter, block, call, scratch):
 
 
 @inner
-def merge_pieces(team, counter, block, call):
+def merge_pieces(team, counter, block, call, pieces):
     """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
     tokens = load_i64(call + CALL.tokens)
-    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
-    if pieces == 1:
-        return
     padded = load_i64(block + ATTENTION.padded_head)
     nbytes = state_bytes(block)
     while True:
@@ -264,7 +275,7 @@ def merge_pieces(team, counter, block, call):
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
-        write_item(block, item, states)
+        write_item(block, tokens, item, states)
 
 
 exports = Exports()
@@ -282,24 +293,30 @@ def attention_block(block, call, team, thread):
     output = load_i64(block + ATTENTION.output_matrix)
     projected = load_i64(block + ATTENTION.projected)
     stride = load_i64(block + ATTENTION.projected_stride)
+    q_matrix = load_i64(block + ATTENTION.q_matrix)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     normalise_and_quantise(team, 0, call, load_i64(block + ATTENTION.norm), normed)
-    barrier(team)
+    ahead, end = first_weights(team, thread, tokens, q_matrix)
+    barrier_asking(team, ahead, end)
     q = load_i64(block + ATTENTION.projected_q)
     k = load_i64(block + ATTENTION.projected_k)
     v = load_i64(block + ATTENTION.projected_v)
-    project(team, 1, tokens, load_i64(block + ATTENTION.q_matrix), normed, q, q_stride, scratch)
-    project(team, 2, tokens, load_i64(block + ATTENTION.k_matrix), normed, k, kv_stride, scratch)
-    project(team, 3, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
-    barrier(team)
+    project(team, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
+    project(team, 2, thread, tokens, load_i64(block + ATTENTION.k_matrix), normed, k, kv_stride, scratch)
+    project(team, 3, thread, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
+    ahead, end = first_weights(team, thread, tokens, output)
+    ahead = barrier_asking(team, ahead, end)
     rotate_and_store(team, 4, block, call, scratch)
-    barrier(team)
-    attend(team, 5, block, call, scratch)
-    barrier(team)
-    merge_pieces(team, 6, block, call)
-    barrier(team)
-    quantise_input(team, 7, call, mixed)
-    barrier(team)
-    project(team, 8, tokens, output, mixed, projected, stride, scratch)
+    ahead = barrier_asking(team, ahead, end)
+    attend(team, 5, block, call, pieces, scratch)
+    ahead = barrier_asking(team, ahead, end)
+    if pieces > 1:
+        merge_pieces(team, 6, block, call, pieces)
+        ahead = barrier_asking(team, ahead, end)
+    if not heads_fill_blocks(block):
+        quantise_input(team, 7, call, mixed)
+        barrier_asking(team, ahead, end)
+    project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
     barrier(team)
     scale = load_f32(block + ATTENTION.residual_scale)
     add_residual(team, 9, call, output, projected, stride, load_i64(block + ATTENTION.post_norm), scale)

@@ -215,11 +215,11 @@ def combine(team, counter, block, call):
 
 
 @inner
-def score(team, counter, block, tokens, source, scratch):
+def score(team, counter, thread, block, tokens, source, scratch):
     """Phase: the router's scores of the rows of `source`, without bias."""
     scores = load_i64(block + EXPERTS.scores)
     stride = load_i64(block + EXPERTS.scores_stride)
-    project(team, counter, tokens, load_i64(block + EXPERTS.router), source, scores, stride, scratch)
+    project(team, counter, thread, tokens, load_i64(block + EXPERTS.router), source, scores, stride, scratch)
 
 
 @inner
@@ -233,7 +233,7 @@ def route_block(block, call, team, thread):
     source = load_i64(block + EXPERTS.router_input)
     normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.router_norm), source)
     barrier(team)
-    score(team, 1, block, load_i64(call + CALL.tokens), source, scratch_of(block, thread))
+    score(team, 1, thread, block, load_i64(call + CALL.tokens), source, scratch_of(block, thread))
 
 
 @inner
@@ -248,15 +248,16 @@ def place_pairs(team, block, tokens, scratch):
 
 
 @inner
-def project_shared(team, block, tokens, normed, scratch):
+def project_shared(team, thread, block, tokens, normed, scratch):
     """Counters 7 and 8: the shared expert's gate and up."""
     hidden = load_i64(block + EXPERTS.shared_hidden)
     stride = load_i64(hidden + INPUT.float_stride)
     gate = load_i64(block + EXPERTS.shared_gate)
     up = load_i64(hidden + INPUT.floats)
     gate_matrix = load_i64(block + EXPERTS.shared_gate_matrix)
-    project(team, 7, tokens, gate_matrix, normed, gate, stride, scratch)
-    project(team, 8, tokens, load_i64(block + EXPERTS.shared_up_matrix), normed, up, stride, scratch)
+    project(team, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
+    up_matrix = load_i64(block + EXPERTS.shared_up_matrix)
+    project(team, 8, thread, tokens, up_matrix, normed, up, stride, scratch)
 
 
 @inner
@@ -275,12 +276,13 @@ def activate_shared(team, block, tokens):
 
 
 @inner
-def finish_shared(team, block, tokens, scratch):
+def finish_shared(team, thread, block, tokens, scratch):
     """Counter 12: the shared expert's results."""
     out = load_i64(block + EXPERTS.shared_out)
     stride = load_i64(block + EXPERTS.shared_out_stride)
     hidden = load_i64(block + EXPERTS.shared_hidden)
-    project(team, 12, tokens, load_i64(block + EXPERTS.shared_down_matrix), hidden, out, stride, scratch)
+    down = load_i64(block + EXPERTS.shared_down_matrix)
+    project(team, 12, thread, tokens, down, hidden, out, stride, scratch)
 
 
 @exports.add("experts_block", 4)
@@ -291,11 +293,11 @@ def experts_block(block, call, team, thread):
     normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), normed)
     barrier(team)
     if load_i64(block + EXPERTS.early) == 0:
-        score(team, 1, block, load_i64(call + CALL.tokens), normed, scratch)
+        score(team, 1, thread, block, load_i64(call + CALL.tokens), normed, scratch)
         barrier(team)
     choose(team, 2, block, call, scratch)
     barrier(team)
-    add_experts(team, block, call, scratch)
+    add_experts(team, thread, block, call, scratch)
 
 
 @exports.add("chosen_experts_block", 4)
@@ -305,11 +307,11 @@ def chosen_experts_block(block, call, team, thread):
     """
     scratch = scratch_of(block, thread)
     normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), load_i64(block + EXPERTS.normed))
-    add_experts(team, block, call, scratch)
+    add_experts(team, thread, block, call, scratch)
 
 
 @inner
-def add_experts(team, block, call, scratch):
+def add_experts(team, thread, block, call, scratch):
     """Counters 3 to 13: from chosen experts to their results in x; begins with a barrier."""
     tokens = load_i64(call + CALL.tokens)
     normed = load_i64(block + EXPERTS.normed)
@@ -327,7 +329,7 @@ def add_experts(team, block, call, scratch):
     project_experts(team, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
     project_experts(team, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
-        project_shared(team, block, tokens, normed, scratch)
+        project_shared(team, thread, block, tokens, normed, scratch)
     barrier(team)
     activate_experts(team, 9, block, tokens)
     if shared:
@@ -336,6 +338,6 @@ def add_experts(team, block, call, scratch):
     down = load_i64(block + EXPERTS.down_matrix)
     project_experts(team, 11, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
-        finish_shared(team, block, tokens, scratch)
+        finish_shared(team, thread, block, tokens, scratch)
     barrier(team)
     combine(team, 13, block, call)

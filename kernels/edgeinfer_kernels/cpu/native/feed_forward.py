@@ -4,13 +4,14 @@ from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, store_floats
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
+    first_weights,
     next_piece,
     normalise_and_quantise,
     project,
 )
 from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.native.team import barrier
+from edgeinfer_kernels.cpu.native.team import barrier, barrier_asking
 from edgeinfer_kernels.cpu.native.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
 
@@ -70,18 +71,20 @@ def feed_forward_block(block, call, team, thread):
     projected = load_i64(block + FEED_FORWARD.projected)
     stride = load_i64(block + FEED_FORWARD.projected_stride)
     normalise_and_quantise(team, 0, call, load_i64(block + FEED_FORWARD.norm), normed)
-    barrier(team)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix != 0 else up_matrix)
+    barrier_asking(team, ahead, end)
     gate = load_i64(block + FEED_FORWARD.gate)
     if gate_matrix != 0:
-        project(team, 1, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
+        project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
     up = load_i64(hidden + INPUT.floats)
-    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
-    project(team, 2, tokens, up_matrix, normed, up, hidden_stride, scratch)
-    barrier(team)
+    project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
+    ahead, end = first_weights(team, thread, tokens, down)
+    ahead = barrier_asking(team, ahead, end)
     code = load_i64(block + FEED_FORWARD.activation)
     activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
-    barrier(team)
-    project(team, 4, tokens, down, hidden, projected, stride, scratch)
+    barrier_asking(team, ahead, end)
+    project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
     barrier(team)
     scale = load_f32(block + FEED_FORWARD.residual_scale)
     add_residual(team, 5, call, down, projected, stride, load_i64(block + FEED_FORWARD.post_norm), scale)
@@ -92,13 +95,17 @@ def head_block(block, call, team, thread):
     """logits = W_output · norm(x) for the tokens of `call`."""
     scratch = load_i64(block + HEAD.scratch) + thread * load_i64(block + HEAD.scratch_stride)
     normed = load_i64(block + HEAD.normed)
+    tokens = load_i64(call + CALL.tokens)
+    matrix = load_i64(block + HEAD.matrix)
     normalise_and_quantise(team, 0, call, load_i64(block + HEAD.norm), normed)
-    barrier(team)
+    ahead, end = first_weights(team, thread, tokens, matrix)
+    barrier_asking(team, ahead, end)
     project(
         team,
         1,
-        load_i64(call + CALL.tokens),
-        load_i64(block + HEAD.matrix),
+        thread,
+        tokens,
+        matrix,
         normed,
         load_i64(block + HEAD.logits),
         load_i64(block + HEAD.logits_stride),

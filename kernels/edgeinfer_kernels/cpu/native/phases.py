@@ -19,6 +19,8 @@ COLUMNS_A_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
 ROWS_A_PAIR = 2 * ROWS_A_GROUP
 """Several tokens' kernels work on two groups of rows together."""
+ASKED_BYTES = 128 << 10
+"""Most weights that a thread asks for while it waits for others: they stay in a second-level cache."""
 
 
 @inner
@@ -95,30 +97,57 @@ def quantise_input(team, counter, call, target):
 
 
 @inner
-def project(team, counter, tokens, matrix, source, out, out_stride, scratch):
-    """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias."""
+def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
+    """out[t] = rows first…last of a MATRIX · the activations of token t, by one of its kernels."""
+    weights = load_i64(matrix + MATRIX.weights)
+    columns = load_i64(matrix + MATRIX.columns)
+    call_pointer_10(
+        kernel, weights, columns, first, last, activations, stride, tokens, out, out_stride, scratch
+    )
+
+
+@inner
+def chunks_of(team, matrix, tokens):
+    """(rows of a chunk, chunks of a stream): a matrix is cut into a stream of chunks for each thread."""
     rows = load_i64(matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
+    step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
+    chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
+    chunks = (rows + chunk - 1) // chunk
+    return chunk, (chunks + threads - 1) // threads
+
+
+@inner
+def project(team, counter, thread, tokens, matrix, source, out, out_stride, scratch):
+    """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias.
+
+    A thread begins with the first chunk of its own stream and goes on where the fewest chunks are done: down
+    its stream while all are equally fast, so that what a kernel asks for behind its chunk comes to use.
+    """
+    rows = load_i64(matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
     kernel = kernel_for(matrix, source, tokens)
     activations, stride = operands(matrix, source)
-    step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
-    chunk = max(step, rows // (load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD) // step * step)
-    while True:
-        first = next_item(team, counter) * chunk
-        if first >= rows:
-            break
-        call_pointer_10(
-            kernel,
-            load_i64(matrix + MATRIX.weights),
-            load_i64(matrix + MATRIX.columns),
-            first,
-            min(rows, first + chunk),
-            activations,
-            stride,
-            tokens,
-            out,
-            out_stride,
-            scratch,
-        )
+    chunk, chunks = chunks_of(team, matrix, tokens)
+    item = thread
+    while item < threads * chunks:
+        first = (item % threads * chunks + item // threads) * chunk
+        if first < rows:
+            last = min(rows, first + chunk)
+            multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
+        item = threads + next_item(team, counter)
+
+
+@inner
+def first_weights(team, thread, tokens, matrix):
+    """(address, end): the weights that a thread of `project` begins with, ASKED_BYTES of them at most."""
+    rows = load_i64(matrix + MATRIX.rows)
+    chunk, chunks = chunks_of(team, matrix, tokens)
+    first = min(rows, thread * chunks * chunk)
+    groups = (min(rows, first + chunk) - first + ROWS_A_GROUP - 1) // ROWS_A_GROUP
+    group_bytes = load_i64(matrix + MATRIX.group_bytes)
+    at = load_i64(matrix + MATRIX.weights) + first // ROWS_A_GROUP * group_bytes
+    return at, at + min(ASKED_BYTES, groups * group_bytes)
 
 
 @inner

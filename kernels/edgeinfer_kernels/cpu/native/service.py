@@ -49,7 +49,7 @@ def serve_device(program, service, team, thread):
         if awaited != 0:
             await_turn(team, mailbox, awaited)
         call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
-        meet(team, True)
+        meet(team, True, 0, 0)
         ended = load_i64(at + 32)
         if ended != 0 and thread == 0:
             atomic_store(mailbox + MAILBOX.answered, ended)

@@ -17,7 +17,13 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.native.phases import add_residual, normalise_and_quantise, operands, project
+from edgeinfer_kernels.cpu.native.phases import (
+    add_residual,
+    multiply_rows,
+    normalise_and_quantise,
+    operands,
+    project,
+)
 from edgeinfer_kernels.cpu.native.quantise import quantise_blocks
 from edgeinfer_kernels.cpu.native.scalars import (
     call_pointer_6,
@@ -87,24 +93,6 @@ def times_some(rows, neurons, count, lanes, out):
 
 
 @inner
-def times_all(matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
-    """out[t] = rows first…last of a quantised MATRIX · x[t]."""
-    call_pointer_10(
-        load_i64(matrix + MATRIX.kernel),
-        load_i64(matrix + MATRIX.weights),
-        load_i64(matrix + MATRIX.columns),
-        first,
-        last,
-        activations,
-        stride,
-        tokens,
-        out,
-        out_stride,
-        scratch,
-    )
-
-
-@inner
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Gate (or up) of a piece of the neurons: all of them, or the predictor's opinion of them."""
     hidden = load_i64(dense + FEED_FORWARD.hidden)
@@ -117,7 +105,8 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
         matrix, out = load_i64(dense + FEED_FORWARD.up_matrix), load_i64(hidden + INPUT.floats)
     activations, times = operands(matrix, source)
     stride = load_i64(hidden + INPUT.float_stride)
-    times_all(matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
+    kernel = load_i64(matrix + MATRIX.kernel)
+    multiply_rows(kernel, matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
 
 
 @inner
@@ -200,7 +189,7 @@ def down_phase(team, counter, block, dense, tokens, own):
 
 
 @inner
-def predict_phase(team, counter, block, dense, tokens, dense_scratch):
+def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
     """Phase: x to the predictor's few columns; where there is one."""
     first = load_i64(block + SPARSE_FEED_FORWARD.predictor_first)
     if first == 0:
@@ -208,7 +197,7 @@ def predict_phase(team, counter, block, dense, tokens, dense_scratch):
     predicted = load_i64(block + SPARSE_FEED_FORWARD.predicted)
     out, stride = load_i64(predicted + INPUT.floats), load_i64(predicted + INPUT.float_stride)
     normed = load_i64(dense + FEED_FORWARD.normed)
-    project(team, counter, tokens, first, normed, out, stride, dense_scratch)
+    project(team, counter, thread, tokens, first, normed, out, stride, dense_scratch)
     barrier(team)
     if next_item(team, counter + 1) == 0:
         for token in range(tokens):
@@ -236,7 +225,7 @@ def sparse_feed_forward_block(block, call, team, thread):
         source = load_i64(normed + INPUT.quantised) + token * load_i64(normed + INPUT.quantised_stride)
         lanes = own + SPARSE_SCRATCH + token * load_i64(block + SPARSE_FEED_FORWARD.lanes_stride)
         activations_by_lanes(source, load_i64(normed + INPUT.columns), lanes)
-    predict_phase(team, 1, block, dense, tokens, dense_scratch)
+    predict_phase(team, 1, thread, block, dense, tokens, dense_scratch)
     neurons_phase(team, 3, block, dense, tokens, dense_scratch, own)
     barrier(team)
     down_phase(team, 4, block, dense, tokens, own)

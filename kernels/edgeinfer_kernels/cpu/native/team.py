@@ -18,6 +18,7 @@ from edgeinfer_kernels.cpu.native.scalars import (
     call_pointer_4,
     call_pointer_6,
     load_i64,
+    prefetch,
     spin_pause,
     store_i64,
 )
@@ -70,8 +71,12 @@ def clear_counters(team):
 
 
 @inner
-def meet(team, clear):
-    """Return when every thread of the team has called this; the last one clears the counters if `clear`."""
+def meet(team, clear, ahead, end):
+    """Return when every thread of the team has called this; the last one clears the counters if `clear`.
+
+    A thread that waits asks for the memory from `ahead` to `end` meanwhile; returns what it would ask for
+    next.
+    """
     threads = load_i64(team + TEAM.threads)
     turn = atomic_load(team + TEAM.barrier)
     if atomic_add(team + TEAM.arrived, 1) == threads - 1:
@@ -80,21 +85,34 @@ def meet(team, clear):
         atomic_store(team + TEAM.arrived, 0)
         atomic_store(team + TEAM.barrier, turn + 1)
         wake(team, team + TEAM.barrier, team + TEAM.barrier_resting)
-        return
+        return ahead
     spins = 0
     while atomic_load(team + TEAM.barrier) == turn:
-        if spins < SPINS_BEFORE_YIELD or load_i64(team + TEAM.futex) == 0:
+        if ahead < end:
+            prefetch(ahead)
+            ahead += CACHE_LINE
+        elif spins < SPINS_BEFORE_YIELD or load_i64(team + TEAM.futex) == 0:
             spins += 1
             wait_a_little(team, spins)
         else:
             rest(team, team + TEAM.barrier, turn, team + TEAM.barrier_resting)
+    return ahead
 
 
 @inner
 def barrier(team):
     """Return when every thread of the team has called this."""
+    barrier_asking(team, 0, 0)
+
+
+@inner
+def barrier_asking(team, ahead, end):
+    """As `barrier`; a thread that waits asks for the memory from `ahead` to `end` meanwhile. Returns what it
+    would ask for next.
+    """
     if load_i64(team + TEAM.threads) != 1:
-        meet(team, False)
+        return meet(team, False, ahead, end)
+    return ahead
 
 
 @inner
@@ -130,7 +148,7 @@ def run_program(program, count, team, thread):
     for step in range(load_i64(count)):
         at = program + PROGRAM_STEP_BYTES * step
         call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
-        meet(team, True)
+        meet(team, True, 0, 0)
 
 
 @exports.add("team_dismiss", 1)

@@ -1,0 +1,51 @@
+"""Tests of remembering what drafting costs."""
+
+from pathlib import Path
+
+from edgeinfer.loading.drafting_costs import begin_drafting
+from edgeinfer.speculation.speculator import DraftingCosts
+from edgeinfer_offload.remembered import RememberedFigures
+
+COSTS = DraftingCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
+
+
+class CountingSpeculator:
+    """Counts how often it is asked to measure."""
+
+    def __init__(self, costs: DraftingCosts) -> None:
+        self._costs = costs
+        self.measured = 0
+        self.begun: DraftingCosts | None = None
+
+    def measure(self) -> DraftingCosts:
+        self.measured += 1
+        return self._costs
+
+    def begin(self, costs: DraftingCosts) -> None:
+        self.begun = costs
+
+
+def begun(folder: Path, costs: DraftingCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
+    speculator = CountingSpeculator(costs)
+    begin_drafting(speculator, RememberedFigures(folder, machine), of)  # type: ignore[arg-type]
+    return speculator
+
+
+def test_costs_are_measured_at_the_first_load_and_remembered_at_the_next(tmp_path: Path) -> None:
+    first, second = begun(tmp_path, COSTS), begun(tmp_path, DraftingCosts({1: 9.0}, None))
+    assert (first.measured, second.measured) == (1, 0)
+    assert first.begun == second.begun == COSTS
+
+
+def test_a_drafter_that_said_nothing_is_remembered_so(tmp_path: Path) -> None:
+    silent = DraftingCosts({1: 0.010, 8: 0.015}, None)
+    begun(tmp_path, silent)
+    again = begun(tmp_path, COSTS)
+    assert again.measured == 0
+    assert again.begun == silent
+
+
+def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> None:
+    begun(tmp_path, COSTS)
+    assert begun(tmp_path, COSTS, of="another pair").measured == 1
+    assert begun(tmp_path, COSTS, machine="another").measured == 1
