@@ -70,7 +70,8 @@ class ChangingLayer(NamedTuple):
 
 class ExpertRefills:
     """Carries out what `policy` says, whose rows are the `layers`. `asked` (device's layers, experts) int32:
-    how often each expert was asked for.
+    how often each expert was asked for. A device that hasn't the memory to unpack an expert any more ends the
+    changes, not the answer.
 
     On a device without CUDA (the tests' CPU) everything is done at once, in `between_steps`.
     """
@@ -89,6 +90,7 @@ class ExpertRefills:
         self._tokens = self._in_step = 0
         self.changes = 0
         """Experts that have come."""
+        self.ended = False
 
     def _copy_of(self, places: Tensor) -> Tensor:
         copy = torch.empty(places.shape, dtype=places.dtype, pin_memory=self._cuda)
@@ -100,13 +102,17 @@ class ExpertRefills:
         self._tokens += self._in_step
         self._in_step = tokens
         if self._job is None:
-            if self._tokens >= TOKENS_A_LOOK:
+            if self._tokens >= TOKENS_A_LOOK and not self.ended:
                 self._job = self._submit(self._look, self._tokens)
                 self._tokens = 0
             return
         if not self._job.done():
             return
-        found, self._job = self._job.result(), None
+        job, self._job = self._job, None
+        if isinstance(job.exception(), torch.OutOfMemoryError):
+            self.ended = True
+            return
+        found = job.result()
         if self._coming is not None:
             come, self._coming = self._coming, None
             self._policy.land(come)
@@ -128,7 +134,10 @@ class ExpertRefills:
         if self._pool is not None:
             return self._pool.submit(work, *arguments)
         done: Future[Any] = Future()
-        done.set_result(work(*arguments))
+        try:
+            done.set_result(work(*arguments))
+        except torch.OutOfMemoryError as error:
+            done.set_exception(error)
         return done
 
     def _beside(self) -> AbstractContextManager[Any]:

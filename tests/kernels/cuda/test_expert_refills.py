@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.expert_refills import TOKENS_A_LOOK
+from edgeinfer_kernels.cuda.expert_refills import TOKENS_A_LOOK, ExpertRefills
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_offload.expert_slots import ExpertSlots, Swap
 from tests.kernels.cuda.decoders import Decoder, opened, worst
@@ -91,3 +92,20 @@ def test_the_policy_hears_of_every_expert_that_steps_asked_for(
         # A device that is at the next step meanwhile may have counted that too.
         assert policy.noted.sum() in ((seen, seen * 8 // 9) if device == "cuda" else (seen * 8 // 9,))
         assert (policy.noted.sum(axis=1) == policy.noted.sum() // len(divisions)).all()
+
+
+class Exhausting(Restless):
+    """Meets a device without memory."""
+
+    def proposal(self) -> Swap | None:
+        raise torch.OutOfMemoryError("nothing left")
+
+
+def test_a_device_without_memory_ends_the_changes_and_not_the_answer() -> None:
+    refills = ExpertRefills([], torch.zeros((1, 4), dtype=torch.int32), Exhausting(4, []))
+    for _ in range(5):
+        refills.between_steps(TOKENS_A_LOOK)
+        refills.settle()
+    assert refills.ended
+    assert refills.changes == 0
+    refills.close()
