@@ -1,8 +1,9 @@
-"""Budgets of GPU memory from 5 % to 120 % of what a model takes there: kept, and as fast as planned?
+"""Budgets of GPU memory from 5 % to 120 % of a model: kept, and as fast as planned?
 
-python benchmarks/budget_sweep.py --models llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0
+python benchmarks/budget_sweep.py --models llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0,tiny
 
-A model is a shape, how many of its layers, and a type. Ends with exit code 1 if a budget isn't kept.
+A model is a shape, how many of its layers, and a type; or one of the catalogue's, or a file. Budgets are of
+weights, on top of what libraries and buffers take. Ends with exit code 1 if a budget isn't kept.
 """
 
 import argparse
@@ -11,21 +12,23 @@ from pathlib import Path
 
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.budget_runs import HEAD, BudgetRow, budget_rows
-from edgeinfer.benchmarking.random_files import written_shapes
+from edgeinfer.benchmarking.random_files import found_or_written
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
 
+MODELS = "llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0,tiny"
 SHARES = "0.05,0.15,0.25,0.35,0.45,0.55,0.65,0.75,0.85,0.95,1.05,1.2"
 
 
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0", help="(%(default)s)")
-    parser.add_argument("--shares", default=SHARES, help="of what all of it takes there (%(default)s)")
+    parser.add_argument("--models", default=MODELS, help="(%(default)s)")
+    parser.add_argument("--shares", default=SHARES, help="of the weights (%(default)s)")
     parser.add_argument("--context", type=int, default=528, help="(%(default)s)")
-    parser.add_argument("--generated", type=int, default=16, help="tokens of a run (%(default)s)")
+    parser.add_argument("--generated", type=int, default=24, help="tokens that are timed (%(default)s)")
+    parser.add_argument("--tuning", type=float, default=1.0, help="seconds of tuning a step (%(default)s)")
     parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
     parser.add_argument("--folder", type=Path, help="where the models' files are kept (nowhere)")
     parser.add_argument("--smoke", action="store_true", help="two layers of a small model: does it run?")
@@ -34,11 +37,12 @@ def main() -> None:
         print("no GPU here: no memory to be budgeted", file=sys.stderr)
         return
     if options.smoke:
-        options.models, options.shares, options.generated = "llama-3.2-1b:2:Q4_0", "0.9,1.2", 4
-    gpu_loading.TUNING_SECONDS = 1.0
+        options.models, options.shares, options.generated = "llama-3.2-1b:2:Q4_0", "0.5,1.2", 4
+    gpu_loading.TUNING_SECONDS = options.tuning
     shares = suites.shares(options.shares)
     rows: list[BudgetRow] = []
-    for path in written_shapes(suites.words(options.models), options.folder):
+    print(" | ".join(HEAD), file=sys.stderr, flush=True)
+    for path in found_or_written(suites.words(options.models), options.folder):
         for row in budget_rows(
             path,
             shares,

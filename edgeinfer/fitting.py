@@ -11,8 +11,9 @@ from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_figures
-from edgeinfer_offload.memory_plan import PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import PlanError
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
 
 ASSUMED_BYTES_PER_SECOND = 20e9

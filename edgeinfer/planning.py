@@ -24,8 +24,9 @@ from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.machine_description import DescriptionError, describe_machine
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_quant_formats import GGUFFile
 

@@ -4,43 +4,74 @@ What libraries and the driver take isn't seen here: a process loads them once, w
 has an item for them, which is left out of both sides.
 """
 
+import gc
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from edgeinfer.benchmarking.cuda_runs import own_seconds
-from edgeinfer.benchmarking.split_runs import placed
+from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.tables import NOTHING
-from edgeinfer.benchmarking.workloads import Workload
+from edgeinfer.benchmarking.workloads import Workload, random_ids
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
-from edgeinfer.planning import plan_model
+from edgeinfer.model import Model
+from edgeinfer.planning import model_sizes
+from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.cuda.device_work import MemoryMark
 from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.peak_memory import own_resident_bytes
+from edgeinfer_offload.split_backend import SplitBackend
 
 HEAD = (
-    "model", "budget", "share", "placed", "planned MiB", "held MiB", "planned/held", "at most MiB", "kept",
-    "tokens/s", "planned", "prompt tokens/s", "planned",
+    "model", "budget", "share", "placed", "GPU MiB", "planned/held", "at most MiB", "CPU MiB", "planned/held",
+    "kept", "tokens/s", "measured/planned", "prompt tokens/s", "measured/planned",
 )  # fmt: skip
 MIB = 1 << 20
 MOST_OVER, SLACK = 1.01, 8 * MIB
 """What is held may be so much of what was planned, and kernels that a process compiles late."""
+PROMPT = 512
+WARM_UP = 4
+"""Tokens that aren't counted."""
+PROMPTS = 3
+"""Prompts that are read; the first isn't counted."""
+
+
+class HostMemoryMark:
+    """Main memory that is taken from here on, in pages of this process's own; pinned ones are among them."""
+
+    def __init__(self) -> None:
+        self._taken = own_resident_bytes()
+
+    def held(self) -> int:
+        """Bytes that are taken now."""
+        return own_resident_bytes() - self._taken
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of both sides that were `held` when everything had run, and on the GPU `at_most`; rates in tokens
+    per second, of the median token and the median prompt.
+    """
+
+    gpu_held: int
+    gpu_at_most: int
+    cpu_held: int
+    rate: float
+    prompt_rate: float
 
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """One budget of one model: bytes of GPU memory that were `held` when it was loaded, and `at_most`, while
-    it was; rates in tokens per second. `failure`: why there is no model; all that was measured is 0 then.
-    """
+    """One budget of one model. `failure`: why there is no model."""
 
     model: str
     budget: int
     share: float
-    plan: MemoryPlan | None
-    held: int
-    at_most: int
-    rate: float
-    prompt_rate: float
+    plan: MemoryPlan | None = None
+    measured: Measured | None = None
     failure: str = ""
 
     @property
@@ -56,31 +87,49 @@ class BudgetRow:
     @property
     def is_kept(self) -> bool:
         """Whether it was loaded, holds what was planned, and never took more than it may."""
-        return (
-            not self.failure and self.held <= MOST_OVER * self.planned + SLACK and self.at_most <= self.budget
-        )
+        found = self.measured
+        if self.failure or found is None:
+            return False
+        return found.gpu_held <= MOST_OVER * self.planned + SLACK and found.gpu_at_most <= self.budget
+
+    @property
+    def promises(self) -> tuple[float, float]:
+        """Tokens per second that the plan promises, behind few tokens; and those of a prompt."""
+        assert self.plan is not None
+        found = self.plan.prediction
+        return 1 / found.seconds_empty, found.prefill_tokens_per_second
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
         begin = [self.model, f"{self.budget / MIB:.0f} MiB", f"{self.share:.0%}"]
-        if self.plan is None:
+        if self.plan is None or self.measured is None:
             return [*begin, self.failure, *[NOTHING] * (len(HEAD) - 4)]
-        ratio = f"{self.planned / self.held:.3f}" if self.held else NOTHING
-        memory = [f"{self.planned / MIB:.0f}", f"{self.held / MIB:.0f}", ratio, f"{self.at_most / MIB:.0f}"]
-        found = self.plan.prediction
-        planned = found.decode_tokens_per_second, found.prefill_tokens_per_second
-        speeds = (self.rate, planned[0], self.prompt_rate, planned[1])
+        found, here = self.measured, self.plan.bytes_on("cpu")
+        memory = [
+            *_against(self.planned, found.gpu_held),
+            f"{found.gpu_at_most / MIB:.0f}",
+            *_against(here, found.cpu_held),
+        ]
+        speeds = zip((found.rate, found.prompt_rate), self.promises, strict=True)
         kept = "yes" if self.is_kept else "NO"
-        return [*begin, placed(self.plan), *memory, kept, *(f"{speed:.4g}" for speed in speeds)]
+        shown = [cell for rate, promise in speeds for cell in (f"{rate:.4g}", f"{rate / promise:.2f}")]
+        return [*begin, placed(self.plan), *memory, kept, *shown]
+
+
+def _against(planned: int, held: int) -> tuple[str, str]:
+    return f"{planned / MIB:.0f}", f"{planned / held:.3f}" if held > 0 else NOTHING
 
 
 def budget_rows(
     path: Path, shares: Sequence[float], *, context: int, generated: int, threads: int | None
 ) -> Iterator[BudgetRow]:
-    """The file at budgets that are shares of what all of it takes of the GPU."""
-    whole = plan_model(path, context=context, threads=threads, draft=None).plan.bytes_on("gpu")
+    """The file at budgets that are shares of its weights, keys and values, on top of what libraries and
+    buffers take.
+    """
+    sizes = model_sizes(path)
+    beside = overhead(path, context, "auto", threads, sizes)
     for place, share in enumerate((shares[len(shares) // 2], *shares)):
-        row = _row(path, int(share * whole), share, context, generated, threads)
+        row = _row(path, beside + int(share * sizes.nbytes), share, context, generated, threads)
         if place:  # the first one brings the libraries
             yield row
 
@@ -88,16 +137,38 @@ def budget_rows(
 def _row(
     path: Path, budget: int, share: float, context: int, generated: int, threads: int | None
 ) -> BudgetRow:
-    mark = MemoryMark()
+    gc.collect()  # of the model before
+    mark, here = MemoryMark(), HostMemoryMark()
     try:
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
-            generate = Workload("generate", generated)
-            prompt = Workload("prompt", min(512, context - 16))
-            rates = []
-            for workload in (generate, prompt):
-                own_seconds(model, workload)
-                rates.append(workload.tokens / min(own_seconds(model, workload) for _ in range(2)))
-            at_most = mark.at_most()
-            return BudgetRow(model.name, budget, share, model.plan, mark.held(), at_most, rates[0], rates[1])
+            rate = 1 / token_seconds(model, generated)
+            prompt = Workload("prompt", min(PROMPT, context - 16))
+            seconds = [own_seconds(model, prompt) for _ in range(PROMPTS)][1:]
+            found = Measured(mark.held(), mark.at_most(), here.held(), rate, prompt.tokens / median(seconds))
+            return BudgetRow(model.name, budget, share, model.plan, found)
     except EdgeInferError as error:
-        return BudgetRow(path.stem, budget, share, None, 0, 0, 0.0, 0.0, str(error))
+        return BudgetRow(path.stem, budget, share, failure=str(error))
+
+
+def token_seconds(model: Model, count: int) -> float:
+    """The median token of `count`, decoded one by one.
+
+    What is read is random, not what was answered: a random model soon answers the same again and again, and
+    its experts are the same ones then. All on the GPU that makes no difference, and the answer is taken.
+    """
+    engine = model.engine
+    ids = random_ids(WARM_UP + count, engine.vocabulary_size, 1)
+    backend = engine.backend if isinstance(engine, Transformer) else None
+    if backend is not None and backend.name == "cuda":
+        own_seconds(model, Workload("generate", WARM_UP))
+        return own_seconds(model, Workload("generate", count)) / count
+    engine.rewind(0)
+    spent = []
+    for place, token in enumerate(ids):
+        begin = time.perf_counter()
+        if isinstance(backend, SplitBackend):
+            backend.choose(token, place)
+        else:
+            engine.append([token])
+        spent.append(time.perf_counter() - begin)
+    return median(spent[WARM_UP:])

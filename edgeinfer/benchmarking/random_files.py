@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import FORMATS, Bytes, RandomBlocks
 from edgeinfer.benchmarking.shapes import Shape, find_shape
+from edgeinfer.catalogue import find_model
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
@@ -24,8 +25,12 @@ from edgeinfer_quant_formats.mix_rules import ModelFacts
 from edgeinfer_quant_formats.mixes import find_mix
 from edgeinfer_quant_formats.type_choice import TypeWishes, choose_types
 
-REVISION = 1
+REVISION = 2
 """Goes into the files' names; to be raised when what is written changes."""
+EMBEDDING, EMBEDDED = "token_embd.weight", 4.0
+"""The spread of a mixture's embeddings: well above what layers add, which is much the same for all tokens, so
+that each token goes to experts of its own.
+"""
 SPARE_BYTES = 256 << 20
 SPECIAL = ("<unk>", "<s>", "</s>")
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
@@ -76,6 +81,15 @@ def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
             yield written_shape(text, folder or Path(temporary))
 
 
+def found_or_written(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
+    """As `written_shapes`; a text without colons is a name or path. Raises `UnknownModelError` too."""
+    for text in texts:
+        if ":" in text:
+            yield from written_shapes([text], folder)
+        else:
+            yield find_model(text).path
+
+
 def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | None = None) -> None:
     """Write a file of that shape, streamed and in one stroke; equal for equal arguments."""
     formats = matrix_formats(shape, kind)
@@ -94,7 +108,9 @@ def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | 
         for name, length in shape.vectors().items():
             writer.add_tensor(name, _vector(name, length, random), "F32")
         for name, size in matrices.items():
-            blocks = RandomBlocks(formats[name], size[-1] ** -0.5, random)
+            own = shape.experts and not shape.tied and name == EMBEDDING
+            spread = EMBEDDED if own else size[-1] ** -0.5
+            blocks = RandomBlocks(formats[name], spread, random)
             source = partial(count.passed, blocks, math.prod(size))
             writer.add_tensor(name, source, formats[name], size)
 

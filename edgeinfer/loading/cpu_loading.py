@@ -16,8 +16,9 @@ from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import CPU_BATCH, MemoryPlan, PlanError, PlanWishes, Repacking, SparseWish
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import CPU_BATCH, PlanWishes, Repacking, SparseWish
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 

@@ -14,8 +14,9 @@ from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
 
 TUNING_SECONDS = 20.0

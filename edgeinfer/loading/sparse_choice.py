@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.sparse import (
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import ActivityProfile, ProfileError, find_profile
 from edgeinfer_offload.layer_costs import SCATTERED
-from edgeinfer_offload.memory_plan import SparseLayer, SparseWish
+from edgeinfer_offload.plan_facts import SparseLayer, SparseWish
 
 UNKNOWN_SHARE = 0.25
 """What is taken for the active share where no profile tells."""

@@ -21,10 +21,12 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free
 from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.division import LayerDivision, host_batch
+from edgeinfer_offload.expert_slots import ExpertSlots
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -38,6 +40,8 @@ from edgeinfer_offload.this_machine import (
 ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""
 SHARE_LEFT = 0.9
+CHANGING_EXPERTS = False
+"""Whether hot experts take the places of cold ones while a mixture decodes, where main memory holds all."""
 
 
 def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
@@ -93,6 +97,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         repack=wishes.repack,
         batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
+        changing_experts=CHANGING_EXPERTS,
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -135,6 +140,7 @@ class _Sides:
                 mailbox.addresses,
                 batch=CHUNK,
                 threads=self.threads,
+                computed=host_batch(CHUNK, plan.prediction.send_from),
                 on_placed=placing,
             )
         except BaseException:
@@ -142,6 +148,9 @@ class _Sides:
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
         refused = above.serve_with(host, meets_in_graph=meets)
+        changing = [layer for layer in plan.layers if layer.changing]
+        if changing:
+            above.refill_experts(ExpertSlots(changing[0].experts, [layer.gpu_experts for layer in changing]))
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,
@@ -207,4 +216,5 @@ def placed_note(plan: MemoryPlan) -> str:
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
         f"{plan.feed_forward_share:.0%} of the {second}, and the head; the rest is on the CPU"
+        + ("; experts change places as they are asked for" if any(layer.changing for layer in layers) else "")
     )

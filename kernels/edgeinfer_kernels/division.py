@@ -18,12 +18,25 @@ class LayerDivision:
     """What of one layer lies on the device; all else is the host's.
 
     Attention and its cache do (with them a mixture's router and shared expert), or nothing does. Of a dense
-    feed-forward the first `neurons` are there, of a mixture the experts numbered in `experts`.
+    feed-forward the first `neurons` are there, of a mixture the experts numbered in `experts`. `changing`:
+    the host has all experts, so that others may take the places of those.
     """
 
     attention: bool
     neurons: int = 0
     experts: tuple[int, ...] = ()
+    changing: bool = False
+
+
+STEP_TOKENS = 8
+"""Tokens of a step that the host takes its turns of, however few it is to compute of a prompt."""
+
+
+def host_batch(batch: int, send_from: int | None) -> int:
+    """Tokens that the host computes at a time, of steps of `batch` at most, where prompts of `send_from`
+    tokens and more have its weights sent (None: none).
+    """
+    return batch if send_from is None else min(batch, max(send_from - 1, STEP_TOKENS))
 
 
 WHOLLY_ON_HOST = LayerDivision(attention=False)
@@ -132,7 +145,7 @@ def host_feed_forward(layer: LayerWeights, division: LayerDivision) -> FeedForwa
     """
     second = layer.feed_forward
     if isinstance(second, ExpertWeights):
-        there = set(division.experts)
+        there = () if division.changing else set(division.experts)
         return second.of_experts([i for i in range(second.ffn_up_exps.experts) if i not in there])
     if division.neurons == 0:
         return second

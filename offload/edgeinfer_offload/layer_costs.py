@@ -1,7 +1,7 @@
 """What each part of a layer takes and costs on each side: bytes to the byte, seconds by measured rates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -12,8 +12,16 @@ from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
-from edgeinfer_offload.machine import CPU_BLOCK_SECONDS, Graphics, Machine
-from edgeinfer_offload.memory_plan import PlanWishes, SparseLayer
+from edgeinfer_offload.machine import (
+    CHOOSING_SECONDS,
+    CPU_BLOCK_SECONDS,
+    CPU_EXPERTS_SECONDS,
+    CPU_EXPERTS_SHARE,
+    EXPERTS_SECONDS,
+    Graphics,
+    Machine,
+)
+from edgeinfer_offload.plan_facts import PlanWishes, SparseLayer
 
 Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
@@ -53,6 +61,7 @@ class Pricing:
         self.context = wishes.context
         self.depth = wishes.planned_depth
         self.repack = wishes.repack
+        self.changing_experts = wishes.changing_experts
         self.graphics: Graphics | None = machine.graphics if use_gpu and machine.link else None
         self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
 
@@ -169,10 +178,8 @@ def _layer(
     always = None
     if experts:
         shared = experts.always()
-        always = (
-            pricing.on_cpu(shared),
-            pricing.on_gpu(shared, lambda: device_sizes.shared_bytes(experts), FEED_FORWARD_LAUNCHES),
-        )
+        there = pricing.on_gpu(shared, lambda: device_sizes.shared_bytes(experts), FEED_FORWARD_LAUNCHES)
+        always = (pricing.on_cpu(shared), there and replace(there, seconds=there.seconds + CHOOSING_SECONDS))
     if by_neuron:
         neurons, cpu, gpu = [0], [pricing.sparse_on_cpu(by_neuron, layer.divisible().down)], [NOTHING]
     else:
@@ -240,15 +247,15 @@ def _experts(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | N
     counts = list(range(total + 1)) if one_there else [0]
     cpu, gpu = [], []
     for count in counts:
-        missed = float(hits[-1] - hits[count]) * one_here.reading
+        missed = float(hits[-1] - hits[count]) * one_here.reading / CPU_EXPERTS_SHARE
+        held = total if count and pricing.changing_experts else total - count
         cpu.append(
-            Cost((total - count) * one_here.nbytes, missed + CPU_BLOCK_SECONDS, missed)
-            if count < total
-            else NOTHING
+            Cost(held * one_here.nbytes, missed + CPU_EXPERTS_SECONDS, missed) if count < total else NOTHING
         )
         if count == 0 or one_there is None:
             gpu.append(NOTHING)
             continue
         hit = float(hits[count]) * one_there.reading
-        gpu.append(Cost(count * one_there.nbytes, hit + one_there.seconds - one_there.reading, hit))
+        starting = one_there.seconds - one_there.reading + EXPERTS_SECONDS
+        gpu.append(Cost(count * one_there.nbytes, hit + starting, hit))
     return counts, cpu, gpu

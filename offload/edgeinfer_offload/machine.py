@@ -16,8 +16,22 @@ CACHE_CEILING = 2.0e12
 """Bytes per second of keys and values that attention reads at most: measured on an H200 at depth 4096."""
 CPU_BLOCK_SECONDS = 3e-6
 """What starting a block on the thread team takes beside reading."""
+CHOOSING_SECONDS = 10e-6
+"""What a mixture's router and choice take a GPU beside launches and reading: a long chain of comparisons."""
+EXPERTS_SECONDS = 11e-6
+"""What some experts of a mixture take a GPU beside launches and reading: one token gives them little to do
+at a time. Both measured on an H200.
+"""
+CPU_EXPERTS_SECONDS = 15e-6
+"""What starting some of a mixture's experts on the thread team takes: six barriers of 12 threads."""
+CPU_EXPERTS_SHARE = 0.9
+"""Of the rate of large matrices: what reading a few experts here and there reaches."""
 SYNCHRONISE_SECONDS = 9e-6
 """What a token costs the host when a GPU has worked on it: replay and synchronisation, an H200's."""
+DIVIDED_SECONDS = 160e-6
+"""The same of a divided model, for which nothing can run ahead: the embedding, a recorded step's launch, the
+choice; a server's.
+"""
 OVERLAP_LOSS = 0.25
 """Of the shorter half of a split feed-forward: what running both at once doesn't save, as threads wake late
 and copies want memory's bandwidth too; assumed, to be measured. It keeps what fits a GPU on the GPU.
@@ -47,10 +61,17 @@ class Processor:
     bytes_per_second: float
     operations_per_second: float
     kernels: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
+    """Format -> operations per second in the products of prompts, where it is known."""
 
     def rate(self, format_name: str) -> float:
         """Bytes per second at which weights of a format are read and multiplied with."""
         return self.kernels.get(format_name, KERNEL_SHARE * self.bytes_per_second)
+
+    def slowness(self, format_name: str) -> float:
+        """How many times as long a prompt's product takes with weights of a format as with others."""
+        known = self.products.get(format_name)
+        return self.operations_per_second / known if known else 1.0
 
     @property
     def cache_rate(self) -> float:
@@ -97,6 +118,8 @@ class Link:
     pageable_to_gpu: float
     pageable_from_gpu: float
     hand_over_seconds: float = HAND_OVER_SECONDS
+    pins_in_place: bool = True
+    """Whether the system pins main memory where it lies; else prompts send weights through a pinned ring."""
 
 
 @dataclass(frozen=True)

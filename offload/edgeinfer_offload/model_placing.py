@@ -9,9 +9,9 @@ from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost, Pricing, layer_costs
-from edgeinfer_offload.machine import SYNCHRONISE_SECONDS, Machine
-from edgeinfer_offload.memory_plan import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
+from edgeinfer_offload.machine import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine
 from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
+from edgeinfer_offload.plan_facts import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
 
 LIBRARY_BYTES = 344 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
@@ -99,9 +99,14 @@ class ModelPlacing:
 
     @cached_property
     def cpu_workspace(self) -> int:
+        """Buffers at the largest batch."""
+        return self.cpu_workspace_for(self.wishes.batch)
+
+    def cpu_workspace_for(self, batch: int) -> int:
+        """Buffers for steps of so many tokens."""
         threads, sparse = self.machine.processor.threads, self.wishes.sparse
         repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the file
-        nbytes = workspace_bytes(self.sizes, self.wishes.batch, threads, repack)
+        nbytes = workspace_bytes(self.sizes, batch, threads, repack)
         return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
 
     @cached_property
@@ -110,11 +115,20 @@ class ModelPlacing:
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
-        between CPU and GPU, the mailbox too.
+        between CPU and GPU, the mailbox too, and what experts that change places and prompts take.
         """
         logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
         mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
-        return STAGING_BYTES + logits + mailbox
+        refills = device_sizes.REFILL_BYTES if shared and self.wishes.changing_experts else 0
+        return STAGING_BYTES + logits + mailbox + refills + (self._pinned_ring if shared else 0)
+
+    @property
+    def _pinned_ring(self) -> int:
+        """Pinned pieces through which a prompt's weights go where they can't be pinned themselves."""
+        link = self.machine.link
+        if not self.sends or link is None or link.pins_in_place:
+            return 0
+        return device_sizes.SENT_PIECES * device_sizes.sent_piece_bytes(self.sizes)
 
     def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
         costs = [(head, self.head[head])]
@@ -226,7 +240,7 @@ class ModelPlacing:
                 candidates.append(whole)
         if self.pricing.graphics and self.wishes.device == "any":
             split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
-            candidates += [replace(p, seconds=p.seconds + SYNCHRONISE_SECONDS) for p in split]
+            candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         if best and whole and whole.seconds <= PROMPT_WORTH * best.seconds:
             best = whole
@@ -246,6 +260,11 @@ class ModelPlacing:
     def least_gpu_bytes(self) -> int:
         """What any use of the GPU takes before a single weight is there."""
         return self._gpu_fixed + self._sent_bytes(host_attends=False)
+
+    def host_seconds(self, chosen: Placement) -> float:
+        """What a token that a GPU has worked on costs the host."""
+        divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
+        return DIVIDED_SECONDS if divided else SYNCHRONISE_SECONDS
 
     def works_on_cpu(self, chosen: Placement) -> bool:
         """Whether the CPU computes any part of a token."""

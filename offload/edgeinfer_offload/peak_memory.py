@@ -1,4 +1,4 @@
-"""The most memory that this process has had in RAM, as the operating system counted it."""
+"""The memory that this process has in RAM, and the most that it has had, as the system counts it."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,8 @@ import psutil
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
+OWN_PAGES = ("RssAnon", "RssShmem")
+"""Resident pages that aren't a file's; see proc_pid_status(5)."""
 
 
 def reset_peak() -> bool:
@@ -35,3 +37,16 @@ def peak_resident_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def own_resident_bytes(status: Path = _STATUS) -> int:
+    """Resident memory that no file backs: pages of mapped files can be given up at any time. Where the system
+    doesn't tell the two apart, all that is resident.
+    """
+    try:
+        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    found = [int(facts[name].split()[0]) for name in OWN_PAGES if name in facts]
+    return 1024 * sum(found) if found else int(psutil.Process().memory_info().rss)

@@ -99,8 +99,8 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
     the side where the sum ends up.
 
     Both halves run at once: the slower counts, what of the other isn't hidden, and one hand-over. A
-    mixture's router, and the experts of its own side, are where the attention is. A dense feed-forward that
-    lies wholly on the other side takes the activations there for good.
+    mixture's router comes before both; it, and the experts of its own side, are where the attention is. A
+    dense feed-forward that lies wholly on the other side takes the activations there for good.
     """
     units = np.arange(costs.units + 1)
     own, other = (
@@ -112,7 +112,7 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
         begin = always.seconds if always else 0.0
         if costs.units == 0 and side == GPU:  # no expert can be on the GPU
             elsewhere = np.array([True])
-        return _at_once(begin + own, other) + hand_over * elsewhere, np.full(len(units), side)
+        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(units), side)
     seconds = _at_once(own, other) + hand_over * elsewhere
     out = np.full(len(units), side)
     whole = 0 if side == GPU else costs.units
@@ -298,6 +298,13 @@ class Search:
             every = others + table.seconds[side] + after[table.out]
             every = every + budget.penalty(others_cpu + table.cpu_bytes)
             every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
+            if ends.head == GPU and all(
+                c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
+            ):
+                every[PAIRS.index((CPU, CPU))] = np.inf  # nothing hands over to a head alone
+            if not np.isfinite(every).any():
+                choices[layer] = end[layer]
+                continue
             flat = int(np.argmin(every))
             if every.flat[flat] < (found.seconds if found else np.inf):
                 changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]

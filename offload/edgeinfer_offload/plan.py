@@ -7,27 +7,23 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from edgeinfer_kernels.division import host_batch
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost
-from edgeinfer_offload.machine import OVERLAP_LOSS, SYNCHRONISE_SECONDS, Machine
-from edgeinfer_offload.memory_plan import (
-    LayerPlacement,
-    MemoryPlan,
-    Place,
-    PlanError,
-    PlannedItem,
-    PlanWishes,
-    Prediction,
-    refuse,
-)
+from edgeinfer_offload.machine import OVERLAP_LOSS, Machine
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.model_placing import LIBRARY_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
+from edgeinfer_offload.plan_facts import LayerPlacement, Place, PlannedItem, PlanWishes, Prediction
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
 from edgeinfer_offload.spilling import spilled
 
 GIBIBYTE = 1 << 30
+CHANGING_WORTH = 1.02
+"""A plan under which experts change places may be planned so many times as long as one where they stay."""
+STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
 def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
@@ -37,6 +33,8 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
     Raises:
         PlanError: nothing fits, or the one device asked for can't hold it.
     """
+    if wishes.changing_experts:
+        return _with_changing_experts(sizes, machine, wishes)
     first: PlanError | None = None
     for eased, steps in _eased(wishes):
         try:
@@ -45,6 +43,24 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
             first = first or error
     assert first is not None
     raise first
+
+
+def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
+    """The fastest placement; with the GPU's experts in main memory too, if there is room for them as well."""
+    fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
+    if not any(layer.has_some_experts for layer in fixed.layers):
+        return fixed
+    try:
+        changing = _plan(ModelPlacing(sizes, machine, wishes))
+    except PlanError:
+        changing = None
+    if (
+        changing is None
+        or any(layer.rest == "disk" for layer in changing.layers)
+        or changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
+    ):
+        return replace(fixed, steps=(STAYING, *fixed.steps))
+    return changing
 
 
 def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
@@ -138,7 +154,10 @@ def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem],
     ):
         chances = routing[index] if routing and layer.experts else None
         by_neuron = sparse.get(index)
-        placed = placed_layer(index, layer, costs, choice, chances, by_neuron, placing.weights_place)
+        changing = placing.wishes.changing_experts
+        placed = placed_layer(
+            index, layer, costs, choice, chances, by_neuron, placing.weights_place, changing
+        )
         items += placed.items
         layers.append(placed.placement)
     overlapped = [item for item in items if item.overlapped]
@@ -169,7 +188,7 @@ def _around_the_layers(
     if ends.draft is not None and placing.draft:
         add("draft model", PLACES[ends.draft], ends.draft, placing.draft[ends.draft])
     if placing.works_on_cpu(chosen):
-        fixed("workspace", "cpu", placing.cpu_workspace)
+        fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen)))
     if not chosen.uses_gpu:
         return items
     fixed("workspace", "gpu", placing.gpu_workspace)
@@ -183,8 +202,16 @@ def _around_the_layers(
     waiting = OVERLAP_LOSS * sum(item.ms_per_token for item in overlapped)
     if waiting:
         items.append(PlannedItem("halves that wait", "link", 0, waiting, "hand-over"))
-    items.append(PlannedItem("token to the host", "link", 0, 1000 * SYNCHRONISE_SECONDS, "hand-over"))
+    to_host = 1000 * placing.host_seconds(chosen)
+    items.append(PlannedItem("token to the host", "link", 0, to_host, "hand-over"))
     return items
+
+
+def _cpu_batch(placing: ModelPlacing, chosen: Placement) -> int:
+    """Tokens that the CPU computes in one step at most: longer ones send its weights to the GPU."""
+    wishes = placing.wishes
+    send_from = PromptSpeed(placing, chosen).send_from if chosen.ends.head == GPU else None
+    return host_batch(wishes.batch, send_from)
 
 
 def _prediction(

@@ -1,12 +1,12 @@
 """A placement as a list of items: what lies where, what it costs a token, what holds it back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer_kernels.model_sizes import LayerSizes
 from edgeinfer_offload.layer_costs import Cost, LayerCosts
-from edgeinfer_offload.memory_plan import LayerPlacement, Place, PlannedItem, SparseLayer
 from edgeinfer_offload.placement_search import CPU, GPU, SIDES, Choice, Placement
+from edgeinfer_offload.plan_facts import LayerPlacement, Place, PlannedItem, SparseLayer
 
 PLACES: tuple[Place, Place] = ("cpu", "gpu")
 
@@ -27,9 +27,10 @@ def placed_layer(
     routing: tuple[float, ...] | None,
     by_neuron: SparseLayer | None,
     weights_place: Place,
+    changing: bool = False,
 ) -> PlacedLayer:
     """`routing`, `by_neuron`: this layer's of `PlanWishes`. `weights_place`: where the CPU's weights lie,
-    "cpu", or "disk" if they stay in the file.
+    "cpu", or "disk" if they stay in the file. `changing`: if its experts are divided, the CPU has all.
     """
     places: tuple[Place, Place] = (weights_place, "gpu")
     hidden = _hidden(costs, choice)
@@ -52,21 +53,25 @@ def placed_layer(
         always = costs.always[choice.attention]
         assert always is not None
         name = "router and shared expert" if layer.experts.shared else "router"
-        add(name, places[choice.attention], choice.attention, always, hidden == choice.attention)
+        add(name, places[choice.attention], choice.attention, always)
     own = costs.unit_neurons[choice.units]
     total = layer.experts.count if layer.experts else layer.divisible().neurons
     what, units = ("experts", "") if layer.experts else ("feed-forward", " neurons")
+    changing = changing and layer.experts is not None and 0 < own < total
     for side, count in ((GPU, own), (CPU, total - own)):
         if count:
             name = what if count == total else f"{what}, {count} of {total}{units}"
             read = layer.experts.used / total if layer.experts else 1.0
+            if changing and side == CPU:
+                name, read = f"{what}, all for {count} of {total}", read * count / total
             if by_neuron:
                 name += ", by neuron with a predictor" if by_neuron.predictor else ", by neuron"
                 read = (by_neuron.read + by_neuron.predictor) / (by_neuron.held + by_neuron.predictor)
             add(name, places[side], side, _half(costs, choice.units, side), hidden == side, read)
     if by_neuron:
         add("feed-forward, long steps", "disk", CPU, Cost(by_neuron.in_file, 0.0, 0.0), read=0.0)
-    return PlacedLayer(tuple(items), _placement(layer, choice, own, routing, weights_place))
+    placement = _placement(layer, choice, own, routing, weights_place)
+    return PlacedLayer(tuple(items), replace(placement, changing=changing))
 
 
 def _half(costs: LayerCosts, units: int, side: int) -> Cost:
@@ -81,10 +86,6 @@ def _half(costs: LayerCosts, units: int, side: int) -> Cost:
 def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
     """The side whose half of the feed-forward is done before the other's; None: there is one half only."""
     halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
-    if costs.always:
-        always = costs.always[choice.attention]
-        assert always is not None
-        halves[choice.attention] += always.seconds
     if min(halves) == 0:
         return None
     return min(SIDES, key=lambda side: halves[side])

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from edgeinfer_offload.memory_plan import MemoryPlan, PlannedItem
+from edgeinfer_offload.plan_facts import PlanFacts, PlannedItem
 
 MOST_RANGES = 4
 """Ranges of layers that a line names; more are only counted."""
@@ -28,7 +26,7 @@ class _Line:
         return self.item, self.device, size, milliseconds, bound
 
 
-def plan_text(plan: "MemoryPlan", details: bool = False) -> str:
+def plan_text(plan: PlanFacts, details: bool = False) -> str:
     """All of a plan; `details`: every layer in lines of its own."""
     lines = [_Line(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
     if not details:
@@ -42,7 +40,7 @@ def plan_text(plan: "MemoryPlan", details: bool = False) -> str:
     return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_remarks(plan)])
 
 
-def _milliseconds(plan: "MemoryPlan") -> float | None:
+def _milliseconds(plan: PlanFacts) -> float | None:
     """What a token takes; None: nothing was measured."""
     return None if plan.machine.origin == "unmeasured" else plan.ms_per_token
 
@@ -55,7 +53,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _grouped(items: "Iterable[PlannedItem]") -> list[_Line]:
+def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
     """One line for the same part of several layers in the same place."""
     groups: dict[tuple[str, str, str, bool], list[PlannedItem]] = {}
     for item in items:
@@ -85,7 +83,7 @@ def _layers(numbers: Sequence[int]) -> str:
     return "layers " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-def _memory(plan: "MemoryPlan") -> list[str]:
+def _memory(plan: PlanFacts) -> list[str]:
     lines = []
     if plan.bytes_on("gpu"):
         lines.append(
@@ -107,7 +105,7 @@ def _memory(plan: "MemoryPlan") -> list[str]:
     return lines
 
 
-def _repacked(plan: "MemoryPlan") -> str:
+def _repacked(plan: PlanFacts) -> str:
     done = plan.repacking
     assert done is not None
     if not done.bytes:
@@ -119,7 +117,7 @@ def _repacked(plan: "MemoryPlan") -> str:
     )
 
 
-def _speed(plan: "MemoryPlan") -> list[str]:
+def _speed(plan: PlanFacts) -> list[str]:
     found = plan.prediction
     if _milliseconds(plan) is None:
         return []
@@ -137,7 +135,7 @@ def _speed(plan: "MemoryPlan") -> list[str]:
     return lines
 
 
-def _remarks(plan: "MemoryPlan") -> list[str]:
+def _remarks(plan: PlanFacts) -> list[str]:
     lines = [plan.why_not] if plan.why_not else []
     lines += [f"so that it fits, {step}" for step in plan.steps]
     if plan.machine.origin == "described":

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
+from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.model_sizes import LayerSizes, MatrixSize
 from edgeinfer_offload.layer_costs import LayerCosts
 from edgeinfer_offload.model_placing import ModelPlacing
@@ -13,12 +15,18 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_SECONDS = 0.65e-3
+LAYER_SECONDS = 1.0e-3
 """What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
-SENT_SECONDS = 1.5e-3
+SENT_SECONDS = 1.75e-3
 """The same where weights are sent: in several pieces."""
 MIXTURE_SECONDS = 1.6e-3
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
+BATCH_SECONDS = 0.43e-3
+"""What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
+COPIES_BESIDE = 0.35
+"""Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
+CPU_EXPERTS_SHARE = 0.4
+"""Of the speed of products on the CPU: what experts reach, each of which has few of a chunk's tokens."""
 CHOICE_SECONDS = 0.5e-3
 """From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
 EMBEDDED_SECONDS = 1.4e-9
@@ -37,14 +45,23 @@ class _Part:
     operations: float
     chances: tuple[float, ...] = (1.0,)
     unpacking: float = 0.0
+    slowness: float = 1.0
+    """How many times as many operations the same takes on the CPU."""
+    at_once: int = 0
+    """Of a mixture's experts, how many are computed together on the GPU; 0: no mixture."""
+    pieces: int = 1
+
+    def batches(self, tokens: int) -> int:
+        """How many times the GPU computes some of the experts that so many tokens need."""
+        return ceil(self.share(tokens) * self.pieces / self.at_once) if self.at_once else 0
 
     def share(self, tokens: int) -> float:
         """Of the bytes, what any of so many tokens needs."""
         return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
 
-    def work(self, tokens: int) -> Work:
+    def work(self, tokens: int, slowness: float = 1.0) -> Work:
         """Reading each weight that any of the tokens needs once."""
-        return Work(self.operations * tokens, max(self.nbytes * self.share(tokens), 1.0))
+        return Work(slowness * self.operations * tokens, max(self.nbytes * self.share(tokens), 1.0))
 
 
 @dataclass(frozen=True)
@@ -105,14 +122,16 @@ class PromptSpeed:
         """Seconds of a chunk, everything being computed where it lies."""
         total = self._embedded * tokens
         for layer in self._layers:
-            total += sum(part.work(tokens).seconds(self._cpu) for part in layer.here)
+            total += sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
             scores = layer.scores(tokens, start)
             if not layer.attends_on_gpu or self._gpu is None:
                 total += scores.seconds(self._cpu)
                 continue
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            total += max(computing, MIXTURE_SECONDS if layer.sizes.experts else LAYER_SECONDS)
+            total += max(
+                computing, _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_SECONDS
+            )
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
@@ -127,8 +146,9 @@ class PromptSpeed:
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.experts:
-                busy = max(copied, unpacked + parts) + scores + (CHOICE_SECONDS if copied else 0.0)
-                chosen += max(busy, MIXTURE_SECONDS)
+                launched = _mixture_launches(tokens, (*layer.here, *layer.there))
+                busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
+                chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
@@ -152,6 +172,11 @@ class PromptSpeed:
         return low
 
 
+def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
+    """What launching a mixture's layer takes the host."""
+    return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
+
+
 def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:
     """Seconds a byte of these matrices takes to become float16 on the GPU."""
     nbytes = sum(matrix.nbytes for matrix in matrices)
@@ -172,6 +197,18 @@ def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float
     return tuple(hottest[units:]), tuple(hottest[:units])
 
 
+def _host_bytes(placing: ModelPlacing, costs: LayerCosts, units: int) -> float:
+    """Of a feed-forward, what the CPU computes: not what it has besides for experts that change places."""
+    nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
+    changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
+    return nbytes * (1 - there / costs.unit_neurons[-1]) if changing else nbytes
+
+
+def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) -> float:
+    """That of some matrices together, `slowness` telling that of a format."""
+    return sum(m.weights * slowness(m.format) for m in matrices) / sum(m.weights for m in matrices)
+
+
 def _layer(
     placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
 ) -> _Layer:
@@ -182,18 +219,25 @@ def _layer(
     own = costs.attention[choice.attention]
     shared = costs.always[choice.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
-    operations = 2 * sum(matrix.weights for matrix in always)
-    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), nbytes * _unpacking(always, unpacked)))
+    operations, slow = 2.0 * sum(matrix.weights for matrix in always), placing.machine.processor.slowness
+    unpacking = nbytes * _unpacking(always, unpacked)
+    alike = _slowness(always, slow)
+    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
     block = layer.divisible()
-    weights = sum(matrix.weights for matrix in block.matrices())
-    share = costs.unit_neurons[choice.units] / (layer.experts.count if layer.experts else block.neurons)
-    used = layer.experts.used if layer.experts else 1
+    matrices, total = block.matrices(), layer.experts.count if layer.experts else block.neurons
+    share = costs.unit_neurons[choice.units] / total
+    weights = sum(matrix.weights for matrix in matrices) * (layer.experts.used if layer.experts else 1)
+    byte_unpacking, slowness, at_once = _unpacking(matrices, unpacked), _slowness(matrices, slow), 0
+    if layer.experts:
+        slowness /= CPU_EXPERTS_SHARE
+        at_once = max(SCRATCH_WEIGHTS // max(matrix.weights for matrix in matrices), 1)
     chances = _chances(placing, index, choice.units)
-    slowness = _unpacking(block.matrices(), unpacked)
-    halves = (costs.cpu_bytes[choice.units], 1 - share), (costs.gpu_bytes[choice.units], share)
+    halves = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
     for side, (half, part), touched in zip(sides, halves, chances, strict=True):
         if half:
-            side.append(_Part(float(half), 2 * weights * used * part, touched, float(half) * slowness))
+            pieces, operations = round(part * total), 2 * weights * part
+            unpacking = float(half) * byte_unpacking
+            side.append(_Part(float(half), operations, touched, unpacking, slowness, at_once, pieces))
     cached = placing.pricing.cache_bytes_on_cpu(layer, placing.wishes.context) / placing.wishes.context
     attends = choice.attention == GPU
     return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgeinfer_offload.layer_costs import MAPPED_SLOWDOWN
-from edgeinfer_offload.memory_plan import LayerPlacement, PlannedItem
 from edgeinfer_offload.model_placing import ModelPlacing
+from edgeinfer_offload.plan_facts import LayerPlacement, PlannedItem
 
 
 def spilled(

@@ -64,6 +64,7 @@ def with_cpu_speeds(
         bytes_per_second=reading,
         operations_per_second=harmonic_mean(products) if products else UNKNOWN,
         kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
+        products={name: speed.operations_per_second for name, speed in speeds.items()},
     )
     return replace(machine, processor=processor, origin="measured")
 
@@ -82,6 +83,7 @@ GPU_FIGURES = (
     "pageable_from_gpu",
     "hand_over_seconds",
     "meets_in_graph",
+    "pins_in_place",
 )
 
 
@@ -95,7 +97,9 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
     card = find_card(gpu.name)
     if card is None:
         graphics = Graphics(gpu.name, gpu.index, gpu.total_bytes, free_bytes, UNKNOWN, UNKNOWN)
-        return replace(machine, graphics=graphics, link=Link(*[UNKNOWN] * 4), origin="unmeasured")
+        return replace(
+            machine, graphics=graphics, link=Link(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN), origin="unmeasured"
+        )
     graphics = replace(
         card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
     )
@@ -121,6 +125,7 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         own["pageable_to_gpu"],
         own["pageable_from_gpu"],
         own.get("hand_over_seconds", HAND_OVER_SECONDS),
+        own["pins_in_place"] > 0,
     )
     return replace(machine, graphics=graphics, link=link, origin="measured")
 

@@ -1,8 +1,8 @@
 """Where loading does less than a plan shows, the plan is told with what loading does."""
 
 from edgeinfer.planning import load_notes
-from edgeinfer_offload.memory_plan import PlanWishes
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop
 
 

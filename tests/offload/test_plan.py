@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda.device_sizes import SENT_PIECES, sent_piece_bytes
 from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
-from edgeinfer_offload.memory_plan import LayerPlacement, MemoryPlan, PlanError, PlanWishes, Repacking
-from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
+from edgeinfer_offload.plan import STAYING, largest_context, plan_memory
+from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes, Repacking
 from tests.offload.model_shapes import (
     GIB,
     cpu_only,
@@ -126,7 +128,7 @@ def test_a_shared_expert_lies_with_its_attention() -> None:
 
 def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
-    plan = planned(dense_model(), 1.6, draft=draft)
+    plan = planned(dense_model(), 1.8, draft=draft)
     assert plan.draft == "gpu"
     without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
     assert without.draft == "cpu"
@@ -327,3 +329,55 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
     for vram in range(720, 800, 8):
         plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
         assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
+
+
+def test_experts_change_places_only_where_main_memory_holds_all_of_them_and_it_costs_nothing() -> None:
+    wishes = PlanWishes(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanWishes(4096, vram=4 * GIB))
+    changing = plan_memory(mixture_model(), laptop(), wishes)
+    divided = [layer for layer in changing.layers if layer.has_some_experts]
+    assert divided
+    assert [layer.changing for layer in changing.layers] == [
+        layer.has_some_experts for layer in changing.layers
+    ]
+    assert changing.prediction == fixed.prediction
+    assert changing.weight_bytes_per_token == fixed.weight_bytes_per_token
+    assert [layer.gpu_experts for layer in changing.layers] == [layer.gpu_experts for layer in fixed.layers]
+    there = sum(
+        i.bytes for i in changing.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
+    )
+    more = changing.bytes_on("cpu") - fixed.bytes_on("cpu")
+    assert 0.8 * there < more <= there
+    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
+    assert not any(layer.changing for layer in short.layers)
+    assert short.prediction == fixed.prediction
+    assert short.steps == (STAYING,)
+
+
+def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
+    plan = plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB, changing_experts=True))
+    assert plan == replace(
+        plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB)), wishes=plan.wishes
+    )
+
+
+@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
+    least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))
+    beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
+    places = set()
+    for more in range(-30, 60, 3):
+        plan = plan_memory(model, laptop(), replace(WISHES, vram=beside + more * 2**20))
+        places.add(plan.head)
+        assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
+    assert places == {"cpu", "gpu"}
+
+
+def test_a_pinned_ring_is_counted_where_memory_is_not_pinned_in_place() -> None:
+    machine = laptop()
+    assert machine.link is not None
+    other = replace(machine, link=replace(machine.link, pins_in_place=False))
+    wishes = replace(WISHES, vram=3 * GIB)
+    plain, ring = (plan_memory(dense_model(), each, wishes) for each in (machine, other))
+    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == SENT_PIECES * sent_piece_bytes(dense_model())
+    assert ring.prediction == plain.prediction

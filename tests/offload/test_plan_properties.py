@@ -9,9 +9,10 @@ from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine import Link, Machine
-from edgeinfer_offload.memory_plan import LayerPlacement, MemoryPlan, PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.model_placing import PROMPT_WORTH
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
 
 MODELS = {

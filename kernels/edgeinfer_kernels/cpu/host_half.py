@@ -53,8 +53,9 @@ class MailboxRows(NamedTuple):
 class HostHalf:
     """What `divisions` leave to the host of a decoder's layers, in the kernels' layout; and the embedding.
 
-    Steps of at most `batch` tokens, whose rows lie in the mailbox. `caches`: those of the layers whose
-    attention is here. `kernels` are those of `kernel_units` with SERVICE.
+    Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
+    (None: of all). `caches`: those of the layers whose attention is here. `kernels` are those of
+    `kernel_units` with SERVICE.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class HostHalf:
         *,
         batch: int,
         threads: int,
+        computed: int | None = None,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification, self.weights, self.batch = specification, weights, batch
@@ -84,7 +86,8 @@ class HostHalf:
         }
         self.caches = dict(caches)
         sizes = ModelSizes.of(specification, weights)
-        workspace = Workspace(self._arena, sizes, batch, threads)
+        self._computed = computed or batch
+        workspace = Workspace(self._arena, sizes, self._computed, threads)
         self._embedding = Embedding(weights.token_embd, self._arena, kernels, workspace.scratch)
         self._builder = BlockBuilder(self._arena, workspace, placed, specification.width)
         self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
@@ -182,6 +185,8 @@ class HostHalf:
         return bool(self.turns.host[0])
 
     def _fill_calls(self, tokens: int, start: int) -> None:
+        if tokens > self._computed:
+            raise ValueError(f"{tokens} tokens in one turn; the host was loaded for {self._computed}")
         box = self._mailbox
         for table, call in self._calls:
             fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))

@@ -13,6 +13,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_errors import device_errors
+from edgeinfer_kernels.cuda.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_model import OnPlaced
 from edgeinfer_kernels.cuda.device_parts import (
@@ -23,6 +24,7 @@ from edgeinfer_kernels.cuda.device_parts import (
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
+from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, ExpertRefills, SlotPolicy
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
@@ -40,7 +42,7 @@ from edgeinfer_kernels.cuda.tuner import (
 from edgeinfer_kernels.division import device_half, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
@@ -176,6 +178,23 @@ class CudaBackend:
         self._prompt_turns.host = self._steps.host = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
+
+    def refill_experts(self, policy: SlotPolicy) -> None:
+        """From now on experts of changing layers change as the policy says, whose rows are these layers."""
+        there = [i for i, division in enumerate(self._options.divisions) if division.attention]
+        layers = []
+        for place, (index, layer) in enumerate(zip(there, self._parts.model.layers, strict=True)):
+            here, whole = layer.feed_forward, self._whole[1].layers[index].feed_forward
+            if isinstance(here, DeviceExperts) and isinstance(whole, ExpertWeights) and here.changing:
+                layers.append(ChangingLayer(place, here, whole))
+        asked = self._parts.workspace.routing.asked
+        self._steps.refills = ExpertRefills(layers, asked, policy)
+
+    @property
+    def changed_experts(self) -> int:
+        """How many experts have come to the device since the model was loaded."""
+        refills = self._steps.refills
+        return 0 if refills is None else refills.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MOST_TOKENS)
@@ -377,6 +396,9 @@ class CudaBackend:
         """Give the device's memory back."""
         self._closed = True
         self._ahead = None
+        steps = self.__dict__.get("_steps")
+        if steps is not None and steps.refills is not None:
+            steps.refills.close()
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()

@@ -11,6 +11,7 @@ from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_ke
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
 from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS
+from edgeinfer_kernels.cuda.expert_refills import ExpertRefills
 from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample
 from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS
@@ -36,6 +37,8 @@ class CapturedSteps:
         self._start = 0
         self.host: Host | None = None
         """Who takes the turns of a divided model."""
+        self.refills: ExpertRefills | None = None
+        """Who changes its experts' places between two steps."""
         self.meets_in_graph = self._cuda
         """Whether the device can wait for its host within a graph."""
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
@@ -68,6 +71,8 @@ class CapturedSteps:
         """The step before has to be over, on both sides."""
         assert self.host is not None
         mailbox, host, start = turns.mailbox, self.host, self._start
+        if self.refills is not None:
+            self.refills.between_steps(tokens)
         if not self.meets_in_graph:
             self._launch_with_host(tokens, choice, turns, host)
             return
@@ -132,6 +137,8 @@ class CapturedSteps:
         Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
         """
         space, turns = self.step.workspace, self.step.turns
+        if self.refills is not None:
+            self.refills.settle()  # no other thread may allocate while a graph is recorded
         rows = turns.mailbox.rows[:tokens].clone() if turns else None
         if turns:
             turns.mailbox.open()

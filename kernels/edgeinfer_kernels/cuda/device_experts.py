@@ -64,8 +64,9 @@ class DeviceExperts:
     """Experts' matrices on top of each other, and the router: as a matrix for steps, as floats for prompts.
 
     `here`: how many experts are on the device; `places` (2, experts) int32: where each lies among these, and
-    among those of the host, -1: it doesn't. `hidden`: elements of an expert's hidden row. `shared` is a
-    feed-forward for every token, `shared_router` one row that says how much of it.
+    among those of the host, -1: it doesn't. `changing`: the host has all of them, and those of the device may
+    become others. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for every token,
+    `shared_router` one row that says how much of it.
     """
 
     count: int
@@ -86,6 +87,12 @@ class DeviceExperts:
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
     norm_bias: None = None
+    changing: bool = False
+
+    @property
+    def all_places(self) -> int:
+        """Places on the device, and those on the host behind them; of changing experts some are empty."""
+        return self.here + self.count if self.changing else self.count
 
     @property
     def stacks(self) -> ExpertStacks:
@@ -120,7 +127,9 @@ def check_expert_rows(w: ExpertWeights) -> None:
 
 
 class RoutingSpace:
-    """Scores, chosen experts and their weights of at most `tokens` tokens, for all layers in turn."""
+    """Scores, chosen experts and their weights of at most `tokens` tokens, for all layers in turn; and how
+    often each layer's tokens `asked` for each expert since the beginning, (layers, experts) int32.
+    """
 
     def __init__(self, specification: DecoderSpecification, arena: Arena, tokens: int) -> None:
         facts = expert_facts(specification)
@@ -132,6 +141,7 @@ class RoutingSpace:
         self.ids = arena.take((tokens * used,), torch.int32)
         self.weights = arena.take((tokens * used,), torch.float32)
         self.shared_scores = arena.take((tokens, ROW_MULTIPLE if used else 0), torch.float32)
+        self.asked = arena.take((len(specification.layers), self.count), torch.int32)
 
 
 def expert_facts(specification: DecoderSpecification) -> Sequence[ExpertsSpecification]:

@@ -108,7 +108,7 @@ class DeviceModel(LayerBuilder):
         marks.append(arena.used)
         second = weights.feed_forward
         feed_forward = (
-            self._experts(second, facts.feed_forward, self._experts_of(index, second))
+            self._experts(index, second, facts.feed_forward)
             if isinstance(second, ExpertWeights)
             else self._feed_forward(second)
         )
@@ -162,23 +162,21 @@ class DeviceModel(LayerBuilder):
         self.parts[place] = Part(whole.name, whole.nbytes - resting, read=True)
         self.parts.append(Part(f"layer {index} resting experts", resting, read=False))
 
-    def _places(self, count: int, experts: Sequence[int]) -> Tensor:
+    def _places(self, count: int, experts: Sequence[int], changing: bool) -> Tensor:
         """(2, count) int32: where each expert lies here, and where on the host."""
         places = np.full((2, count), -1, np.int32)
         places[0, list(experts)] = np.arange(len(experts))
         others = np.flatnonzero(places[0] < 0)
-        places[1, others] = np.arange(len(others))
+        places[1, others] = others if changing else np.arange(len(others))
         tensor = self._arena.take(places.shape, torch.int32)
         self._vectors.append((tensor, places))
         return tensor
 
     def _experts(
-        self,
-        w: ExpertWeights,
-        facts: FeedForwardSpecification | ExpertsSpecification,
-        experts: Sequence[int],
+        self, index: int, w: ExpertWeights, facts: FeedForwardSpecification | ExpertsSpecification
     ) -> DeviceExperts:
         check_expert_rows(w)
+        changing = bool(self._divisions) and self._divisions[index].changing
         shared_router = None
         if w.ffn_gate_inp_shexp is not None:
             row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
@@ -188,7 +186,7 @@ class DeviceModel(LayerBuilder):
         return DeviceExperts(
             count=facts.count,
             here=w.ffn_up_exps.experts,
-            places=self._places(facts.count, experts),
+            places=self._places(facts.count, self._experts_of(index, w), changing),
             hidden=w.ffn_up_exps.rows,
             router=self._matrix(w.ffn_gate_inp),
             router_rows=self._rows(w.ffn_gate_inp),
@@ -203,6 +201,7 @@ class DeviceModel(LayerBuilder):
             shared=None if w.shared is None else self._feed_forward(w.shared),
             shared_router=None if shared_router is None else self._matrix(shared_router),
             shared_router_rows=None if shared_router is None else self._rows(shared_router),
+            changing=changing,
         )
 
     def _rows(self, matrix: Matrix) -> Tensor:

@@ -48,6 +48,8 @@ SENT_PIECE_BYTES = 16 << 20
 """Bytes of the host's weights that a prompt sends at a time, at most."""
 SENT_PIECES = 4
 """Pieces that may be on the device at once."""
+REFILL_BYTES = 1 << 20
+"""Of pinned main memory through which experts come to the device while it decodes."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""
 KEPT = 64
@@ -203,10 +205,10 @@ def _used(sizes: ModelSizes) -> int:
 
 
 def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Scores, choices and weights of a step's or a chunk's tokens; see `RoutingSpace`."""
+    """Scores, choices, weights and counts of a step's or a chunk's tokens; see `RoutingSpace`."""
     used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
     words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
-    return sum(taken(tokens * each, 4) for each in words)
+    return sum(taken(tokens * each, 4) for each in words) + taken(len(sizes.layers) * count, 4)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
@@ -317,7 +319,7 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     if _mixtures(sizes):
         halves.append(chunk * padded_blocks(width) * BLOCK)
         floats += [chunk * width, chunk * width, expert_rows(sizes, chunk)]
-        floats += [4 * chunk * _used(sizes), max(experts.count for experts in _mixtures(sizes))]
+        floats += [4 * chunk * _used(sizes), 2 * max(experts.count for experts in _mixtures(sizes))]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
     return buffers + _routing_bytes(sizes, chunk)
 

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.unpacking import unpack
+from edgeinfer_kernels.cuda.weight_sender import pin_in_place, unpin
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.one_layer import one_layer
@@ -38,13 +39,14 @@ REPEATS = 8
 """Times that a head is launched in one graph."""
 HEAD_LAUNCHES = 2
 MATRIX = 4096
+PINNED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class GpuSpeed:
     """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
     pinned and pageable; seconds that activations take to the host and back, and whether they do so within a
-    graph: 1, or 0.
+    graph: 1, or 0; likewise whether main memory is pinned where it lies.
     """
 
     bytes_per_second: float
@@ -55,6 +57,7 @@ class GpuSpeed:
     pageable_from_gpu: float
     hand_over_seconds: float
     meets_in_graph: float
+    pins_in_place: float
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,19 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         pageable_from_gpu=copy_bytes / pageable[1],
         hand_over_seconds=_hand_over(device) if turn is None else turn,
         meets_in_graph=float(turn is not None),
+        pins_in_place=float(_pins_in_place(device)),
     )
+
+
+def _pins_in_place(device: torch.device) -> bool:
+    """Whether the system pins memory that a process has already."""
+    memory = torch.zeros(PINNED_BYTES, dtype=torch.uint8)
+    if device.type != "cuda":
+        return True
+    pinned = pin_in_place(memory)
+    if pinned:
+        unpin(memory)
+    return pinned
 
 
 def _reading(device: torch.device, nbytes: int) -> float:

@@ -106,9 +106,9 @@ class PrefillExperts:
         self._products, self._width = products, facts.width
         needed = chunk if self._routing.used else 0
         self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
-        self._counts = arena.take((self._routing.count,), torch.int32)
+        self._counts = arena.take((2 * self._routing.count,), torch.int32)
         pinned = self._counts.is_cuda
-        self._host_counts = torch.zeros(self._routing.count, dtype=torch.int32, pin_memory=pinned)
+        self._host_counts = torch.zeros(2 * self._routing.count, dtype=torch.int32, pin_memory=pinned)
         self._counted = torch.cuda.Event() if pinned else None
         self._floats = arena.take((needed, self._width), torch.float32)
         self._sum = arena.take((needed, self._width), torch.float32)
@@ -176,6 +176,8 @@ class PrefillExperts:
         """The chosen pairs by place; how many there are of each is on its way to the host."""
         count = len(ids)
         places, positions, tokens, row_places = (each[:count] for each in self._pairs)
+        if w.changing:
+            self._counts.zero_()  # of places without an expert nobody writes how many pairs they have
         group_pairs_kernel[(w.count,)](
             ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
             EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
@@ -196,7 +198,7 @@ class PrefillExperts:
     ) -> None:
         if self._counted is not None:
             self._counted.synchronize()
-        counts = self._host_counts[: w.count].tolist()
+        counts = self._host_counts[: w.all_places].tolist()
         batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
         if batches:
             ordered = in_planes_order(h.rows, w.up.shapes.blocks, self._ordered)

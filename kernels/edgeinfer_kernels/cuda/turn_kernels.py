@@ -66,6 +66,7 @@ def send_kernel(
     ids,
     weights,
     places,
+    asked,
     sent_ids,
     sent_weights,
     WIDTH: tl.constexpr,
@@ -78,8 +79,8 @@ def send_kernel(
     """TOKENS rows of x to the mailbox, then `turn` to `sent`; one program.
 
     With USED experts a token their `ids` become places: `places` (2, COUNT) says where each of the COUNT
-    experts lies on the device and where on the host, -1: not there. The host's go out with the weights.
-    Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
+    experts lies on the device and where on the host, -1: not there. The host's go out with the weights;
+    `asked` (COUNT,) counts the experts. Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -99,7 +100,10 @@ def send_kernel(
         tl.store(sent_weights + pair, weight, mask=chosen)
         tl.debug_barrier()
         tl.store(ids + pair, there, mask=chosen)
-    _raise_number(sent, turn.to(tl.int64))
+        _raise_number(sent, turn.to(tl.int64))
+        tl.atomic_add(asked + expert, 1, mask=chosen, sem="relaxed")
+    else:
+        _raise_number(sent, turn.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["turn"])

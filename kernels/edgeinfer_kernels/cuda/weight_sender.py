@@ -51,7 +51,7 @@ class WeightSender:
         """Pin memory where it lies, until `close`; how many bytes of it couldn't be."""
         refused = 0
         for memory in memories if self._pieces[0].device.type == "cuda" else ():
-            if _register(memory):
+            if pin_in_place(memory):
                 self._pinned[memory.data_ptr()] = memory
             else:
                 refused += memory.numel()
@@ -124,12 +124,12 @@ class WeightSender:
         if self._pool is not None:
             self._pool.shutdown()
         for memory in self._pinned.values():
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+            unpin(memory)
         self._pinned.clear()
         self._ring.clear()
 
 
-def _register(memory: Tensor) -> bool:
+def pin_in_place(memory: Tensor) -> bool:
     """Pin memory in place; False: the system wouldn't."""
     found = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(found) == 0:
@@ -137,3 +137,8 @@ def _register(memory: Tensor) -> bool:
     with suppress(RuntimeError):  # the failure is kept for the next launch, which is to fail here
         torch.ones(1, device="cuda")
     return False
+
+
+def unpin(memory: Tensor) -> None:
+    """Take back `pin_in_place`."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

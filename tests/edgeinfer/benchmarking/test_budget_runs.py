@@ -1,40 +1,75 @@
 """A row of the sweep through budgets: what it shows, and whether the budget was kept."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from edgeinfer.benchmarking.budget_runs import HEAD, MIB, BudgetRow
-from edgeinfer_offload.memory_plan import PlanWishes
+import numpy as np
+
+from edgeinfer.benchmarking.budget_runs import (
+    HEAD,
+    MIB,
+    WARM_UP,
+    BudgetRow,
+    HostMemoryMark,
+    Measured,
+    token_seconds,
+)
+from edgeinfer.benchmarking.random_files import write_random_file
+from edgeinfer.benchmarking.shapes import Shape
+from edgeinfer.loading.loading import load
 from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 
+SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)
 PLAN = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
 OURS = sum(
     item.bytes
     for item in PLAN.items
     if item.device == "gpu" and item.item not in ("loading, then libraries", "CUDA context")
 )
-ROW = BudgetRow("m", 3 * GIB, 0.25, PLAN, OURS - 5 * MIB, OURS + 90 * MIB, 12.3456, 321.4)
+HERE = PLAN.bytes_on("cpu")
+FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4)
+ROW = BudgetRow("m", 3 * GIB, 0.25, PLAN, FOUND)
 
 
 def test_a_row_shows_what_was_held_beside_what_was_planned() -> None:
-    cells = dict(zip(HEAD, ROW.cells(), strict=True))
-    assert (cells["budget"], cells["share"]) == ("3072 MiB", "25%")
-    assert cells["planned MiB"] == f"{OURS / MIB:.0f}"
-    assert cells["held MiB"] == f"{OURS / MIB - 5:.0f}"
-    assert cells["at most MiB"] == f"{OURS / MIB + 90:.0f}"
-    assert cells["planned/held"] == f"{OURS / (OURS - 5 * MIB):.3f}"
-    assert (cells["tokens/s"], cells["prompt tokens/s"]) == ("12.35", "321.4")
+    cells = ROW.cells()
+    assert len(cells) == len(HEAD)
+    assert cells[1:3] == ["3072 MiB", "25%"]
+    assert cells[4:6] == [f"{OURS / MIB:.0f}", f"{OURS / (OURS - 5 * MIB):.3f}"]
+    assert cells[6] == f"{OURS / MIB + 90:.0f}"
+    assert cells[7:9] == [f"{HERE / MIB:.0f}", f"{HERE / (HERE + 3 * MIB):.3f}"]
+    decode, prompt = 1 / PLAN.prediction.seconds_empty, PLAN.prediction.prefill_tokens_per_second
+    assert cells[10:12] == ["12.35", f"{12.3456 / decode:.2f}"]
+    assert cells[12:14] == ["321.4", f"{321.4 / prompt:.2f}"]
 
 
 def test_a_budget_that_is_overdrawn_is_told() -> None:
     assert ROW.is_kept
-    for over in (replace(ROW, at_most=3 * GIB + 1), replace(ROW, held=int(1.02 * OURS))):
-        assert not over.is_kept
-        assert dict(zip(HEAD, over.cells(), strict=True))["kept"] == "NO"
+    for over in (replace(FOUND, gpu_at_most=3 * GIB + 1), replace(FOUND, gpu_held=int(1.02 * OURS))):
+        row = replace(ROW, measured=over)
+        assert not row.is_kept
+        assert dict(zip(HEAD, row.cells(), strict=True))["kept"] == "NO"
 
 
 def test_a_model_that_could_not_be_loaded_says_why() -> None:
-    failed = BudgetRow("m", GIB, 0.05, None, 0, 0, 0.0, 0.0, "main memory is too small")
+    failed = BudgetRow("m", GIB, 0.05, failure="main memory is too small")
     assert not failed.is_kept
     assert failed.cells()[3] == "main memory is too small"
     assert len(failed.cells()) == len(HEAD)
+
+
+def test_tokens_of_any_backend_are_timed_without_leaving_anything_behind(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_random_file(path, SHAPE, "Q4_0")
+    with load(path, device="cpu", draft=None, context=32) as model:
+        assert 0 < token_seconds(model, 3) < 60
+        assert len(model.engine.ids) == 3 + WARM_UP
+        model.engine.rewind(0)
+
+
+def test_main_memory_that_is_taken_is_seen() -> None:
+    mark = HostMemoryMark()
+    taken = np.ones(40 << 20, np.uint8)
+    assert 36 << 20 < mark.held() < 60 << 20, taken[0]

@@ -28,7 +28,7 @@ def test_random_blocks_have_the_spread_that_was_asked_for(name: str) -> None:
     weights = decode(blocks.take(4000).reshape(-1), name)
     assert np.isfinite(weights).all()
     assert 0.013 < weights.std() < 0.03
-    assert abs(weights.mean()) < 0.005
+    assert abs(weights.mean()) < 0.0015
 
 
 def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_file_is_written_once_and_anew_if_it_is_damaged(
     monkeypatch.setitem(SHAPES, "small", SMALL)
     heard: list[tuple[int, int]] = []
     path = random_file("small", "q4_0", lambda done, total: heard.append((done, total)), tmp_path / "cache")
-    assert path.name == "small-Q4_0-random-1.gguf"
+    assert path.name == "small-Q4_0-random-2.gguf"
     assert heard[-1][0] == heard[-1][1]
     first = path.read_bytes()
     heard.clear()

@@ -17,8 +17,9 @@ from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.memory import HUGE_PAGE
 from edgeinfer_offload.machine import Machine, Processor
-from edgeinfer_offload.memory_plan import PlanError, PlanWishes
+from edgeinfer_offload.memory_plan import PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO

@@ -15,6 +15,7 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
     assert all(0 < figure < float("inf") for figure in astuple(found))
     assert found.hand_over_seconds < 1
     assert found.meets_in_graph == 1
+    assert found.pins_in_place == 1
 
 
 def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,3 +202,30 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
         assert isinstance(engine.backend, CudaBackend)
         speculator: Any = model.speculator
         assert speculator.drafter._engine.backend.name == "cpu"
+
+
+def test_experts_change_places_where_main_memory_holds_all_of_them(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer.loading import split_loading
+
+    monkeypatch.setattr(split_loading, "CHANGING_EXPERTS", True)
+    path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (800 << 10))
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert any(note.endswith("experts change places as they are asked for") for note in model.notes)
+        assert model.plan is not None
+        changing = [layer for layer in model.plan.layers if layer.changing]
+        assert changing
+        assert all(0 < len(layer.gpu_experts) < layer.experts for layer in changing)
+        needed = model.plan.bytes_on("cpu")
+        assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
+        device_half: Any = engine.backend.device
+        assert device_half.changed_experts == 0
+    with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
+        assert model.plan is not None
+        assert not any(layer.changing for layer in model.plan.layers)
+        assert model.plan.steps[0].startswith("experts stay where they are")

@@ -18,7 +18,7 @@ def sender(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightSender]:
     if request.param == "refused":
-        monkeypatch.setattr(weight_sender, "_register", lambda memory: False)
+        monkeypatch.setattr(weight_sender, "pin_in_place", lambda memory: False)
     counting = Arena()
     WeightSender(counting, PIECE)
     found = WeightSender(Arena(torch.device(device), counting.used), PIECE)
@@ -50,8 +50,8 @@ def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sende
 
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
 def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, register = [memory(), memory()], weight_sender._register
-    monkeypatch.setattr(weight_sender, "_register", lambda each: each is here[1] and register(each))
+    here, register = [memory(), memory()], weight_sender.pin_in_place
+    monkeypatch.setattr(weight_sender, "pin_in_place", lambda each: each is here[1] and register(each))
     sender = WeightSender(Arena(torch.device(device), 4 * PIECE), PIECE)
     assert sender.connect(here) == COUNT
     sender.begin()

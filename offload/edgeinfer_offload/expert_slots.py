@@ -1,0 +1,170 @@
+"""Which experts deserve the slots that their layers have in GPU memory: those chosen lately, and often.
+
+The device counts which experts tokens choose. An expert's *rate* is how often a token is expected to choose
+it: a mean that forgets slowly (frequency) and one that forgets fast (recency), weighed. An expert takes
+another's slot only where the difference is more than chance, and what that is expected to save pays for the
+copy: so no two take turns in a slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How `ExpertSlots` judges. Half-lives in tokens; measured on recorded traces, see docs/plan.md."""
+
+    slow_half_life: float = 512.0
+    fast_half_life: float = 32.0
+    fast_share: float = 0.6
+    """What the fast mean weighs of the two."""
+    horizon: float = 256.0
+    """Tokens for which what is hot now is expected to stay so."""
+    cost: float = 4.0
+    """What a copy costs, in times that the CPU reads an expert: it is read, staged, and sent."""
+    certainty: float = 3.0
+    """Standard deviations of what chance alone makes of two equal rates that a difference has to exceed."""
+
+
+class Swap(NamedTuple):
+    """In `layer` (a row), `expert` is to have the slot of `leaves`; `gain`: the times that the CPU needn't
+    read an expert for it, over the horizon and less the copy.
+    """
+
+    layer: int
+    expert: int
+    slot: int
+    leaves: int
+    gain: float
+
+
+class ExpertSlots:
+    """The slots of some layers with `count` experts each: `residents[layer][slot]` is whom each begins with.
+
+    `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that nobody
+    reads a slot while it is written: from `begin` on the old expert has none, from `land` on the new one it.
+    """
+
+    def __init__(self, count: int, residents: Sequence[Sequence[int]], habits: Habits | None = None) -> None:
+        self.habits = habits or Habits()
+        shape = len(residents), count
+        self.slots: Ints = np.full(shape, -1, np.int64)
+        for row, experts in zip(self.slots, residents, strict=True):
+            row[list(experts)] = np.arange(len(experts))
+        self._coming = np.zeros(shape, np.bool_)
+        self._slow, self._fast = (
+            _Mean(shape, self.habits.slow_half_life),
+            _Mean(shape, self.habits.fast_half_life),
+        )
+
+    def note(self, chosen: Ints, tokens: int) -> None:
+        """`chosen` (layers, count): how often each expert was chosen by the last `tokens` tokens."""
+        self._slow.add(chosen, tokens)
+        self._fast.add(chosen, tokens)
+
+    @property
+    def rates(self) -> Floats:
+        """(layers, count): how often a token is expected to choose each expert; zeros before any was seen."""
+        share = self.habits.fast_share
+        return (1 - share) * self._slow.rates + share * self._fast.rates
+
+    def proposal(self) -> Swap | None:
+        """The swap that gains most, of all layers; None: none pays, or too little was seen to tell."""
+        if not self._slow.tokens:
+            return None
+        habits, rates, rows = self.habits, self.rates, np.arange(len(self.slots))
+        resident = self.slots >= 0
+        best = np.where(resident | self._coming, -np.inf, rates).argmax(axis=1)
+        worst = np.where(resident, rates, np.inf).argmin(axis=1)
+        share = habits.fast_share
+        spread = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
+        high, low = rates[rows, best], rates[rows, worst]
+        surely = high - low - habits.certainty * np.sqrt((high + low) * spread)
+        gain = surely * min(self._slow.tokens, habits.horizon) - habits.cost
+        can = ~(resident | self._coming)[rows, best] & resident[rows, worst]
+        row = int(np.where(can, gain, -np.inf).argmax())
+        if not can[row] or gain[row] <= 0:
+            return None
+        leaves = int(worst[row])
+        return Swap(row, int(best[row]), int(self.slots[row, leaves]), leaves, float(gain[row]))
+
+    def begin(self, swap: Swap) -> None:
+        """The slot is about to be written."""
+        self.slots[swap.layer, swap.leaves] = -1
+        self._coming[swap.layer, swap.expert] = True
+
+    def land(self, swap: Swap) -> None:
+        """The slot holds the new expert."""
+        self._coming[swap.layer, swap.expert] = False
+        self.slots[swap.layer, swap.expert] = swap.slot
+
+
+class _Mean:
+    """How often a token chose each expert, what lies a half-life back counting half."""
+
+    def __init__(self, shape: tuple[int, int], half_life: float) -> None:
+        self._half_life = half_life
+        self._sums: Floats = np.zeros(shape)
+        self.tokens = self._squares = 0.0
+
+    def add(self, chosen: Ints, tokens: int) -> None:
+        kept = 0.5 ** (tokens / self._half_life)
+        self._sums = kept * self._sums + chosen
+        self.tokens = kept * self.tokens + tokens
+        self._squares = kept * kept * self._squares + tokens
+
+    @property
+    def rates(self) -> Floats:
+        return self._sums / max(self.tokens, 1e-9)
+
+    @property
+    def spread(self) -> float:
+        """The variance of a rate, for a rate of 1, that chance makes of tokens that choose independently."""
+        return self._squares / max(self.tokens, 1e-9) ** 2
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What slots would have done for a recorded trace: experts asked for, found in one, and copies made."""
+
+    asked: int
+    hits: int
+    copies: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.asked if self.asked else 0.0
+
+
+def replay(trace: Ints, slots: ExpertSlots, *, tokens_a_copy: int = 4, swapping: bool = True) -> Replayed:
+    """Go through a `trace` (layers, tokens, used), the experts that each token chose, as decoding would.
+
+    `tokens_a_copy`: tokens from the decision for a copy until its expert can be used; one at a time.
+    """
+    layers, tokens, _ = trace.shape
+    count = slots.slots.shape[1]
+    rows = np.arange(layers)[:, None]
+    hits = copies = 0
+    under_way: tuple[int, Swap] | None = None
+    for place in range(tokens):
+        chosen = trace[:, place]
+        if under_way and place >= under_way[0]:
+            slots.land(under_way[1])
+            under_way = None
+        hits += int((slots.slots[rows, chosen] >= 0).sum())
+        counts = np.bincount((rows * count + chosen).ravel(), minlength=layers * count)
+        slots.note(counts.reshape(layers, count), 1)
+        if swapping and under_way is None:
+            swap = slots.proposal()
+            if swap:
+                slots.begin(swap)
+                copies += 1
+                under_way = place + tokens_a_copy, swap
+    return Replayed(trace.size, hits, copies)
