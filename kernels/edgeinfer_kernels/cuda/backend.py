@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
+from edgeinfer_kernels.cuda.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_choices import DeviceChoices
 from edgeinfer_kernels.cuda.device_errors import device_errors
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
@@ -23,7 +24,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
-from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT, REQUEST_SIZE
+from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT
 from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, ExpertRefills, SlotPolicy
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
@@ -121,12 +122,9 @@ class CudaBackend:
             self._parts.prefill.turns = self._prompt_turns = PromptTurns(turns, mailbox, device)
         self.step = DecodeStep(launches, step_turns)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
+        self._choices = DeviceChoices(self._steps, self._parts.drawing, cuda=self._cuda)
         self._ids = self._host(chunk, torch.int32)
-        self._host_requests = self._host(RING * REQUEST_SIZE, torch.float64).view(RING, REQUEST_SIZE)
-        self._host_recent = self._host(RECENT, torch.int32)
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
-        self._ahead: tuple[int, int, bool] | None = None
-        self._events = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:
@@ -150,8 +148,9 @@ class CudaBackend:
     def embed(self, ids: Sequence[int]) -> DeviceRows:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
+        self._check_open()
         self._pending = tuple(ids)
-        self._ahead = None
+        self._choices.forget()
         return self._rows(len(ids))
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
@@ -216,9 +215,7 @@ class CudaBackend:
         """`choose` for a divided decoder: the token's embedding lies in the mailbox."""
         with device_errors():
             self._check_open()
-            self._steps.set_state([0], start)
-            self._choosing_step(start, draw, recent)
-            return self._chosen_at(start)
+            return self._choices.choose_above(start, draw, recent)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -241,34 +238,8 @@ class CudaBackend:
         start + 1 finds the step under way. The logits of such steps stay on the device.
         """
         with device_errors():
-            return self._choose(token_id, start, draw, recent, following, room)
-
-    def _choose(
-        self,
-        token_id: int,
-        start: int,
-        draw: Sequence[float] | None,
-        recent: Sequence[int],
-        following: Sequence[float] | None,
-        room: bool,
-    ) -> int:
-        self._check_open()
-        drawing = draw is not None
-        if self._ahead != (token_id, start, drawing):
-            self._steps.set_state([token_id], start)
-            self._choosing_step(start, draw, recent)
-        goes_on = room and not recent and (following is not None or not drawing)
-        if goes_on:
-            self._choosing_step(start + 1, following, ())
-        chosen = self._chosen_at(start)
-        self._ahead = (chosen, start + 1, drawing) if goes_on and chosen >= 0 else None
-        return chosen
-
-    def _chosen_at(self, start: int) -> int:
-        """What followed the token at `start`, as soon as the device has come so far."""
-        if self._cuda:
-            self._events[start % 2].synchronize()
-        return int(self._steps.chosen[start % RING])
+            self._check_open()
+            return self._choices.choose(token_id, start, draw, recent, following, room)
 
     def draw_request(self, settings: SampledSettings, recent: int, chance: float) -> list[float]:
         """One draw as `choose` takes it; `recent`: how many ids the penalties count."""
@@ -282,21 +253,6 @@ class CudaBackend:
             presence_penalty=settings.presence_penalty,
         )
         return draw.request(recent, chance)
-
-    def _choosing_step(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> None:
-        if draw is None:
-            self._steps.run(1, BEST)
-        else:
-            slot = start % RING
-            request = self._host_requests[slot]
-            request[:] = torch.tensor(draw, dtype=torch.float64)
-            self._parts.drawing.requests[0].copy_(request, non_blocking=True)
-            if recent:
-                self._host_recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
-                self._parts.drawing.recent[0].copy_(self._host_recent, non_blocking=True)
-            self._steps.run(1, DRAW)
-        if self._cuda:
-            self._events[start % 2].record()
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         shape = len(x), self.specification.vocabulary_size
@@ -395,13 +351,12 @@ class CudaBackend:
     def close(self) -> None:
         """Give the device's memory back."""
         self._closed = True
-        self._ahead = None
         steps = self.__dict__.get("_steps")
         if steps is not None and steps.refills is not None:
             steps.refills.close()
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_steps", "step", "_parts"):
+        for name in ("_choices", "_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

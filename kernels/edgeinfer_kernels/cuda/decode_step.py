@@ -15,7 +15,8 @@ from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.step_experts import StepExperts
-from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.workspace import Activations, Workspace
 from edgeinfer_kernels.specification import (

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cpu.structures import MAILBOX
 from edgeinfer_kernels.cuda.mailbox import Mailbox
-from edgeinfer_kernels.cuda.step_launches import NextNorm, StepLaunches
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_norms import NextNorm
 from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.turn_kernels import receive_kernel, send_kernel
 from edgeinfer_kernels.cuda.workspace import LOST_AT, Activations

@@ -9,7 +9,8 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
-from edgeinfer_kernels.cuda.step_launches import NextNorm, StepLaunches
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_norms import NextNorm
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.division import Turns

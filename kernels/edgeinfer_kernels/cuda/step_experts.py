@@ -12,7 +12,8 @@ from edgeinfer_kernels.cuda.expert_kernels import (
     expert_gated_kernel,
 )
 from edgeinfer_kernels.cuda.host_turns import StepTurns
-from edgeinfer_kernels.cuda.step_launches import NextNorm, Source, StepLaunches
+from edgeinfer_kernels.cuda.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.workspace import ROWS
 from edgeinfer_kernels.specification import ExpertsSpecification, FeedForwardSpecification
 

@@ -1,6 +1,5 @@
 """One launch of each kernel of a decode step, its arguments taken from the buffers that it works on."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,38 +13,12 @@ from edgeinfer_kernels.cuda.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.row_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
+from edgeinfer_kernels.cuda.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.workspace import ROWS, Activations, Workspace
-from edgeinfer_kernels.specification import (
-    Activation,
-    AttentionSpecification,
-    NormSpecification,
-)
+from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
-
-
-@dataclass
-class Source:
-    """What a projection reads: activations, and the squares of a norm that is still to be applied."""
-
-    activations: Activations
-    squares: Tensor
-    norm: NormSpecification | None = None
-
-
-@dataclass(frozen=True)
-class NextNorm:
-    """The norm of what a block leaves: its facts, weight and bias; None where there is none."""
-
-    facts: NormSpecification
-    weight: Tensor | None
-    bias: Tensor | None
-
-    @property
-    def folds(self) -> bool:
-        """Whether the consumer can apply it to its sums."""
-        return self.weight is None or (self.facts.kind == "rms" and self.bias is None)
 
 
 class StepLaunches:
