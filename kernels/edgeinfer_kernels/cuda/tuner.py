@@ -24,7 +24,8 @@ FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
     "words.py", "tiles.py", "projections.py", "row_kernels.py",
     "embedding_kernels.py", "expert_kernels.py", "norm_kernels.py", "decode_attention.py", "step_rope.py",
-    "cache_tiles.py", "decode_step.py", "step_experts.py", "step_launches.py", "step_shapes.py",
+    "cache_tiles.py", "decode_step.py", "step_experts.py", "step_launches.py", "step_norms.py",
+    "step_shapes.py",
 )  # fmt: skip
 """When one of these changes, what was tuned before is forgotten."""
 
