@@ -16,16 +16,6 @@ from edgeinfer_kernels.cpu.structures import CACHE_LINE
 
 
 @inner
-def cap_scores(scores, scale, soft_cap):
-    """scores = scale·scores, soft-capped; sixteen of them."""
-    s = multiply(scores, splat_f32(scale))
-    if soft_cap > np.float32(0):
-        inside = multiply(s, splat_f32(np.float32(1) / soft_cap))
-        s = multiply(splat_f32(soft_cap), hyperbolic_tangent(inside))
-    return s
-
-
-@inner
 def four_zeros():
     zero = splat_f32(np.float32(0))
     return zero, zero, zero, zero
@@ -64,11 +54,20 @@ def add_products(factor, x, total):
 
 
 @inner
-def store_capped(scores, x, scale, soft_cap):
-    store_floats(scores, cap_scores(x[0], scale, soft_cap))
-    store_floats(scores + 64, cap_scores(x[1], scale, soft_cap))
-    store_floats(scores + 128, cap_scores(x[2], scale, soft_cap))
-    store_floats(scores + 192, cap_scores(x[3], scale, soft_cap))
+def capped(scores, scale, soft_cap):
+    """Sixteen scores times the scale, soft-capped."""
+    s = multiply(scores, splat_f32(scale))
+    if soft_cap > np.float32(0):
+        inside = multiply(s, splat_f32(np.float32(1) / soft_cap))
+        s = multiply(splat_f32(soft_cap), hyperbolic_tangent(inside))
+    return s
+
+
+@inner
+def cap_scores(scores, scale, soft_cap):
+    """Sixty-four scores in place."""
+    for offset in range(0, 256, 64):
+        store_floats(scores + offset, capped(load_floats(scores + offset), scale, soft_cap))
 
 
 def make_load_four(load_cached):

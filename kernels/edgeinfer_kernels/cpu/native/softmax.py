@@ -16,25 +16,35 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.four_vectors import (
     add_products,
+    cap_scores,
     four_zeros,
     make_load_four,
     make_prefetch,
     scaled_four,
-    store_capped,
     store_four,
 )
 from edgeinfer_kernels.cpu.native.scalars import has_wide_registers, load_f32, load_i64, store_i64
-from edgeinfer_kernels.cpu.native.softmax_of_bytes import add_byte_values, score_byte_tiles
+from edgeinfer_kernels.cpu.native.softmax_of_bytes import (
+    add_scaled_sums,
+    add_two_groups,
+    load_codes,
+    scaled_weights,
+)
 from edgeinfer_kernels.cpu.structures import ATTENTION, SCALED, SCORES_BYTES
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
 
 LANES = 16
 PAGES_A_TILE = TILE // LANES
+ALL_DIMENSIONS = 1 << 30
+"""More than a head has."""
 
 
-def make_score_tiles(load_cached, element_bytes):
+def make_score_tiles(load_cached, element_bytes, dimensions, put):
     """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`; of which
-    the next lie `ahead`. `scales`: those of a cache in bytes.
+    the next lie `ahead`.
+
+    Products are summed over `dimensions` at a time; `put(scores, sums, scales, begin, padded)` takes those
+    from dimension `begin` on to 64 scores.
     """
     row_bytes = element_bytes * LANES
     load_four = make_load_four(load_cached)
@@ -42,40 +52,46 @@ def make_score_tiles(load_cached, element_bytes):
 
     @inner
     def score_one(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
-        total = four_zeros()
-        for d in range(head_dim):
-            prefetch_next(keys, d, ahead)
-            key = load_four(keys + row_bytes * d, row_bytes * padded)
-            total = add_products(query + 4 * d, key, total)
-        store_capped(scores, total, scale, soft_cap)
+        for begin in range(0, head_dim, dimensions):
+            total = four_zeros()
+            for d in range(begin, min(head_dim, begin + dimensions)):
+                prefetch_next(keys, d, ahead)
+                key = load_four(keys + row_bytes * d, row_bytes * padded)
+                total = add_products(query + 4 * d, key, total)
+            put(scores, total, scales, begin, padded)
+        cap_scores(scores, scale, soft_cap)
 
     @inner
     def score_four(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
-        t0 = four_zeros()
-        t1 = four_zeros()
-        t2 = four_zeros()
-        t3 = four_zeros()
-        for d in range(head_dim):
-            prefetch_next(keys, d, ahead)
-            key = load_four(keys + row_bytes * d, row_bytes * padded)
-            q = query + 4 * d
-            t0 = add_products(q, key, t0)
-            t1 = add_products(q + 4 * padded, key, t1)
-            t2 = add_products(q + 8 * padded, key, t2)
-            t3 = add_products(q + 12 * padded, key, t3)
-        store_capped(scores, t0, scale, soft_cap)
-        store_capped(scores + SCORES_BYTES, t1, scale, soft_cap)
-        store_capped(scores + 2 * SCORES_BYTES, t2, scale, soft_cap)
-        store_capped(scores + 3 * SCORES_BYTES, t3, scale, soft_cap)
+        for begin in range(0, head_dim, dimensions):
+            t0 = four_zeros()
+            t1 = four_zeros()
+            t2 = four_zeros()
+            t3 = four_zeros()
+            for d in range(begin, min(head_dim, begin + dimensions)):
+                prefetch_next(keys, d, ahead)
+                key = load_four(keys + row_bytes * d, row_bytes * padded)
+                q = query + 4 * d
+                t0 = add_products(q, key, t0)
+                t1 = add_products(q + 4 * padded, key, t1)
+                t2 = add_products(q + 8 * padded, key, t2)
+                t3 = add_products(q + 12 * padded, key, t3)
+            put(scores, t0, scales, begin, padded)
+            put(scores + SCORES_BYTES, t1, scales, begin, padded)
+            put(scores + 2 * SCORES_BYTES, t2, scales, begin, padded)
+            put(scores + 3 * SCORES_BYTES, t3, scales, begin, padded)
+        for head in range(4):
+            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap)
 
     return score_one, score_four
 
 
-def make_add_values(load_cached, element_bytes):
-    """mixed = mixed·decay + Σ weight·value for one query head, and for four that share their values.
+def make_add_values(load_cached, element_bytes, factors_of, add, pitch):
+    """mixed = mixed·decay + Σ factor·value for one query head, and for four that share their values.
 
     A head's weights lie SCORES_BYTES, its state a state's bytes behind the head's before; its decay is kept
-    at byte DECAY of the state. `scales`, `spare`: for a cache in bytes.
+    at byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: where the factors of
+    elements from `d` on lie, heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
     """
     row_bytes = element_bytes * LANES
     load_four = make_load_four(load_cached)
@@ -87,18 +103,19 @@ def make_add_values(load_cached, element_bytes):
         mixed = state + STATE_BYTES
         whole = padded // 64 * 64
         for d in range(0, whole, 64):
+            factors = factors_of(weights, scales, padded, d, 1, spare)
             total = scaled_four(mixed + 4 * d, decay)
             for i in range(first, last):
                 at = values + element_bytes * (padded * i + d)
                 prefetch_next(at, 0, ahead)
-                value = load_four(at, row_bytes)
-                total = add_products(weights + 4 * i, value, total)
+                total = add(factors + 4 * i, load_four(at, row_bytes), total)
             store_four(mixed + 4 * d, total)
         for d in range(whole, padded, LANES):
+            factors = factors_of(weights, scales, padded, d, 1, spare)
             m = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
             for i in range(first, last):
                 cached = load_cached(values + element_bytes * (padded * i + d))
-                m = multiply_add(splat_f32(load_f32(weights + 4 * i)), cached, m)
+                m = multiply_add(splat_f32(load_f32(factors + 4 * i)), cached, m)
             store_floats(mixed + 4 * d, m)
 
     @inner
@@ -106,6 +123,7 @@ def make_add_values(load_cached, element_bytes):
         """For padded head dimensions that are whole multiples of 64."""
         step = STATE_BYTES + 4 * padded
         for d in range(0, padded, 64):
+            factors = factors_of(weights, scales, padded, d, 4, spare)
             mixed = state + STATE_BYTES + 4 * d
             t0 = scaled_four(mixed, load_f32(state + DECAY))
             t1 = scaled_four(mixed + step, load_f32(state + step + DECAY))
@@ -115,17 +133,29 @@ def make_add_values(load_cached, element_bytes):
                 at = values + element_bytes * (padded * i + d)
                 prefetch_next(at, 0, ahead)
                 value = load_four(at, row_bytes)
-                w = weights + 4 * i
-                t0 = add_products(w, value, t0)
-                t1 = add_products(w + SCORES_BYTES, value, t1)
-                t2 = add_products(w + 2 * SCORES_BYTES, value, t2)
-                t3 = add_products(w + 3 * SCORES_BYTES, value, t3)
+                f = factors + 4 * i
+                t0 = add(f, value, t0)
+                t1 = add(f + pitch, value, t1)
+                t2 = add(f + 2 * pitch, value, t2)
+                t3 = add(f + 3 * pitch, value, t3)
             store_four(mixed, t0)
             store_four(mixed + step, t1)
             store_four(mixed + 2 * step, t2)
             store_four(mixed + 3 * step, t3)
 
     return add_one, add_four
+
+
+@inner
+def put_sums(scores, sums, scales, begin, padded):
+    """Of elements without scales: the sums are the scores."""
+    store_four(scores, sums)
+
+
+@inner
+def weights_alone(weights, scales, padded, d, heads, spare):
+    """Of elements without scales: the weights are the factors."""
+    return weights
 
 
 @inner
@@ -223,6 +253,18 @@ def make_gather(element_bytes, scores_of, values_of, *, scaled=False):
     return gather
 
 
-gather_halves = make_gather(2, make_score_tiles(load_halves, 2), make_add_values(load_halves, 2))
-gather_floats = make_gather(4, make_score_tiles(load_floats, 4), make_add_values(load_floats, 4))
-gather_bytes = make_gather(1, score_byte_tiles, add_byte_values, scaled=True)
+def make_plain_gather(load_cached, element_bytes):
+    """Of a cache whose elements have no scales."""
+    scores_of = make_score_tiles(load_cached, element_bytes, ALL_DIMENSIONS, put_sums)
+    values_of = make_add_values(load_cached, element_bytes, weights_alone, add_products, SCORES_BYTES)
+    return make_gather(element_bytes, scores_of, values_of)
+
+
+gather_halves = make_plain_gather(load_halves, 2)
+gather_floats = make_plain_gather(load_floats, 4)
+gather_bytes = make_gather(
+    1,
+    make_score_tiles(load_codes, 1, SCALED, add_scaled_sums),
+    make_add_values(load_codes, 1, scaled_weights, add_two_groups, 2 * SCORES_BYTES),
+    scaled=True,
+)
