@@ -26,6 +26,7 @@ class CacheType(StrEnum):
     f32 = "f32"
     f16 = "f16"
     q8_0 = "q8_0"
+    q4_0 = "q4_0"
 
 
 class AnswerOutput(StrEnum):
@@ -258,7 +259,7 @@ Kv = Annotated[
     CacheType | None,
     Option(
         "--kv",
-        help="How the cache is stored; q8_0 takes half the bytes. [dim](f16)[/]",
+        help="How the cache is stored; q8_0 takes half the bytes, q4_0 (CPU only) a quarter. [dim](f16)[/]",
         rich_help_panel=MACHINE,
     ),
 ]
