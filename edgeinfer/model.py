@@ -20,6 +20,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of, request_of
 from edgeinfer.results import Generation
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
@@ -116,8 +117,11 @@ class Model:
         tools: Sequence[Tool] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
         **settings: Any,
     ) -> list[Generation]:
+        if on_full != "stop":
+            raise SettingError("on_full: several answers end where the context does; leave it out, or n")
         ids = self._prompt_ids(prompt, raw, tools)
         self._refuse_closed()
         request = request_of(ids, **settings)
@@ -137,6 +141,7 @@ class Model:
         tools: Sequence[Tool] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
@@ -147,8 +152,9 @@ class Model:
         `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
-        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
-        the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide": a text
+        that outgrows the context goes on without tokens of its middle (`sliding.py`), which the answer
+        counts. `progress` hears of the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
         Raises:
             SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
@@ -164,6 +170,7 @@ class Model:
             logprobs=logprobs,
             schema=schema,
             grammar=grammar,
+            on_full=on_full,
             progress=progress,
             **sampling,
         )
@@ -199,12 +206,16 @@ class Model:
         *,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
+        keep: int = SINKS,
         on_end: Callable[[Generation], None] | None = None,
         **settings: Any,
     ) -> TokenStream:
         self._refuse_closed()
         recall = self._snapshots.recall if self._snapshots else None
-        request = request_of(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
+        sliding = Sliding.wanted(on_full, keep, self.engine)
+        constraint = self._constraint(schema, grammar)
+        request = request_of(ids, constraint=constraint, recall=recall, sliding=sliding, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self.speculator)
 
     def _constraint(

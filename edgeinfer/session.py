@@ -6,7 +6,9 @@ from typing import Any
 
 from edgeinfer.decoding import TokenStream, check_count
 from edgeinfer.errors import ContextOverflowError
+from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.results import Generation
+from edgeinfer.sliding import SINKS
 
 Message = dict[str, Any]
 
@@ -100,20 +102,29 @@ class Chat:
         """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
-        ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"))
+        if wishes.get("on_full") == "slide":
+            ids, dropped = self._encode([*before, turn]), 0
+            wishes["keep"] = self._kept_tokens()
+        else:
+            ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"))
 
         def keep(answer: Generation) -> None:
             if answer.finish_reason == "cancelled" and not answer.text:
                 return
             self.messages[:] = [*before, turn, {"role": "assistant", "content": answer.text}]
             self._dropped = dropped
-            self._used = len(answer.prompt_ids) + len(answer.ids)
+            self._used = len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
 
         return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self._engine.encode([*system, *messages])
+
+    def _kept_tokens(self) -> int:
+        """Tokens that stay when a chat slides: all up to its first message."""
+        first, other = (self._encode([{"role": "user", "content": text}]) for text in ("a", "b"))
+        return max(SINKS, shared_prefix(first, other))
 
     def _fit(self, messages: list[Message], dropped: int, max_tokens: int | None) -> tuple[list[int], int]:
         """The ids of the chat, and how many of its oldest turns had to be left out.

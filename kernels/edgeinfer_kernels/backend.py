@@ -125,18 +125,25 @@ class LayerCache:
 
     def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
         """Put keys and values (tokens, kv_heads, head_dim) at positions start…"""
+        self.write_keys(start, keys)
+        position = np.arange(start, start + len(values))
+        given: npt.NDArray[np.generic] = values
+        if self.value_scales is not None:
+            codes, scales = self._rounded(values)
+            self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
+            given = packed_in_groups(codes) if self._has_nibbles else codes
+        self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
+
+    def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
+        """Put keys (tokens, kv_heads, head_dim) at positions start…"""
         position = np.arange(start, start + len(keys))
         tile, lane = position // LANES, position % LANES
-        given: list[npt.NDArray[np.generic]] = [keys, values]
-        if self.key_scales is not None and self.value_scales is not None:
-            (codes, scales), (value_codes, value_scales) = map(self._rounded, (keys, values))
+        given: npt.NDArray[np.generic] = keys
+        if self.key_scales is not None:
+            codes, scales = self._rounded(keys)
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            self.value_scales[:, tile, : scales.shape[-1], lane] = value_scales
-            given = [codes, value_codes]
-            if self._has_nibbles:
-                given = [packed_in_pairs(codes), packed_in_groups(value_codes)]
-        self.keys[:, tile, : given[0].shape[-1], lane] = given[0]
-        self.values[:, position, : given[1].shape[-1]] = given[1].swapaxes(0, 1)
+            given = packed_in_pairs(codes) if self._has_nibbles else codes
+        self.keys[:, tile, : given.shape[-1], lane] = given
 
     def _rounded(
         self, rows: npt.NDArray[np.floating]
@@ -149,48 +156,57 @@ class LayerCache:
 
     def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
         """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
-        rows, values = _by_position(self.keys)[:, :end], self.values[:, :end]
-        if self.key_scales is None or self.value_scales is None:
-            return rows[:, :, :head_dim], values[:, :, :head_dim]  # type: ignore[return-value]
-        scales = [_by_position(part)[:, :end] for part in (self.key_scales, self.value_scales)]
-        if not self._has_nibbles:
-            keys = widened(rows.astype(np.int8), scales[0])
-            return keys[:, :, :head_dim], widened(values.astype(np.int8), scales[1])[:, :, :head_dim]
-        codes = unpacked_pairs(rows.astype(np.uint8))
-        value_codes = unpacked_groups(values.astype(np.uint8), codes.shape[-1])
-        keys, widened_values = widened(codes, scales[0]), widened(value_codes, scales[1])
-        return rotated(keys[:, :, :head_dim]), rotated(widened_values[:, :, :head_dim])
+        keys, values = self.read_keys(0, end, head_dim), self.values[:, :end]
+        if self.value_scales is None:
+            return keys, values[:, :, :head_dim]  # type: ignore[return-value]
+        scales = _by_position(self.value_scales)[:, :end]
+        if self._has_nibbles:
+            codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
+            return keys, rotated(widened(codes, scales)[:, :, :head_dim])
+        return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
+
+    def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
+        """Keys (kv_heads, end - start, head_dim) of positions start…end."""
+        tiles = slice(start // LANES, -(-end // LANES))
+        wanted = slice(start % LANES, start % LANES + end - start)
+        rows = _by_position(self.keys[:, tiles])[:, wanted]
+        if self.key_scales is None:
+            return rows[:, :, :head_dim]
+        scales = _by_position(self.key_scales[:, tiles])[:, wanted]
+        if self._has_nibbles:
+            return rotated(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
+        return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         """All that it consists of."""
-        return self.values, *self._parts()
+        return self.values, *self.parts()
 
-    def _parts(self) -> tuple[npt.NDArray[np.generic], ...]:
+    def parts(self) -> tuple[npt.NDArray[np.generic], ...]:
         """Arrays whose second axis is tiles."""
         parts = (self.keys, self.key_scales, self.value_scales)
         return tuple(part for part in parts if part is not None)
 
     def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
         """Views of what holds the first `end` positions: values, and whole tiles of keys and of scales."""
-        return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self._parts())
+        return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self.parts())
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the keys and values of `count` positions to others, which they don't overlap."""
         for first in range(0, count, LANES):
             a, b, some = source + first, target + first, min(LANES, count - first)
             if a % LANES + some <= LANES and b % LANES + some <= LANES:
-                for part in self._parts():
+                for part in self.parts():
                     mine, theirs = part[:, a // LANES], part[:, b // LANES]
                     theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
                 continue
-            for part, i in product(self._parts(), range(some)):
+            for part, i in product(self.parts(), range(some)):
                 at, to = a + i, b + i
                 part[:, to // LANES, :, to % LANES] = part[:, at // LANES, :, at % LANES]
         self.values[:, target : target + count] = self.values[:, source : source + count].copy()
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + sum(part.nbytes for part in self._parts())
+        return self.values.nbytes + sum(part.nbytes for part in self.parts())
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ Command = Callable[..., None]
 _TAKEN: tuple[tuple[str, Any, str], ...] = (
     ("max_tokens", options.MaxTokens, "run chat"),
     ("stop", options.Stop, "run chat"),
+    ("on_full", options.WhenFull, "run chat"),
     ("seed", options.Seed, "run chat"),
     ("answers", options.Answers, "run"),
     ("best_of", options.BestOf, "run"),
