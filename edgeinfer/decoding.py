@@ -209,6 +209,7 @@ class TokenStream:
         drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
         plain = request.logprobs is None and not drawn_ahead and constraint is None
         chooser = engine.choice(sampler) if plain else None
+        sampler.begin()
         prompt_logits, history = self._prefill()
         most = request.most_tokens(engine.context)
         if most == 0:
@@ -282,6 +283,7 @@ class TokenStream:
         elif chooser and (taken := chooser.next(history)) is not None:
             sampler.accept(taken)
             return Chosen(taken, None)
+        sampler.begin()
         logits = engine.append(history[held:])
         chosen = sampler.sample(logits, history, chooser.chance() if chooser else None)
         sampler.accept(chosen)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 class Model:
     """What `edgeinfer.load` returns; a context manager. Safe to use from several threads.
 
-    `notes` are one-line remarks on how it was loaded, worth showing to a person.
+    `notes` are one-line remarks on how it was loaded, worth showing to a person. `spare_core`: the engine
+    leaves one idle while it computes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Model:
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
         snapshots: SnapshotStore | None = None,
+        spare_core: bool = False,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -64,6 +66,7 @@ class Model:
         self.speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
+        self._spare_core = spare_core
         self._turn = threading.Lock()
         self._closed = False
 
@@ -226,7 +229,7 @@ class Model:
 
     @cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
+        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size, self._spare_core)
 
     def _refuse_closed(self) -> None:
         if self._closed:
