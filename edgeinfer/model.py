@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.thoughts import with_closed_thought
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, pooled
@@ -125,7 +126,7 @@ class Model:
     ) -> list[Generation]:
         if on_full != "stop":
             raise SettingError("on_full: several answers end where the context does; leave it out, or n")
-        ids = self._prompt_ids(prompt, raw, tools)
+        ids = self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None)
         self._refuse_closed()
         request = request_of(ids, **settings)
         with self._turn:
@@ -167,7 +168,7 @@ class Model:
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
         return self._stream_ids(
-            self._prompt_ids(prompt, raw, tools),
+            self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
@@ -191,17 +192,17 @@ class Model:
             pass
         return stream.result
 
-    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
+    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None, formed: bool) -> list[int]:
         messages = messages_of(prompt)
         if messages is None and tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
         if messages is not None:
-            return self._encode_chat(messages, tools)
+            return self._encode_chat(messages, formed, tools)
         if not isinstance(prompt, str):
             return self._checked(prompt)  # type: ignore[arg-type]
         if raw:
             return self._encode_text(prompt)
-        return self._encode_chat([{"role": "user", "content": prompt}])
+        return self._encode_chat([{"role": "user", "content": prompt}], formed)
 
     def _stream_ids(
         self,
@@ -257,15 +258,19 @@ class Model:
             return [bos, *ids]
         return ids
 
-    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Messages through the template; BOS is added only if the template didn't write it."""
+    def _encode_chat(
+        self, messages: Sequence[Message], formed: bool, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Messages through the template; BOS is added only if the template didn't write it. `formed`: the
+        answer keeps to a form, which has no room for a thought: one that the template opens is ended.
+        """
         if self.chat_format is None:
             raise SettingError(
                 f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
         text = self.chat_format.render(messages, tools=tools or None)
-        ids = self.tokenizer.encode(text, special=True)
+        ids = self.tokenizer.encode(with_closed_thought(text) if formed else text, special=True)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]

@@ -315,7 +315,9 @@ class TalkScreen(Screen[None]):
 
     def hints(self) -> list[str]:
         """What can be done now, for the status line."""
-        return ["Esc stops"] if self.running is not None else ["F1 help"]
+        forms = {"schema": "JSON by a schema", "grammar": "by a grammar"}
+        formed = [text for name, text in forms.items() if name in self.settings]
+        return [*formed, "Esc stops" if self.running is not None else "F1 help"]
 
     def leaving(self) -> Any:
         """End what is going on; the future is done once all is written and the model's memory given back."""
