@@ -4,8 +4,9 @@ With acceptance a, draft cost d and pass cost t(n), a draft of k tokens gives (1
 in t(k + 1) + k·d seconds; the k with the most tokens a second is taken, 0 included.
 
 That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
-often than any would, and a draft that comes to nothing costs too. What drafting has really earned decides
-how sure a guess must be. Where nothing is promised, or too little was earned, drafts pause.
+often than any would, and a draft that comes to nothing costs too. So what drafting has really earned is kept
+as well: it decides how sure a guess must be, and as long as it isn't more than plain decoding gives, drafts
+are trials, short ones, that live on a small allowance. Where nothing is promised, drafts pause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
 never shorter, so that what is quick is believed sooner.
 """
 DISTURBED = 1.5
-"""A pass of several rows counts for at most so many times what it should have taken."""
+"""A pass or a draft counts for at most so many times what it should have taken."""
 SHAPE_RETURN = 0.92
 """Weight of what rows are known to cost beside what they are hoped to (ROW_SHARE), whenever drafting is
 thought over: a slow hour isn't held against drafts for ever.
@@ -34,16 +35,20 @@ PLAIN_EVERY = 64
 """After so many passes with drafts one is made without."""
 GAIN = 1.05
 """A draft has to promise so much more tokens a second than none."""
-EARNED_MEMORY = 0.97
+EARNED_MEMORY = 0.9
 """Weight of the steps before in what drafting earns, when there is one more."""
-EVIDENCE = 24
+EVIDENCE = 4
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
-FIRST_REST, LONGEST_REST = 32, 1024
-"""Tokens of a firm pause, after drafts have earned less than plain decoding: twice as many each time."""
-PROBE_SHARE = 0.01
-"""Share of the time that may be spent on looking whether drafts would pay, while none are made."""
+TRIAL_LENGTH = 2
+"""Most tokens of a draft while drafts haven't earned more than plain decoding gives."""
+TRIALS = 4
+"""So many drafts are tried in a row, as the first one pays for what the drafter has missed."""
+ALLOWANCE = 0.015
+"""What trials and looks may cost, in tokens of plain decoding a pass; what they gain is theirs too."""
+FIRST_PURSE, FULL_PURSE = 0.5, 1.0
+"""Tokens that trials and looks may cost at once: in the beginning, and when much has been saved."""
 PROBE_LENGTH = 3
-"""Tokens of a draft that is made to look."""
+"""Tokens of a draft that is made to look, in the shadow, while nothing is promised."""
 
 
 class Pace:
@@ -61,13 +66,13 @@ class Pace:
         self._draft_seconds: float | None = None
         self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
         self._probe_seconds = 0.0
-        self._credit = 0.0
-        self._earned_tokens = self._earned_seconds = 0.0
+        self._plain: float | None = None
+        """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
+        self._earned_tokens = self._earned_cost = 0.0
         self._steps = 0
-        self._pause, self._pause_is_firm = 0, False
-        """Tokens to come for which nothing is drafted; whether guesses that would stand don't end that."""
-        self._next_rest = FIRST_REST
-        """How long the next firm pause will be."""
+        self._purse, self._trials = FIRST_PURSE, 0
+        self._pause = 0
+        """Tokens to come for which nothing is drafted."""
 
     @property
     def acceptance(self) -> float:
@@ -76,15 +81,17 @@ class Pace:
 
     def measured(self, seconds: Mapping[int, float]) -> None:
         """What passes of some rows, one of them 1, took one after the other: where all begins."""
-        self._scale = seconds[1]
+        self._scale = self._plain = seconds[1]
         # More rows never take less: what says so was measured while something else ran.
         self._shape = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
         self._curve = []
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass of so many rows took so long."""
+        self._purse = min(FULL_PURSE, self._purse + ALLOWANCE)
         if rows == 1:
             self._scale = _learnt(self._scale or seconds, seconds)
+            self._plain = _mixed(COST_MEMORY, self._plain or seconds, min(seconds, DISTURBED * self._scale))
             self._since_plain = 0
         elif self._scale is not None:
             self._since_plain += 1
@@ -92,34 +99,40 @@ class Pace:
             self._shape[rows] = _learnt(known, min(seconds / self._scale, DISTURBED * known))
             self._curve = []
 
-    def drafted(self, tokens: int, seconds: float) -> None:
-        """A draft of so many tokens took so long."""
-        each = seconds / max(1, tokens)
+    def drafted(self, guesses: int, seconds: float) -> None:
+        """So many guesses, those that a draft was ended before among them, took so long."""
+        each = seconds / max(1, guesses)
         known = self._draft_seconds
         # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
         self._draft_seconds = each if known is None else _learnt(known, min(each, DISTURBED * known))
 
-    def earned(self, tokens: int, seconds: float) -> None:
-        """A step with a draft, or with looking for one, gave so many tokens in so long."""
-        self._steps += 1
-        self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
-        self._earned_seconds = EARNED_MEMORY * self._earned_seconds + seconds
-        if self._steps < EVIDENCE or self._scale is None:
+    def stepped(self, tokens: int, rows: int, guesses: int, looked: float, read: float) -> None:
+        """A step with a draft, or with looking for one, gave so many tokens: so many guesses took `looked`
+        seconds, and a pass of so many rows took `read`.
+        """
+        if self._plain is None:
             return
-        gain = self._earned_rate * self._scale
-        if gain < 1:
-            self._pause, self._pause_is_firm = self._next_rest, True
-            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
-            self._steps, self._earned_tokens, self._earned_seconds = 0, 0.0, 0.0
-        elif gain > GAIN:
-            self._next_rest = FIRST_REST
+        usual = min(looked, DISTURBED * guesses * (self._draft_seconds or looked))
+        missed, cost = (looked - usual) / self._plain, usual / self._plain
+        # A pass of one says nothing of drafts.
+        cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain if rows > 1 else 1.0
+        self._steps += 1
+        self._trials = max(0, self._trials - 1)
+        self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
+        self._earned_cost = EARNED_MEMORY * self._earned_cost + cost
+        # What was missed is read for all drafts to come; if there will be any.
+        gain = tokens - cost - (missed if self._steps >= EVIDENCE and not self.earns else 0.0)
+        self._purse = min(FULL_PURSE, self._purse + gain)
+
+    @property
+    def earns(self) -> bool:
+        """Whether drafts are seen to give more than plain decoding."""
+        return self._steps >= EVIDENCE and self._earned_tokens >= self._earned_cost
 
     @property
     def _earned_rate(self) -> float:
-        """Tokens a second of steps with drafts; of plain ones before there is evidence."""
-        if self._steps < EVIDENCE:
-            return 1 / self._scale if self._scale else 0.0
-        return self._earned_tokens / self._earned_seconds
+        """Tokens in the time of a plain one by steps with drafts; 1 before there is evidence."""
+        return self._earned_tokens / self._earned_cost if self._steps >= EVIDENCE else 1.0
 
     def probed(self, tokens: int, seconds: float) -> None:
         """To look for so many guesses took so long, while none are wanted.
@@ -127,14 +140,14 @@ class Pace:
         What the drafter had missed is read first, so that only a quick look tells what a guess costs.
         """
         self._probe_seconds = seconds
-        self._credit -= seconds
+        if self._plain is not None:
+            self._purse -= seconds / self._plain
         if tokens and self._draft_seconds is not None:
             self._draft_seconds = min(self._draft_seconds, seconds / tokens)
 
     def stood(self, chance: float) -> None:
         """A guess stood (1.0), fell (0.0), or would have stood with this chance."""
-        if not self._pause_is_firm:
-            self._pause = 0
+        self._pause = 0
         self._stood = ACCEPTANCE_MEMORY * self._stood + chance
         self._judged = ACCEPTANCE_MEMORY * self._judged + 1
 
@@ -148,6 +161,11 @@ class Pace:
         most = min(most, MOST_DRAFTED)
         if most < 1 or self._scale is None or self._since_plain >= PLAIN_EVERY:
             return 0  # a pass of one token tells what plain decoding costs
+        if not self.earns:
+            if not self._trials and self._purse <= 0:
+                return 0
+            self._trials = self._trials or TRIALS
+            most = min(most, TRIAL_LENGTH)
         if self._pause:
             self._pause -= 1
             return 0
@@ -155,21 +173,17 @@ class Pace:
         best = max(range(most + 1), key=rates.__getitem__)
         if rates[best] > GAIN * rates[0]:
             return best
-        self._pause, self._pause_is_firm = THINK_EVERY, False
+        self._pause = THINK_EVERY
         for rows, known in self._shape.items():
             self._shape[rows] = min(known, _mixed(SHAPE_RETURN, known, 1 + ROW_SHARE * (rows - 1)))
         self._curve = []
         return 0
 
     def probes(self) -> bool:
-        """Asked for each token while nothing is drafted: whether there is time to look if drafts would stand.
-
-        That takes PROBE_SHARE of the time, whatever a look costs.
-        """
-        if self._scale is None:
+        """Asked for each token for which nothing is drafted: whether to look if drafts would stand."""
+        if self._plain is None or self.earns:
             return False
-        self._credit = min(self._credit + PROBE_SHARE * self._scale, max(self._probe_seconds, self._scale))
-        return self._credit >= self._probe_seconds
+        return self._purse > 0 and self._purse >= min(FULL_PURSE, self._probe_seconds / self._plain)
 
     def least_chances(self, length: int) -> list[float]:
         """For each token of a draft, the chance of being reached from which it is worth its cost.
@@ -179,7 +193,7 @@ class Pace:
         if self._scale is None:
             return [0.0] * length
         rows, draft = self._pass_costs(), self._draft_seconds or 0.0
-        worth = 1 / max(self._earned_rate, 1 / self._scale)
+        worth = self._scale / max(self._earned_rate, 1.0)
         return [min(1.0, max(0.0, draft + rows[i + 1] - rows[i]) / worth) for i in range(length)]
 
     def pass_seconds(self, rows: int) -> float:

@@ -62,8 +62,8 @@ class Speculator:
         self.drafter = drafter
         self.pace = Pace()
         self._shadow: Shadow | None = None
-        self._looked: float | None = None
-        """Seconds of looking for the draft of this step; None: nobody looked."""
+        self._looked: tuple[int, float] | None = None
+        """Guesses that were made for the draft of this step, and in how many seconds; None: nobody looked."""
 
     def measure(self) -> DraftingCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
@@ -107,10 +107,7 @@ class Speculator:
         length = self.pace.length(room)
         self._looked = None
         if length:
-            begin = time.perf_counter()
-            draft = self._guesses(history, sampler.settings, self.pace.least_chances(length))
-            self._looked = time.perf_counter() - begin
-            return draft
+            return self._guesses(history, sampler.settings, self.pace.least_chances(length))
         if room >= PROBE_LENGTH and self.pace.probes():
             begin = time.perf_counter()
             least = self.pace.least_chances(PROBE_LENGTH)
@@ -122,8 +119,10 @@ class Speculator:
     def _guesses(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
         begin = time.perf_counter()
         draft = self.drafter.propose(history, settings, least)
+        seconds, ended = time.perf_counter() - begin, len(draft.ids) < len(least)
+        self._looked = len(draft.ids) + ended, seconds
         if draft.ids:
-            self.pace.drafted(len(draft.ids), time.perf_counter() - begin)
+            self.pace.drafted(*self._looked)
         return draft
 
     def plain(
@@ -132,7 +131,7 @@ class Speculator:
         """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
         self.pace.passed(1, seconds)
         if self._looked is not None:
-            self.pace.earned(1, self._looked + seconds)
+            self.pace.stepped(1, 1, *self._looked, seconds)
         count.passes += 1
         count.tokens += 1
         if self._shadow is not None:
@@ -166,7 +165,7 @@ class Speculator:
         guesses = len(draft.ids) + len(draft.leaves)
         seconds = time.perf_counter() - begin
         self.pace.passed(1 + guesses, seconds)
-        self.pace.earned(len(found), (self._looked or 0.0) + seconds)
+        self.pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
         count.drafted += guesses
