@@ -108,6 +108,7 @@ class GuessingEngine(Protocol):
         self,
         ids: Sequence[int],
         least: Sequence[float],
+        further: Sequence[float],
         choices: int,
         manner: Manner,
         numbers: Sequence[float] = (),

@@ -49,6 +49,10 @@ class Transformer:
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
+        # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
+        self._guesser = backend if isinstance(backend, GuessingBackend) else None
+        self.most_given = self._guesser.most_given if self._guesser else 0
+        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
 
     @property
@@ -140,24 +144,20 @@ class Transformer:
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    @property
-    def most_given(self) -> int:
-        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
-        return self.backend.most_given if isinstance(self.backend, GuessingBackend) else 0
-
     def guesses(
         self,
         ids: Sequence[int],
         least: Sequence[float],
+        further: Sequence[float],
         choices: int,
         manner: Manner,
         numbers: Sequence[float] = (),
     ) -> Guesses:
         """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; the cache holds what was read."""
         self._check(ids, len(least))
-        assert isinstance(self.backend, GuessingBackend)
+        assert self._guesser is not None
         with DEVICE_FAILURES:
-            found = self.backend.guesses(ids, len(self.cache.ids), least, choices, manner, numbers)
+            found = self._guesser.guesses(ids, len(self.cache.ids), least, further, choices, manner, numbers)
         self.cache.append([*ids, *found.ids][: found.read])
         return found
 

@@ -35,7 +35,8 @@ class DraftModel(OneByOne):
         self.name = name
         super().__init__(engine.vocabulary_size, vocabulary_size, leaves)
         self._engine = engine
-        self._guessing = engine if isinstance(engine, GuessingEngine) and engine.most_given else None
+        self._guessing = engine if isinstance(engine, GuessingEngine) else None
+        self._most_given = self._guessing.most_given if self._guessing else 0
         self._choices = min(engine.vocabulary_size, vocabulary_size)
         self._random = np.random.default_rng()
         self._on_close = on_close
@@ -45,20 +46,26 @@ class DraftModel(OneByOne):
     def nbytes(self) -> int:
         return self._nbytes
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         """As `Drafter.propose`."""
         manner = manner_of(settings)
-        if self._guessing is None or manner is None or self.leaves:
-            return super().propose(history, settings, least)
+        if self._guessing is None or not self._most_given or manner is None or self.leaves:
+            return super().propose(history, settings, least, further)
         if not least or len(history) + MOST_DRAFTED > self._engine.context:
             return Draft(())
         drawn = settings.temperature > 0 and settings.seed is None
         numbers = self._random.random(len(least), np.float32).tolist() if drawn else ()
         missed = self._missed(history)
-        if len(missed) > self._guessing.most_given:
+        if len(missed) > self._most_given:
             self._engine.append(missed[:-1])
             missed = missed[-1:]
-        found = self._guessing.guesses(missed, least, self._choices, manner, numbers)
+        found = self._guessing.guesses(missed, least, further, self._choices, manner, numbers)
         return Draft(tuple(found.ids), _distributions(found) if drawn else None)
 
     def _missed(self, history: Sequence[int]) -> list[int]:

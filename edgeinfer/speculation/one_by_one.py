@@ -39,7 +39,13 @@ class OneByOne(ABC):
     def _following(self, token: int) -> npt.NDArray[np.float32]:
         """Logits behind one more token."""
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         """Token by token, until the next is too unlikely to be reached."""
         drawn = settings.temperature > 0 and settings.seed is None and not self.leaves
         sampler = self._sampler_for(settings)
@@ -49,7 +55,7 @@ class OneByOne(ABC):
         if found is None:
             return Draft(())
         logits = found
-        for needed in least:
+        for place, needed in enumerate(least):
             logits[self._vocabulary_size :] = -np.inf
             before = reached
             if settings.temperature == 0:
@@ -57,9 +63,9 @@ class OneByOne(ABC):
                 reached *= self._share(logits, token)
             else:
                 candidates, chances = sampler.distribution(logits, said)
-                place = sampler.draw(chances) if drawn else int(chances.argmax())
-                token = int(candidates[place])
-                reached *= float(chances[place]) if len(chances) > 1 else self._share(logits, token)
+                at = sampler.draw(chances) if drawn else int(chances.argmax())
+                token = int(candidates[at])
+                reached *= float(chances[at]) if len(chances) > 1 else self._share(logits, token)
                 distributions.append((candidates, chances))
             if reached < needed:
                 break
@@ -67,6 +73,8 @@ class OneByOne(ABC):
             if self.leaves:
                 others.append(self._next_best(logits, token, before))
             said.append(ids[-1])
+            if further and reached < further[place]:
+                break
             if len(ids) < len(least):
                 logits = self._following(ids[-1])
         drawn_from = tuple(distributions[: len(ids)]) if drawn else None

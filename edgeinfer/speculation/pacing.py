@@ -1,7 +1,7 @@
 """How many tokens to draft: what a pass of n tokens costs, and how often guesses stand, as seen so far.
 
-With acceptance a, draft cost d and pass cost t(n), a draft of k tokens gives (1 - a^(k+1)) / (1 - a) tokens
-in t(k + 1) + k·d seconds; the k with the most tokens a second is taken, 0 included.
+With acceptance a, pass cost t(n) and draft cost b + k·d, a draft of k tokens gives (1 - a^(k+1)) / (1 - a)
+tokens in t(k + 1) + b + k·d seconds; the k with the most tokens a second is taken, 0 included.
 
 That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
 often than any would, and a draft that comes to nothing costs too. So what drafting has really earned is kept
@@ -15,6 +15,7 @@ MOST_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
 """Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
+LEAST_ACCEPTANCE = 0.1
 ROW_SHARE = 0.08
 """What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
 ACCEPTANCE_MEMORY = 0.95
@@ -31,7 +32,7 @@ thought over: a slow hour isn't held against drafts for ever.
 """
 THINK_EVERY = 16
 """Tokens of a pause after which it is thought over again, if no guess has been judged before."""
-PLAIN_EVERY = 64
+PLAIN_EVERY = 32
 """After so many passes with drafts one is made without."""
 GAIN = 1.05
 """A draft has to promise so much more tokens a second than none."""
@@ -39,10 +40,10 @@ EARNED_MEMORY = 0.9
 """Weight of the steps before in what drafting earns, when there is one more."""
 EVIDENCE = 4
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
-TRIAL_LENGTH = 2
-"""Most tokens of a draft while drafts haven't earned more than plain decoding gives."""
 TRIALS = 4
 """So many drafts are tried in a row, as the first one pays for what the drafter has missed."""
+FIRST_LENGTH = 2
+"""Most tokens of the first draft of these."""
 ALLOWANCE = 0.015
 """What trials and looks may cost, in tokens of plain decoding a pass; what they gain is theirs too."""
 FIRST_PURSE, FULL_PURSE = 0.5, 1.0
@@ -63,7 +64,8 @@ class Pace:
         self._shape: dict[int, float] = {1: 1.0}
         self._since_plain = 0
         self._curve: list[float] = []
-        self._draft_seconds: float | None = None
+        self._draft_begin, self._draft_each = 0.0, 0.0
+        """Seconds that a draft takes whatever its length, and those of each guess."""
         self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
         self._probe_seconds = 0.0
         self._plain: float | None = None
@@ -95,16 +97,31 @@ class Pace:
             self._since_plain = 0
         elif self._scale is not None:
             self._since_plain += 1
+            if seconds < self._scale:  # then one row takes no longer, by now: it is time to look how long
+                self._scale = _learnt(self._scale, seconds)
+                self._plain = min(self._plain or seconds, DISTURBED * self._scale)
+                self._since_plain = PLAIN_EVERY
             known = self._shape_of(rows)
-            self._shape[rows] = _learnt(known, min(seconds / self._scale, DISTURBED * known))
+            self._shape[rows] = max(1.0, _learnt(known, min(seconds / self._scale, DISTURBED * known)))
             self._curve = []
+
+    def draft_measured(self, begin: float, each: float) -> None:
+        """What a draft takes whatever its length, and each guess: where all begins."""
+        self._draft_begin, self._draft_each = begin, each
 
     def drafted(self, guesses: int, seconds: float) -> None:
         """So many guesses, those that a draft was ended before among them, took so long."""
-        each = seconds / max(1, guesses)
-        known = self._draft_seconds
+        known = self._draft_cost(guesses)
+        if not known:
+            self._draft_each = seconds / max(1, guesses)
+            return
         # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
-        self._draft_seconds = each if known is None else _learnt(known, min(each, DISTURBED * known))
+        changed = _learnt(known, min(seconds, DISTURBED * known)) / known
+        self._draft_begin, self._draft_each = changed * self._draft_begin, changed * self._draft_each
+
+    def _draft_cost(self, guesses: int) -> float:
+        """Seconds of a draft; 0 before one was seen."""
+        return self._draft_begin + guesses * self._draft_each if guesses else 0.0
 
     def stepped(self, tokens: int, rows: int, guesses: int, looked: float, read: float) -> None:
         """A step with a draft, or with looking for one, gave so many tokens: so many guesses took `looked`
@@ -112,7 +129,7 @@ class Pace:
         """
         if self._plain is None:
             return
-        usual = min(looked, DISTURBED * guesses * (self._draft_seconds or looked))
+        usual = min(looked, DISTURBED * (self._draft_cost(guesses) or looked))
         missed, cost = (looked - usual) / self._plain, usual / self._plain
         # A pass of one says nothing of drafts.
         cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain if rows > 1 else 1.0
@@ -142,8 +159,10 @@ class Pace:
         self._probe_seconds = seconds
         if self._plain is not None:
             self._purse -= seconds / self._plain
-        if tokens and self._draft_seconds is not None:
-            self._draft_seconds = min(self._draft_seconds, seconds / tokens)
+        known = self._draft_cost(tokens)
+        if seconds < known:
+            self._draft_begin *= seconds / known
+            self._draft_each *= seconds / known
 
     def stood(self, chance: float) -> None:
         """A guess stood (1.0), fell (0.0), or would have stood with this chance."""
@@ -165,7 +184,7 @@ class Pace:
             if not self._trials and self._purse <= 0:
                 return 0
             self._trials = self._trials or TRIALS
-            most = min(most, TRIAL_LENGTH)
+            most = min(most, FIRST_LENGTH) if self._trials == TRIALS else most
         if self._pause:
             self._pause -= 1
             return 0
@@ -186,15 +205,28 @@ class Pace:
         return self._purse > 0 and self._purse >= min(FULL_PURSE, self._probe_seconds / self._plain)
 
     def least_chances(self, length: int) -> list[float]:
-        """For each token of a draft, the chance of being reached from which it is worth its cost.
+        """For each token of a draft, the chance of being reached from which it is worth its row in the pass.
 
         A token more is worth the time in which the way things go earns one.
         """
         if self._scale is None:
             return [0.0] * length
-        rows, draft = self._pass_costs(), self._draft_seconds or 0.0
-        worth = self._scale / max(self._earned_rate, 1.0)
-        return [min(1.0, max(0.0, draft + rows[i + 1] - rows[i]) / worth) for i in range(length)]
+        rows, worth = self._pass_costs(), self._worth(self._scale)
+        return [min(1.0, max(0.0, rows[i + 1] - rows[i]) / worth) for i in range(length)]
+
+    def further_chances(self, length: int) -> list[float]:
+        """For each token of a draft, the chance of being reached from which one more is worth being guessed
+        behind it: that stands with the acceptance, and takes time to guess too.
+        """
+        if self._scale is None:
+            return [0.0] * length
+        each, stands = self._draft_each / self._worth(self._scale), max(self.acceptance, LEAST_ACCEPTANCE)
+        least = self.least_chances(min(length + 1, MOST_DRAFTED))[1:]
+        return [min(1.0, (each + needed) / stands) for needed in least] + [1.0] * (length - len(least))
+
+    def _worth(self, scale: float) -> float:
+        """The seconds in which the way things go earns a token."""
+        return scale / max(self._earned_rate, 1.0)
 
     def pass_seconds(self, rows: int) -> float:
         """Seconds of a pass, 0 before one was seen."""
@@ -220,12 +252,12 @@ class Pace:
 
     def _rates(self, most: int) -> Sequence[float]:
         """Tokens a second with drafts of 0, 1, … `most` tokens."""
-        costs, draft = self._pass_costs(), self._draft_seconds or 0.0
+        costs = self._pass_costs()
         rates, tokens, reached = [], 0.0, 1.0
         for length in range(most + 1):
             tokens += reached
             reached *= self.acceptance
-            rates.append(tokens / (costs[length] + length * draft))
+            rates.append(tokens / (costs[length] + self._draft_cost(length)))
         return rates
 
 

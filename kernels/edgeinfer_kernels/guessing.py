@@ -24,9 +24,9 @@ class Manner:
 class Guesses:
     """Tokens in a row, each with its chance where it stands, float32.
 
-    `read`: how many tokens have been read, those that were given among them; the last guess isn't unless a
-    further one fell short. `candidates`: for each guess the ids that it was drawn from, rising, and their
-    weights (float32); empty where nothing was drawn.
+    `read`: how many tokens have been read, those that were given among them; the last guess isn't unless
+    another one fell short behind it. `candidates`: for each guess the ids that it was drawn from, rising,
+    and their weights (float32); empty where nothing was drawn.
     """
 
     ids: list[int]
@@ -49,6 +49,7 @@ class GuessingBackend(Protocol):
         ids: Sequence[int],
         start: int,
         least: Sequence[float],
+        further: Sequence[float],
         choices: int,
         manner: Manner,
         numbers: Sequence[float] = (),
@@ -56,7 +57,8 @@ class GuessingBackend(Protocol):
         """Read `ids` at positions start…, then guess and read on, len(least) guesses at most.
 
         It ends before a guess i whose chance of being reached, the product of its own and those before, is
-        below least[i], or where no logit is a finite number. `choices`: the first so many tokens may be
+        below least[i], behind one whose chance is below further[i], if that is given, or where no logit is a
+        finite number. `choices`: the first so many tokens may be
         guessed. `numbers`: none, or one from 0 to 1 for each guess, which is drawn with it; without them the
         best token is guessed. A backend may draw from fewer candidates than the manner leaves, and says so.
         """

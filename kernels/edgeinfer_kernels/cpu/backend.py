@@ -264,6 +264,7 @@ class CpuBackend:
         ids: Sequence[int],
         start: int,
         least: Sequence[float],
+        further: Sequence[float],
         choices: int,
         manner: Manner,
         numbers: Sequence[float] = (),
@@ -274,7 +275,7 @@ class CpuBackend:
             head = self._call, self._head_fields
             made = GuessLoop(self.specification, self._kernels, self._programs, steps, block, head)
             self._guess_loop = made
-        return self._guess_loop.run(self.team, ids, start, least, choices, manner, numbers)
+        return self._guess_loop.run(self.team, ids, start, least, further, choices, manner, numbers)
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """Both blocks of these layers, for a step of STEP_TOKENS at most."""

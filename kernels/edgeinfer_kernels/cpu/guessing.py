@@ -55,6 +55,7 @@ class GuessLoop:
         size = padded(specification.vocabulary_size)
         self._logits = np.zeros(size, np.float32)
         self._given, self._least = np.zeros(MOST_GUESSES, np.int64), np.zeros(MOST_GUESSES, np.float32)
+        self._further = np.zeros_like(self._least)
         self._ids, self._chances = np.zeros_like(self._given), np.zeros_like(self._least)
         self._numbers, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
         self._candidates = np.zeros((MOST_GUESSES, MOST_CANDIDATES), np.int64)
@@ -75,6 +76,7 @@ class GuessLoop:
             logit_scale=bits(specification.logit_scale),
             parts=keep(np.zeros(-(-size // LOGITS_A_PART) * PART_BYTES, np.uint8)),
             least=keep(self._least),
+            further=keep(self._further),
             candidates=keep(self._candidates),
             weights=keep(self._weights),
             candidate_counts=keep(self._counts),
@@ -93,6 +95,7 @@ class GuessLoop:
         ids: Sequence[int],
         start: int,
         least: Sequence[float],
+        further: Sequence[float],
         choices: int,
         manner: Manner,
         numbers: Sequence[float],
@@ -112,6 +115,7 @@ class GuessLoop:
         self._head[HEAD.logits // 8] = self._logits_address
         self._embed[EMBED.ids // 8] = self._given_address
         self._given[:given], self._least[:most] = ids, least
+        self._further[:most] = further or 0.0
         if numbers:
             self._numbers[:most] = numbers
         at = self._numbers_address if numbers else 0
@@ -121,7 +125,7 @@ class GuessLoop:
         return Guesses(
             self._ids[:found].tolist(),
             self._chances[:found].tolist(),
-            given + min(found, most - 1),
+            given + int(fields[GUESSING.passes // 8]) - 1,
             self._drawn_from(found) if numbers else (),
         )
 

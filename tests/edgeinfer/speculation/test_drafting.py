@@ -26,6 +26,7 @@ def always_draft(model: Model, length: int) -> None:
     pace = model.speculator.pace
     setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
     setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+    setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
 
 
 @pytest.fixture(scope="module")

@@ -232,6 +232,7 @@ def take_guess(block, step):
     """The next token, and all that the turn behind it reads; or the end of the loop."""
     top, token, chance = best_of_parts(block)
     store_i64(block + GUESSING.going, 0)
+    store_i64(block + GUESSING.passes, step + 1)
     if not LEAST < top < MOST:
         return
     if load_f32(block + GUESSING.temperature) > np.float32(0):
@@ -251,7 +252,8 @@ def take_guess(block, step):
     store_i64(ids, token)
     store_f32(load_i64(block + GUESSING.chances) + 4 * step, chance)
     store_i64(block + GUESSING.count, step + 1)
-    if step + 1 < load_i64(block + GUESSING.most):
+    worthwhile = reached >= load_f32(load_i64(block + GUESSING.further) + 4 * step)
+    if worthwhile and step + 1 < load_i64(block + GUESSING.most):
         go_on(block, ids)
         store_i64(block + GUESSING.going, 1)
 
