@@ -66,7 +66,8 @@ class DraftModel(OneByOne):
             self._engine.append(missed[:-1])
             missed = missed[-1:]
         found = self._guessing.guesses(missed, least, further, self._choices, manner, numbers)
-        return Draft(tuple(found.ids), _distributions(found) if drawn else None)
+        distributions = _distributions(found) if drawn else None
+        return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
 
     def _missed(self, history: Sequence[int]) -> list[int]:
         """What the engine hasn't read of `history`, its last token in any case; it forgets all else."""

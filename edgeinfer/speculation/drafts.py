@@ -22,6 +22,9 @@ class Draft:
     leaves beside it; its tokens aren't drawn.
     """
 
+    chances: tuple[float, ...] = ()
+    """For each of the tokens, or for none: how likely its drafter thought it, the ones before given."""
+
     @property
     def leaves(self) -> list[tuple[int, int]]:
         """(place, token) of all that is beside the long branch, in the order in which it is read."""

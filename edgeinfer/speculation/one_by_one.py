@@ -50,6 +50,7 @@ class OneByOne(ABC):
         drawn = settings.temperature > 0 and settings.seed is None and not self.leaves
         sampler = self._sampler_for(settings)
         said, ids, distributions, reached = list(history), list[int](), list[Distribution](), 1.0
+        words: list[float] = []
         others: list[tuple[int, float]] = []
         found = self._behind(said)
         if found is None:
@@ -60,13 +61,14 @@ class OneByOne(ABC):
             before = reached
             if settings.temperature == 0:
                 token = sampler.best(logits, said)
-                reached *= self._share(logits, token)
+                words.append(self._share(logits, token))
             else:
                 candidates, chances = sampler.distribution(logits, said)
                 at = sampler.draw(chances) if drawn else int(chances.argmax())
                 token = int(candidates[at])
-                reached *= float(chances[at]) if len(chances) > 1 else self._share(logits, token)
+                words.append(float(chances[at]) if len(chances) > 1 else self._share(logits, token))
                 distributions.append((candidates, chances))
+            reached *= words[-1]
             if reached < needed:
                 break
             ids.append(token)
@@ -78,7 +80,7 @@ class OneByOne(ABC):
             if len(ids) < len(least):
                 logits = self._following(ids[-1])
         drawn_from = tuple(distributions[: len(ids)]) if drawn else None
-        return Draft(tuple(ids), drawn_from, self._likeliest(others))
+        return Draft(tuple(ids), drawn_from, self._likeliest(others), tuple(words[: len(ids)]))
 
     def _likeliest(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
         """The `leaves` most likely of the next best tokens, each at its place."""

@@ -9,6 +9,7 @@ as well: it decides how sure a guess must be, and as long as it isn't more than 
 are trials, short ones, that live on a small allowance. Where nothing is promised, drafts pause.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 MOST_DRAFTED = 7
@@ -16,6 +17,8 @@ MOST_DRAFTED = 7
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
 """Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
 LEAST_ACCEPTANCE = 0.1
+LEAST_TRUST, MOST_TRUST, TRUST_STEP = 0.1, 2.0, 0.1
+"""Between what that power lies, and by what share a surprise changes it."""
 ROW_SHARE = 0.08
 """What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
 ACCEPTANCE_MEMORY = 0.95
@@ -32,8 +35,12 @@ thought over: a slow hour isn't held against drafts for ever.
 """
 THINK_EVERY = 16
 """Tokens of a pause after which it is thought over again, if no guess has been judged before."""
-PLAIN_EVERY = 32
-"""After so many passes with drafts one is made without."""
+PLAIN_EVERY = 64
+"""After so many passes with drafts some are made without."""
+PLAIN_RUN = 3
+"""So many in a row: behind a draft a pass takes longer, as that has been in the caches, so that the first of
+them doesn't count.
+"""
 GAIN = 1.05
 """A draft has to promise so much more tokens a second than none."""
 EARNED_MEMORY = 0.9
@@ -62,7 +69,7 @@ class Pace:
     def __init__(self) -> None:
         self._scale: float | None = None
         self._shape: dict[int, float] = {1: 1.0}
-        self._since_plain = 0
+        self._since_plain, self._plain_run = 0, 0
         self._curve: list[float] = []
         self._draft_begin, self._draft_each = 0.0, 0.0
         """Seconds that a draft takes whatever its length, and those of each guess."""
@@ -72,6 +79,8 @@ class Pace:
         """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
         self._earned_tokens = self._earned_cost = 0.0
         self._steps = 0
+        self._trust = 1.0
+        """The power to which what a drafter says of its guesses is raised."""
         self._purse, self._trials = FIRST_PURSE, 0
         self._pause = 0
         """Tokens to come for which nothing is drafted."""
@@ -91,11 +100,12 @@ class Pace:
     def passed(self, rows: int, seconds: float) -> None:
         """A pass of so many rows took so long."""
         self._purse = min(FULL_PURSE, self._purse + ALLOWANCE)
-        if rows == 1:
+        self._plain_run = self._plain_run + 1 if rows == 1 else 0
+        if rows == 1 and (self._plain_run > 1 or self._scale is None):
             self._scale = _learnt(self._scale or seconds, seconds)
             self._plain = _mixed(COST_MEMORY, self._plain or seconds, min(seconds, DISTURBED * self._scale))
-            self._since_plain = 0
-        elif self._scale is not None:
+            self._since_plain = 0 if self._plain_run >= PLAIN_RUN else self._since_plain
+        elif rows > 1 and self._scale is not None:
             self._since_plain += 1
             if seconds < self._scale:  # then one row takes no longer, by now: it is time to look how long
                 self._scale = _learnt(self._scale, seconds)
@@ -131,8 +141,8 @@ class Pace:
             return
         usual = min(looked, DISTURBED * (self._draft_cost(guesses) or looked))
         missed, cost = (looked - usual) / self._plain, usual / self._plain
-        # A pass of one says nothing of drafts.
-        cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain if rows > 1 else 1.0
+        cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain
+        self._plain_run = 0
         self._steps += 1
         self._trials = max(0, self._trials - 1)
         self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
@@ -175,6 +185,16 @@ class Pace:
         for index in range(min(stood + 1, drafted)):
             self.stood(float(index < stood))
 
+    def heard(self, chances: Sequence[float], stood: int) -> None:
+        """What a drafter thought of its guesses, of which so many stood before the first that fell.
+
+        A guess that its drafter is unsure of, as the model may be too, stands more often than it says: what
+        it says is raised to a power that is learnt, so that on average as much is expected as comes.
+        """
+        for place, chance in enumerate(chances[: stood + 1]):
+            surprise = chance**self._trust - (place < stood)
+            self._trust = min(MOST_TRUST, max(LEAST_TRUST, self._trust * math.exp(TRUST_STEP * surprise)))
+
     def length(self, most: int) -> int:
         """Tokens to draft now, `most` at most; 0: none."""
         most = min(most, MOST_DRAFTED)
@@ -211,8 +231,7 @@ class Pace:
         """
         if self._scale is None:
             return [0.0] * length
-        rows, worth = self._pass_costs(), self._worth(self._scale)
-        return [min(1.0, max(0.0, rows[i + 1] - rows[i]) / worth) for i in range(length)]
+        return self._said(self._row_chances(self._scale, length))
 
     def further_chances(self, length: int) -> list[float]:
         """For each token of a draft, the chance of being reached from which one more is worth being guessed
@@ -221,8 +240,17 @@ class Pace:
         if self._scale is None:
             return [0.0] * length
         each, stands = self._draft_each / self._worth(self._scale), max(self.acceptance, LEAST_ACCEPTANCE)
-        least = self.least_chances(min(length + 1, MOST_DRAFTED))[1:]
-        return [min(1.0, (each + needed) / stands) for needed in least] + [1.0] * (length - len(least))
+        rows = self._row_chances(self._scale, min(length + 1, MOST_DRAFTED))[1:]
+        return self._said([(each + row) / stands for row in rows] + [1.0] * (length - len(rows)))
+
+    def _row_chances(self, scale: float, length: int) -> list[float]:
+        """The chance of being reached that pays for a token's row, for each of a draft."""
+        rows, worth = self._pass_costs(), self._worth(scale)
+        return [max(0.0, rows[i + 1] - rows[i]) / worth for i in range(length)]
+
+    def _said(self, chances: Sequence[float]) -> list[float]:
+        """What a drafter must say where these chances are wanted."""
+        return [min(1.0, chance) ** (1 / self._trust) for chance in chances]
 
     def _worth(self, scale: float) -> float:
         """The seconds in which the way things go earns a token."""

@@ -141,8 +141,9 @@ class Speculator:
         self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
     ) -> None:
         """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
-        self.pace.passed(1, seconds)
-        if self._looked is not None:
+        if self._looked is None:
+            self.pace.passed(1, seconds)
+        else:
             self.pace.stepped(1, 1, *self._looked, seconds)
         count.passes += 1
         count.tokens += 1
@@ -180,6 +181,7 @@ class Speculator:
         self.pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
+        self.pace.heard(draft.chances, stood)
         count.drafted += guesses
         count.stood += stood
         count.passes += 1

@@ -135,7 +135,7 @@ def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> Non
         assert model.speculator is not None
         pace = model.speculator.pace
         assert pace.pass_seconds(1) > 0
-        assert pace.least_chances(1)[0] > 0
+        assert pace.further_chances(1)[0] > 0
 
 
 def test_auto_says_what_the_draft_costs() -> None:
