@@ -42,7 +42,7 @@ PLAIN_RUN = 3
 them doesn't count.
 """
 GAIN = 1.05
-"""A draft has to promise so much more tokens a second than none."""
+"""A draft has to promise, and drafts have to earn, so much more tokens a second than none."""
 EARNED_MEMORY = 0.9
 """Weight of the steps before in what drafting earns, when there is one more."""
 EVIDENCE = 4
@@ -154,7 +154,7 @@ class Pace:
     @property
     def earns(self) -> bool:
         """Whether drafts are seen to give more than plain decoding."""
-        return self._steps >= EVIDENCE and self._earned_tokens >= self._earned_cost
+        return self._steps >= EVIDENCE and self._earned_tokens > GAIN * self._earned_cost
 
     @property
     def _earned_rate(self) -> float:
@@ -231,7 +231,7 @@ class Pace:
         """
         if self._scale is None:
             return [0.0] * length
-        return self._said(self._row_chances(self._scale, length))
+        return self._said([self._row_chance(self._scale, length)] * length)
 
     def further_chances(self, length: int) -> list[float]:
         """For each token of a draft, the chance of being reached from which one more is worth being guessed
@@ -240,13 +240,14 @@ class Pace:
         if self._scale is None:
             return [0.0] * length
         each, stands = self._draft_each / self._worth(self._scale), max(self.acceptance, LEAST_ACCEPTANCE)
-        rows = self._row_chances(self._scale, min(length + 1, MOST_DRAFTED))[1:]
-        return self._said([(each + row) / stands for row in rows] + [1.0] * (length - len(rows)))
+        return self._said([(each + self._row_chance(self._scale, length)) / stands] * length)
 
-    def _row_chances(self, scale: float, length: int) -> list[float]:
-        """The chance of being reached that pays for a token's row, for each of a draft."""
-        rows, worth = self._pass_costs(), self._worth(scale)
-        return [max(0.0, rows[i + 1] - rows[i]) / worth for i in range(length)]
+    def _row_chance(self, scale: float, length: int) -> float:
+        """The chance of being reached that pays for a row of a draft of this length, all alike: costs that are
+        measured one by one are too uncertain to tell a row from the next.
+        """
+        rows = self._pass_costs()
+        return max(0.0, rows[length] - rows[0]) / (length * self._worth(scale))
 
     def _said(self, chances: Sequence[float]) -> list[float]:
         """What a drafter must say where these chances are wanted."""
