@@ -141,7 +141,9 @@ class Pace:
             return
         usual = min(looked, DISTURBED * (self._draft_cost(guesses) or looked))
         missed, cost = (looked - usual) / self._plain, usual / self._plain
-        cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain
+        # A pass of one is what plain decoding would have made, and no measure of it.
+        cost += min(read, DISTURBED * self.pass_seconds(rows)) / self._plain if rows > 1 else 1.0
+        self._since_plain += rows == 1
         self._plain_run = 0
         self._steps += 1
         self._trials = max(0, self._trials - 1)
@@ -243,8 +245,8 @@ class Pace:
         return self._said([(each + self._row_chance(self._scale, length)) / stands] * length)
 
     def _row_chance(self, scale: float, length: int) -> float:
-        """The chance of being reached that pays for a row of a draft of this length, all alike: costs that are
-        measured one by one are too uncertain to tell a row from the next.
+        """The chance of being reached that pays for a row of a draft of this length, all alike: costs that
+        are measured one by one are too uncertain to tell a row from the next.
         """
         rows = self._pass_costs()
         return max(0.0, rows[length] - rows[0]) / (length * self._worth(scale))

@@ -27,7 +27,7 @@ def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> P
         pace.judged(1, int(stood))
     if earns:
         for _ in range(EVIDENCE):
-            pace.stepped(8, 1, 0, 0.0, 1.0)
+            pace.stepped(8, 2, 0, 0.0, 1.0)
     assert pace.earns == earns
     return pace
 
@@ -287,7 +287,7 @@ def test_a_guess_is_worth_what_the_way_things_go_earns() -> None:
     # A guess costs 0.1 too, and nearly all stand.
     assert further == pytest.approx([0.2, 0.2, 0.2], rel=0.05)
     for _ in range(40):
-        pace.stepped(2, 1, 0, 0.0, 1.0)
+        pace.stepped(2, 2, 0, 0.0, 1.0)
     assert pace.least_chances(3) == pytest.approx([0.2, 0.2, 0.2])
 
 
@@ -336,3 +336,21 @@ def test_what_a_drafter_says_of_its_guesses_is_compared_with_what_comes() -> Non
     guesses_of_lookup = certain({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
     guesses_of_lookup.heard((), 0)
     assert guesses_of_lookup.least_chances(2) == before
+
+
+def test_looks_that_find_nothing_earn_nothing_however_quick_the_machine_becomes() -> None:
+    pace = paced(0.05, 0.1, [True] * 20)
+    looked = 0
+    while pace.earns:
+        looked += 1
+        pace.stepped(1, 1, 1, 0.1, 0.5)
+    assert looked < 40
+
+
+def test_plain_decoding_is_timed_again_when_all_steps_look_and_find_nothing() -> None:
+    pace = paced(0.05, 0.1, [True] * 20)
+    for _ in range(PLAIN_EVERY):
+        assert pace.length(7) > 0
+        pace.stepped(1, 1, 1, 0.0, 1.0)
+        pace.stepped(8, 2, 0, 0.0, 1.0)
+    assert pace.length(7) == 0
