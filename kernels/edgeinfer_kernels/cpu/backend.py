@@ -26,6 +26,7 @@ from edgeinfer_kernels.cpu.memory import (
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.program import LayerBlocks, Programs
 from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
+from edgeinfer_kernels.cpu.returned_rows import ReturnedRows
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
@@ -205,6 +206,7 @@ class CpuBackend:
             head = self._functions["head_block"], self._head
             self._step_run = self._programs.whole(before, head, self._call_address)
         self._guess_loop: GuessLoop | None = None
+        self._logits_room = ReturnedRows(padded(self.specification.vocabulary_size))
 
     def _layer_blocks(self, layer: int) -> LayerBlocks:
         name, block = self._feed_forward[layer]
@@ -320,7 +322,7 @@ class CpuBackend:
 
     def _room_for_logits(self, rows: int) -> npt.NDArray[np.float32]:
         """Where the head's kernel will write."""
-        whole = np.empty((rows, padded(self.specification.vocabulary_size)), np.float32)
+        whole = self._logits_room.rows(rows)
         self._head_fields[HEAD.logits // 8] = quick_address(whole)
         return whole
 

@@ -231,7 +231,8 @@ def test_the_best_of_several_rows_are_those_of_each() -> None:
     rows[2, [7, 90]] = 9.0  # the lowest id among equals
     sampler = Sampler(SamplerSettings(temperature=0.0), 300)
     assert sampler.best_of_each(rows) == [sampler.sample(row, []) for row in rows]
-    for fields in ({"temperature": 0.5}, {"temperature": 0.0, "repeat_penalty": 1.2}):
+    others: list[dict[str, Any]] = [{"temperature": 0.5}, {"temperature": 0.0, "repeat_penalty": 1.2}]
+    for fields in others:
         assert Sampler(SamplerSettings(**fields), 300).best_of_each(rows) is None
     rows[3, 5] = np.nan
     with pytest.raises(LogitsError, match="saw NaN for 1 of 300 tokens"):
