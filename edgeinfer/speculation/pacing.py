@@ -27,6 +27,8 @@ COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
 """Weight of the known cost when something dearer, or something cheaper, is seen: disturbed passes are longer,
 never shorter, so that what is quick is believed sooner.
 """
+PLAIN_MEMORY = 0.7
+"""Weight of the passes before in what drafting is compared with."""
 DISTURBED = 1.5
 """A pass or a draft counts for at most so many times what it should have taken."""
 SHAPE_RETURN = 0.92
@@ -91,8 +93,10 @@ class Pace:
         return self._stood / self._judged
 
     def measured(self, seconds: Mapping[int, float]) -> None:
-        """What passes of some rows, one of them 1, took one after the other: where all begins."""
-        self._scale = self._plain = seconds[1]
+        """What passes of some rows, one of them 1, took one after the other, maybe long ago: where all
+        begins, but for what drafting is compared with, which is timed first.
+        """
+        self._scale, self._plain, self._since_plain = seconds[1], None, PLAIN_EVERY
         # More rows never take less: what says so was measured while something else ran.
         self._shape = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
         self._curve = []
@@ -103,7 +107,7 @@ class Pace:
         self._plain_run = self._plain_run + 1 if rows == 1 else 0
         if rows == 1 and (self._plain_run > 1 or self._scale is None):
             self._scale = _learnt(self._scale or seconds, seconds)
-            self._plain = _mixed(COST_MEMORY, self._plain or seconds, min(seconds, DISTURBED * self._scale))
+            self._plain = _mixed(PLAIN_MEMORY, self._plain or seconds, min(seconds, DISTURBED * self._scale))
             self._since_plain = 0 if self._plain_run >= PLAIN_RUN else self._since_plain
         elif rows > 1 and self._scale is not None:
             self._since_plain += 1

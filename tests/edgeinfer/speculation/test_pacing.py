@@ -190,10 +190,19 @@ def test_a_token_must_be_likely_enough_to_be_worth_its_cost() -> None:
     assert Pace().least_chances(3) == Pace().further_chances(3) == [0.0] * 3
 
 
-def certain(rows: dict[int, float]) -> Pace:
-    """A pace whose guesses have all stood, with passes that cost so much."""
+def begun(rows: dict[int, float]) -> Pace:
+    """A pace that has been told what passes cost, and has seen plain ones."""
     pace = Pace()
     pace.measured(rows)
+    for _ in range(PLAIN_RUN):
+        assert pace.length(7) == 0
+        pace.passed(1, rows[1])
+    return pace
+
+
+def certain(rows: dict[int, float]) -> Pace:
+    """A pace whose guesses have all stood, with passes that cost so much."""
+    pace = begun(rows)
     for _ in range(50):
         pace.judged(4, 4)
     pace.drafted(4, 0.4)
@@ -236,8 +245,7 @@ def wasted(pace: Pace, tokens: int, missed: float) -> float:
 
 @pytest.mark.parametrize("missed", [0.0, 1.0, 5.0])
 def test_a_useless_draft_costs_little_however_much_it_has_to_read(missed: float) -> None:
-    pace = Pace()
-    pace.measured({1: 1.0, 2: 1.02, 4: 1.06, 8: 1.14})
+    pace = begun({1: 1.0, 2: 1.02, 4: 1.06, 8: 1.14})
     pace.draft_measured(0.0, 0.06)
     # The very first trials read what was missed as an investment.
     assert wasted(pace, 48, missed) <= 0.03 * 48 + missed
@@ -354,3 +362,17 @@ def test_plain_decoding_is_timed_again_when_all_steps_look_and_find_nothing() ->
         pace.stepped(1, 1, 1, 0.0, 1.0)
         pace.stepped(8, 2, 0, 0.0, 1.0)
     assert pace.length(7) == 0
+
+
+def test_what_was_measured_long_ago_is_no_measure_of_what_drafts_earn() -> None:
+    pace = Pace()
+    pace.measured({1: 9.0, 2: 9.1, 4: 9.2, 8: 9.4})  # something else was running
+    pace.draft_measured(0.0, 0.1)
+    for _ in range(40):
+        if pace.length(7):
+            pace.passed(4, 3.0)
+            pace.stepped(2, 4, 3, 0.3, 3.0)
+        else:
+            pace.passed(1, 1.0)
+    assert pace.pass_seconds(1) == pytest.approx(1.0, rel=0.1)
+    assert not pace.earns
