@@ -163,7 +163,7 @@ class Sampler:
 
         Raises: as `distribution`.
         """
-        if self.settings.temperature != 0 or not self._as_they_are:
+        if self.settings.temperature != 0 or not self._all_alike or self.constraint:
             return None
         self._last = None
         found = logits.argmax(axis=1)
