@@ -169,7 +169,7 @@ class TokenStream:
             speed,
             accepted_share=self._drafts.accepted_share,
             tokens_per_pass=self._drafts.tokens_per_pass,
-            speculation_gain=self._drafts.gain(self._speculator.pace.pass_seconds(1)),
+            speculation_gain=self._drafts.gain(self._speculator.pace.plain_seconds),
         )
 
     def _prefill(self) -> tuple[npt.NDArray[np.float32], list[int]]:

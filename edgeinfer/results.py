@@ -35,7 +35,7 @@ class Speed:
     tokens_per_pass: float | None = None
     """Tokens that a pass of the model gave, with drafts and without."""
     speculation_gain: float | None = None
-    """Tokens a second over what they would be without drafts, by what a pass of one token takes."""
+    """Tokens a second over what they would be without drafts, by what tokens without took last."""
 
     def side_by_side(self, rows: float) -> "Speed":
         """The speed where a pass gave a token each to so many answers, and read the weights once for all."""

@@ -92,6 +92,11 @@ class Pace:
         """The chance that a guess stands, if those before it do."""
         return self._stood / self._judged
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a token of plain decoding, as they come; None before one was seen."""
+        return self._plain
+
     def measured(self, seconds: Mapping[int, float]) -> None:
         """What passes of some rows, one of them 1, took one after the other, maybe long ago: where all
         begins, but for what drafting is compared with, which is timed first.

@@ -51,9 +51,9 @@ class DraftCount:
     def tokens_per_pass(self) -> float:
         return self.tokens / self.passes if self.passes else 0.0
 
-    def gain(self, plain_seconds: float) -> float:
-        """Tokens a second over those of plain decoding, where a token takes so long."""
-        return self.tokens * plain_seconds / self.seconds if self.seconds > 0 else 1.0
+    def gain(self, plain_seconds: float | None) -> float | None:
+        """Tokens a second over those of plain decoding, where a token takes so long; None: nobody knows."""
+        return self.tokens * plain_seconds / self.seconds if plain_seconds and self.seconds > 0 else None
 
 
 class Speculator:
