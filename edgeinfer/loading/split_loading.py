@@ -87,7 +87,8 @@ def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
 def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:
     """The fastest placement within the budgets, at the speeds of this machine."""
     wishes, cache_folder = source.wishes, user_folder("cache")
-    machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, kernel_formats(source.weights))
+    formats, nbytes = kernel_formats(source.weights), source.sizes.nbytes
+    machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, formats, nbytes)
     machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
     asked = PlanWishes(
         context=source.context,
@@ -150,7 +151,8 @@ class _Sides:
         refused = above.serve_with(host, meets_in_graph=meets)
         changing = [layer for layer in plan.layers if layer.changing]
         if changing:
-            above.refill_experts(ExpertSlots(changing[0].experts, [layer.gpu_experts for layer in changing]))
+            used, slots = most_used(facts), [layer.gpu_experts for layer in changing]
+            above.refill_experts(ExpertSlots(changing[0].experts, used, slots))
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,

@@ -177,7 +177,7 @@ class ModelPlacing:
         draft = side if self.draft and self.draft[side] else (CPU if self.draft else None)
         choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
         found = self.search.placement(choices, self._ends(side, side, draft))
-        return found if side == CPU else replace(found, seconds=found.seconds + SYNCHRONISE_SECONDS)
+        return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
         """Nothing on the GPU but the draft model; None: there is none, or no room for it."""
@@ -246,6 +246,27 @@ class ModelPlacing:
             best = whole
         return best if best and best.seconds < float("inf") else None
 
+    def spread(self, chosen: Placement) -> Placement | None:
+        """The placement with as many experts on the GPU in every layer as in any other, for them to change;
+        None: there are no layers to spread them over, or no experts.
+        """
+        layers = [
+            i
+            for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))
+            if choice.attention == GPU and cost.is_mixture and cost.units
+        ]
+        each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
+        if not each or any(each >= self.costs[i].units for i in layers):
+            return None
+        choices = list(chosen.choices)
+        for i in layers:
+            choices[i] = choices[i]._replace(units=each)
+        found, budget = self.search.placement(choices, chosen.ends), self._budget(self.vram)
+        if found.gpu_bytes + budget.gpu_fixed > max(self.vram, chosen.gpu_bytes + budget.gpu_fixed):
+            return None
+        waiting = float(budget.penalty(found.cpu_bytes))
+        return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
+
     @property
     def weights_place(self) -> Place:
         """Where the CPU's weights lie."""
@@ -262,7 +283,9 @@ class ModelPlacing:
         return self._gpu_fixed + self._sent_bytes(host_attends=False)
 
     def host_seconds(self, chosen: Placement) -> float:
-        """What a token that a GPU has worked on costs the host."""
+        """What a token costs the host beside the model's parts."""
+        if not chosen.uses_gpu:
+            return self.machine.processor.token_seconds
         divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
         return DIVIDED_SECONDS if divided else SYNCHRONISE_SECONDS
 

@@ -22,7 +22,9 @@ from edgeinfer_offload.spilling import spilled
 
 GIBIBYTE = 1 << 30
 CHANGING_WORTH = 1.02
-"""A plan under which experts change places may be planned so many times as long as one where they stay."""
+"""A plan under which experts change places may take so many times as long as one where they stay, if tokens
+use all experts alike: what they gain where tokens don't isn't known before.
+"""
 STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
@@ -46,21 +48,24 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
 
 
 def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
-    """The fastest placement; with the GPU's experts in main memory too, if there is room for them as well."""
-    fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
-    if not any(layer.has_some_experts for layer in fixed.layers):
+    """The fastest placement; or as many experts on the GPU in each layer, and all in main memory too, if
+    there is room for that and even routing is hardly slower so.
+    """
+    staying = replace(wishes, changing_experts=False)
+    fixed = plan_memory(sizes, machine, staying)
+    chosen = ModelPlacing(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
+    placing = ModelPlacing(sizes, machine, replace(fixed.wishes, changing_experts=True))
+    spread = chosen and placing.spread(chosen)
+    if spread is None:
         return fixed
     try:
-        changing = _plan(ModelPlacing(sizes, machine, wishes))
+        changing = replace(_plan_of(placing, spread), steps=fixed.steps)
     except PlanError:
-        changing = None
-    if (
-        changing is None
-        or any(layer.rest == "disk" for layer in changing.layers)
-        or changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
-    ):
         return replace(fixed, steps=(STAYING, *fixed.steps))
-    return changing
+    if any(layer.rest == "disk" for layer in changing.layers):
+        return replace(fixed, steps=(STAYING, *fixed.steps))
+    slower = changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
+    return fixed if slower else changing
 
 
 def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
@@ -109,12 +114,16 @@ def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
 
 
 def _plan(placing: ModelPlacing) -> MemoryPlan:
-    wishes, side = placing.wishes, GPU if placing.wishes.device == "gpu" else CPU
+    side = GPU if placing.wishes.device == "gpu" else CPU
     if side == GPU and not placing.can_be_whole:
         raise PlanError(placing.refusal or "the GPU has no kernels for one of the layers")
     chosen = placing.choose(placing.vram)
     if chosen is None:
         raise _refusal(placing, side)
+    return _plan_of(placing, chosen)
+
+
+def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
     items, layers = _items(placing, chosen)
     items, layers, waiting = spilled(items, layers, placing)
     here = [item for item in items if item.device == "cpu"]
@@ -128,7 +137,7 @@ def _plan(placing: ModelPlacing) -> MemoryPlan:
         embedding="gpu" if ends.embedding == GPU else "disk",
         draft=None if ends.draft is None else PLACES[ends.draft],
         machine=placing.machine,
-        wishes=wishes,
+        wishes=placing.wishes,
         vram_bytes=placing.vram,
         ram_bytes=placing.ram,
         prediction=_prediction(placing, chosen, items, waiting),
@@ -190,7 +199,8 @@ def _around_the_layers(
     if placing.works_on_cpu(chosen):
         fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen)))
     if not chosen.uses_gpu:
-        return items
+        between = 1000 * placing.host_seconds(chosen)
+        return [*items, PlannedItem("between tokens", "cpu", 0, between, "CPU latency")] if between else items
     fixed("workspace", "gpu", placing.gpu_workspace)
     fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
     fixed("CUDA context", "gpu", placing.driver_bytes)

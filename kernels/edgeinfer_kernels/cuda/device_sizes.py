@@ -205,10 +205,10 @@ def _used(sizes: ModelSizes) -> int:
 
 
 def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Scores, choices, weights and counts of a step's or a chunk's tokens; see `RoutingSpace`."""
+    """Scores, choices and weights of a step's or a chunk's tokens; see `RoutingSpace`."""
     used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
     words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
-    return sum(taken(tokens * each, 4) for each in words) + taken(len(sizes.layers) * count, 4)
+    return sum(taken(tokens * each, 4) for each in words)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
