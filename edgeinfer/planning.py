@@ -84,6 +84,7 @@ def plan_model(
         repack=repack,
         disk=True,
         routing=None if only_cpu else routing,
+        changing_experts=not only_cpu,
         # As in loading: on a GPU nothing drafts unless it is asked for.
         draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )

@@ -35,8 +35,8 @@ MOST_OVER, SLACK = 1.01, 8 * MIB
 PROMPT = 512
 WARM_UP = 4
 """Tokens that aren't counted."""
-PROMPTS = 3
-"""Prompts that are read; the first isn't counted."""
+PROMPTS, PROMPT_SECONDS = 8, 2.0
+"""Prompts that are read at most, and for how long; the first isn't counted."""
 
 
 class HostMemoryMark:
@@ -144,7 +144,10 @@ def _row(
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
             rate = 1 / token_seconds(model, generated)
             prompt = Workload("prompt", min(PROMPT, context - 16))
-            seconds = [own_seconds(model, prompt) for _ in range(PROMPTS)][1:]
+            own_seconds(model, prompt)
+            seconds = [own_seconds(model, prompt)]
+            while len(seconds) < PROMPTS - 1 and sum(seconds) < PROMPT_SECONDS:
+                seconds.append(own_seconds(model, prompt))
             _take_buffers(model, model.plan)
             found = Measured(mark.held(), mark.at_most(), here.held(), rate, prompt.tokens / median(seconds))
             return BudgetRow(model.name, budget, share, model.plan, found)

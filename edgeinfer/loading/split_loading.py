@@ -40,8 +40,6 @@ from edgeinfer_offload.this_machine import (
 ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""
 SHARE_LEFT = 0.9
-CHANGING_EXPERTS = False
-"""Whether hot experts take the places of cold ones while a mixture decodes, where main memory holds all."""
 
 
 def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
@@ -98,7 +96,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         repack=wishes.repack,
         batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
-        changing_experts=CHANGING_EXPERTS,
+        changing_experts=True,
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)

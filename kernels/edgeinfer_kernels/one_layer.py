@@ -28,20 +28,26 @@ NORM = NormSpecification("rms", 1e-5)
 def one_layer(format_name: str, rows: int) -> tuple[DecoderSpecification, DecoderWeights]:
     """A decoder of one small layer with a head of `rows`, all in one format; its weights are zeros."""
     attention = AttentionSpecification(1, 1, SMALL, SMALL**-0.5, NORM, None)
-    return _decoder(format_name, rows, WIDTH, SMALL, attention, 1)
+    return _decoder(format_name, rows, WIDTH, SMALL, attention, 1, neurons=SMALL)
 
 
 def narrow_layers(format_name: str, rows: int, layers: int) -> tuple[DecoderSpecification, DecoderWeights]:
     """As many layers as small models have, NARROW wide, with a head of `rows`; their weights are zeros."""
     heads = NARROW // HEAD_DIM
     attention = AttentionSpecification(heads, heads, HEAD_DIM, HEAD_DIM**-0.5, NORM, None)
-    return _decoder(format_name, rows, NARROW, NARROW, attention, layers)
+    return _decoder(format_name, rows, NARROW, NARROW, attention, layers, neurons=4 * NARROW)
 
 
 def _decoder(
-    format_name: str, rows: int, width: int, hidden: int, attention: AttentionSpecification, layers: int
+    format_name: str,
+    rows: int,
+    width: int,
+    hidden: int,
+    attention: AttentionSpecification,
+    layers: int,
+    neurons: int,
 ) -> tuple[DecoderSpecification, DecoderWeights]:
-    """`hidden`: rows of q, k and v, and neurons."""
+    """`hidden`: rows of q, k and v."""
 
     def matrix(name: str, count: int, columns: int) -> Matrix:
         raw = np.zeros((count, block_format(format_name).row_bytes(columns)), np.uint8)
@@ -51,8 +57,8 @@ def _decoder(
         q, k, v = (matrix(f"attn_{part}", hidden, width) for part in "qkv")
         output, up, down = (
             matrix("attn_output", width, hidden),
-            matrix("ffn_up", hidden, width),
-            matrix("ffn_down", width, hidden),
+            matrix("ffn_up", neurons, width),
+            matrix("ffn_down", width, neurons),
         )
         return LayerWeights(
             AttentionWeights(q, k, v, output, attn_norm=ones), FeedForwardWeights(up, down, ffn_norm=ones)

@@ -35,7 +35,7 @@ class Habits:
     """
     look_after: int = 16
     """Tokens from one look to the next, if that finds something."""
-    look_seldom: int = 512
+    look_seldom: int = 64
     """The same where nothing was found, again and again: each time it is twice as long."""
     at_once: int = 16
     """Swaps that a look finds at most."""
@@ -103,8 +103,8 @@ class ExpertSlots:
     def _proposals(self) -> list[Swap]:
         habits, rates, rows = self.habits, self.rates, np.arange(len(self.slots))[:, None]
         resident = self.slots >= 0
-        best = np.argsort(np.where(resident | self._coming, np.inf, -rates), axis=1)[:, : habits.a_layer]
-        worst = np.argsort(np.where(resident, rates, np.inf), axis=1)[:, : habits.a_layer]
+        best = _lowest(np.where(resident | self._coming, np.inf, -rates), habits.a_layer)
+        worst = _lowest(np.where(resident, rates, np.inf), habits.a_layer)
         share = habits.fast_share
         spread = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
         high, low = rates[rows, best], rates[rows, worst]
@@ -131,6 +131,11 @@ class ExpertSlots:
         """The slot holds the new expert."""
         self._coming[swap.layer, swap.expert] = False
         self.slots[swap.layer, swap.expert] = swap.slot
+
+
+def _lowest(values: Floats, count: int) -> Ints:
+    """(rows, count): the places of each row's lowest values, the lowest first."""
+    return np.argsort(values, axis=1, kind="stable")[:, :count]
 
 
 class _Mean:

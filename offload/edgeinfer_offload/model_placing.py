@@ -115,12 +115,11 @@ class ModelPlacing:
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
-        between CPU and GPU, the mailbox too, and what experts that change places and prompts take.
+        between CPU and GPU, the mailbox too, and what prompts take.
         """
         logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
         mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
-        refills = device_sizes.REFILL_BYTES if shared and self.wishes.changing_experts else 0
-        return STAGING_BYTES + logits + mailbox + refills + (self._pinned_ring if shared else 0)
+        return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
 
     @property
     def _pinned_ring(self) -> int:
@@ -246,9 +245,9 @@ class ModelPlacing:
             best = whole
         return best if best and best.seconds < float("inf") else None
 
-    def spread(self, chosen: Placement) -> Placement | None:
-        """The placement with as many experts on the GPU in every layer as in any other, for them to change;
-        None: there are no layers to spread them over, or no experts.
+    def spread(self, chosen: Placement, vram: float) -> Placement | None:
+        """The placement within so much GPU memory with as many experts there in each layer as in any, so
+        that they may change; None: there are no layers to spread them over, or no experts.
         """
         layers = [
             i
@@ -258,11 +257,17 @@ class ModelPlacing:
         each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
         if not each or any(each >= self.costs[i].units for i in layers):
             return None
-        choices = list(chosen.choices)
-        for i in layers:
-            choices[i] = choices[i]._replace(units=each)
-        found, budget = self.search.placement(choices, chosen.ends), self._budget(self.vram)
-        if found.gpu_bytes + budget.gpu_fixed > max(self.vram, chosen.gpu_bytes + budget.gpu_fixed):
+        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
+        room = vram - budget.gpu_fixed - device_sizes.refill_bytes(self.sizes)
+        for slots in range(each, 0, -1):
+            choices = [
+                choice._replace(units=slots) if i in layers else choice
+                for i, choice in enumerate(chosen.choices)
+            ]
+            found = self.search.placement(choices, chosen.ends)
+            if found.gpu_bytes <= room:
+                break
+        else:
             return None
         waiting = float(budget.penalty(found.cpu_bytes))
         return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))

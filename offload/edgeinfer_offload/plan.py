@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from edgeinfer_kernels.cuda.device_sizes import refill_bytes
 from edgeinfer_kernels.division import host_batch
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost
@@ -21,7 +22,7 @@ from edgeinfer_offload.prompt_speed import PromptSpeed
 from edgeinfer_offload.spilling import spilled
 
 GIBIBYTE = 1 << 30
-CHANGING_WORTH = 1.02
+CHANGING_WORTH = 1.03
 """A plan under which experts change places may take so many times as long as one where they stay, if tokens
 use all experts alike: what they gain where tokens don't isn't known before.
 """
@@ -55,7 +56,7 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
     fixed = plan_memory(sizes, machine, staying)
     chosen = ModelPlacing(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
     placing = ModelPlacing(sizes, machine, replace(fixed.wishes, changing_experts=True))
-    spread = chosen and placing.spread(chosen)
+    spread = chosen and placing.spread(chosen, placing.vram)
     if spread is None:
         return fixed
     try:
@@ -205,6 +206,8 @@ def _around_the_layers(
     fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
     fixed("CUDA context", "gpu", placing.driver_bytes)
     fixed("weights that a prompt sends", "gpu", placing.sent_bytes(chosen))
+    if placing.wishes.changing_experts:
+        fixed("experts on their way", "gpu", refill_bytes(sizes))
     fixed("staging for the GPU", "cpu", placing.staging(placing.works_on_cpu(chosen)))
     crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
     if crossing:
@@ -257,7 +260,10 @@ def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
     """Decode tokens per second with a GiB more of GPU memory; None: no GPU, or no room for improvement."""
     if placing.pricing.graphics is None or placing.wishes.device == "gpu" or not placing.works_on_cpu(chosen):
         return None
-    more = placing.choose(placing.vram + GIBIBYTE)
+    vram = placing.vram + GIBIBYTE
+    more = placing.choose(vram)
+    if more and placing.wishes.changing_experts:
+        more = placing.spread(more, vram) or more
     if more is None:
         return None
     items, _ = _items(placing, more)

@@ -15,13 +15,15 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_SECONDS = 1.0e-3
-"""What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
-SENT_SECONDS = 1.75e-3
+LAYER_LAUNCHES = 75
+"""What launching a layer of a chunk takes the host, in times of a launch as it is measured; the GPU waits for
+it if it has less to do itself.
+"""
+SENT_LAUNCHES = 131
 """The same where weights are sent: in several pieces."""
-MIXTURE_SECONDS = 1.6e-3
+MIXTURE_LAUNCHES = 120
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
-BATCH_SECONDS = 0.43e-3
+BATCH_LAUNCHES = 32
 """What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
 COPIES_BESIDE = 0.35
 """Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
@@ -94,6 +96,7 @@ class PromptSpeed:
         if graphics and chosen.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
         self._link = link.to_gpu if link else 0.0
+        self._launch = graphics.host_launch_seconds if graphics else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
             _layer(placing, index, costs, choice, unpacked)
@@ -129,9 +132,8 @@ class PromptSpeed:
                 continue
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            total += max(
-                computing, _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_SECONDS
-            )
+            launches = _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_LAUNCHES
+            total += max(computing, launches * self._launch)
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
@@ -146,13 +148,13 @@ class PromptSpeed:
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.experts:
-                launched = _mixture_launches(tokens, (*layer.here, *layer.there))
+                launched = _mixture_launches(tokens, (*layer.here, *layer.there)) * self._launch
                 busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
                 chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
-            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
+            launching += (SENT_LAUNCHES if layer.here else LAYER_LAUNCHES) * self._launch
         return max(copying, computing, launching) + chosen + self._embedded * tokens
 
     def _crossover(self) -> int | None:
@@ -173,8 +175,8 @@ class PromptSpeed:
 
 
 def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
-    """What launching a mixture's layer takes the host."""
-    return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
+    """What launching a mixture's layer takes the host, in launches."""
+    return MIXTURE_LAUNCHES + BATCH_LAUNCHES * max(sum(part.batches(tokens) for part in parts) - 1, 0)
 
 
 def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:

@@ -31,8 +31,8 @@ def test_slots_follow_when_other_experts_become_hot() -> None:
     first, second = [1, 2, 3, 4, 5, 6], [50, 51, 52, 53, 54, 55]
     slots = ExpertSlots(EXPERTS, USED, [first])
     replay(trace(first, 1000), slots)
-    changed = replay(trace(second, 300, seed=2), slots)
-    fixed = replay(trace(second, 300, seed=2), ExpertSlots(EXPERTS, USED, [first]), swapping=False)
+    changed = replay(trace(second, 600, seed=2), slots)
+    fixed = replay(trace(second, 600, seed=2), ExpertSlots(EXPERTS, USED, [first]), swapping=False)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(second)
     assert changed.hit_rate > 0.4 > 0.1 > fixed.hit_rate
 

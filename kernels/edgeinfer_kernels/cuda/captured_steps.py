@@ -141,8 +141,6 @@ class CapturedSteps:
         Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
         """
         space, turns = self.step.workspace, self.step.turns
-        if self.refills is not None:
-            self.refills.settle()  # no other thread may allocate while a graph is recorded
         rows = turns.mailbox.rows[:tokens].clone() if turns else None
         if turns:
             turns.mailbox.open()

@@ -49,7 +49,9 @@ SENT_PIECE_BYTES = 16 << 20
 SENT_PIECES = 4
 """Pieces that may be on the device at once."""
 REFILL_BYTES = 1 << 20
-"""Of pinned main memory through which experts come to the device while it decodes."""
+"""Of an expert that come to the device at a time while it decodes."""
+REFILL_COPIES = 64
+"""How many times what comes at a time packing it takes there, for all of a model's formats."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""
 KEPT = 64
@@ -352,6 +354,12 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
         biases = 2 * taken(padded_rows(each.neurons), 4) if each.biased else 0
         vectors += count * (biases + _vector_bytes(each.vectors))
     return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
+
+
+def refill_bytes(sizes: ModelSizes) -> int:
+    """What it takes to bring experts to the device while it decodes; see `expert_refills.py`."""
+    stacks = [matrix.nbytes for mixture in _mixtures(sizes) for matrix in mixture.expert.matrices()]
+    return REFILL_COPIES * min(REFILL_BYTES, max(stacks, default=0))
 
 
 def _drawing_bytes(vocabulary: int) -> int:
