@@ -340,7 +340,10 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     assert len(set(slots)) == 1
     assert all(layer.changing and layer.has_some_experts for layer in changing.layers)
     before = sum(len(layer.gpu_experts) for layer in fixed.layers)
-    assert before - len(slots) < sum(slots) <= before
+    on_their_way = next(item.bytes for item in changing.items if item.item == "experts on their way")
+    one = next(item.bytes for item in changing.items if item.device == "gpu" and "experts, " in item.item)
+    spare = len(slots) + on_their_way / (one / slots[0])
+    assert before - spare - len(slots) < sum(slots) <= before
     assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
     # What is promised is even routing, for which whole layers are a little better.
     assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= CHANGING_WORTH

@@ -40,8 +40,8 @@ def kernel_speed(
     """
     read_bytes = read_bytes or uncached_bytes()
     rows = max(read_bytes // block_format(format_name).row_bytes(WIDTH) // 16, 1) * 16
-    reading = _usual(one_layer(format_name, rows), kernels, 1, threads, seconds)
-    multiplying = _usual(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds)
+    reading = median(_passes(one_layer(format_name, rows), kernels, 1, threads, seconds))
+    multiplying = median(_passes(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
     nbytes = block_format(format_name).nbytes((rows, WIDTH))
     return KernelSpeed(nbytes / reading, 2 * PROMPT * PROMPT_ROWS * WIDTH / multiplying)
 
@@ -55,7 +55,8 @@ def cached_speed(
     row_bytes = block_format(format_name).row_bytes(NARROW)
     rows = max(read_bytes // row_bytes // 16, 2) * 16
     few, many = (
-        _usual(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds) for count in (16, rows)
+        _good(_passes(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
+        for count in (16, rows)
     )
     return (rows - 16) * row_bytes / max(many - few, 1e-9)
 
@@ -73,7 +74,7 @@ class StepSpeed:
 def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.2) -> StepSpeed:
     """Measure both on a few narrow layers, which lie in caches."""
     few, many = (
-        _usual(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True)
+        _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
         for layers in LAYERS
     )
     _, weights = narrow_layers(format_name, 16, 1)
@@ -83,17 +84,21 @@ def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float 
     return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
 
 
-def _usual(
+def _good(passes: list[float]) -> float:
+    """The last of the first quarter: to keep a thread away costs short passes a multiple."""
+    return sorted(passes)[len(passes) // 4]
+
+
+def _passes(
     decoder: tuple[DecoderSpecification, DecoderWeights],
     kernels: Kernels,
     tokens: int,
     threads: int,
     seconds: float,
     whole: bool = False,
-) -> float:
-    """Seconds of the median pass of `tokens` through the head; or of a good pass, the first quarter's last,
-    of a token through the `whole` decoder: a thread that is kept away costs that a multiple. The first passes
-    aren't counted.
+) -> list[float]:
+    """Seconds of each pass of `tokens` through the head, or of a token through the `whole` decoder; the first
+    ones aren't counted.
     """
     specification, weights = decoder
     caches = [LayerCache.allocate(layer.attention, 16, "f16") for layer in specification.layers]
@@ -111,5 +116,4 @@ def _usual(
             passes.append(time.perf_counter() - begin)
     finally:
         backend.close()
-    counted = sorted(passes[FIRST:])
-    return counted[len(counted) // 4] if whole else median(counted)
+    return passes[FIRST:]
