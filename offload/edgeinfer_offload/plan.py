@@ -283,6 +283,8 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
             "nothing is on the GPU: its buffers and libraries alone take "
             f"{mebibytes(placing.least_gpu_bytes)}, {mebibytes(placing.vram)} may be used"
         )
+    if any(choice.units for choice in chosen.choices) and placing.wishes.changing_experts:
+        return f"{_slots_told(placing, chosen)}; {mebibytes(free)} are left of {mebibytes(placing.vram)}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
     if not waiting:
@@ -292,3 +294,16 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
     if following.bytes > free:
         return f"next on the GPU would be {following.item} with {mebibytes(following.bytes)}; {room}"
     return f"{following.item} would fit the GPU ({room}), where a token would come no sooner for it"
+
+
+def _slots_told(placing: ModelPlacing, chosen: Placement) -> str:
+    """That experts change places, and what a further one in each layer takes."""
+    taken = [
+        float(cost.gpu_bytes[choice.units]) / choice.units
+        for cost, choice in zip(placing.costs, chosen.choices, strict=True)
+        if choice.units
+    ]
+    return (
+        "experts change places as they are asked for: tokens that agree on some are faster; one more "
+        f"in each layer takes {mebibytes(sum(taken))}"
+    )

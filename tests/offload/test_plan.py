@@ -345,6 +345,8 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     spare = len(slots) + on_their_way / (one / slots[0])
     assert before - spare - len(slots) < sum(slots) <= before
     assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
+    assert changing.why_not is not None
+    assert changing.why_not.startswith("experts change places as they are asked for")
     # What is promised is even routing, for which whole layers are a little better.
     assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= CHANGING_WORTH
     there = sum(
