@@ -27,8 +27,10 @@ class Habits:
     """What the fast mean weighs of the two."""
     horizon: float = 256.0
     """Tokens for which what is hot now is expected to stay so."""
-    cost: float = 8.0
-    """What a copy costs, in times that the CPU reads an expert: it is read, staged, and sent."""
+    cost: float = 16.0
+    """What a copy costs, in times that the CPU reads an expert: launching it takes the host half a
+    millisecond on a server.
+    """
     certainty: float = 4.0
     """Standard deviations of what chance alone makes of two equal rates that a difference has to exceed: the
     best and the worst of many are far apart by chance.

@@ -10,8 +10,6 @@ KERNEL_SHARE = 0.9
 """Of the read bandwidth: what our kernels reach in a format that hasn't been measured."""
 LAUNCH_SECONDS = 4e-6
 """What a kernel of a decode step takes beside reading: measured on an H200, 160 kernels a step."""
-HOST_LAUNCH_SECONDS = 13.3e-6
-"""What launching a kernel of a prompt takes the host, where it isn't measured."""
 HAND_OVER_SECONDS = 10e-6
 """Activations to the other side and back within a graph, where it hasn't been measured: an H200's."""
 CACHE_CEILING = 2.0e12
@@ -101,8 +99,6 @@ class Graphics:
     kernels: Mapping[str, float] = field(default_factory=dict)
     unpacking: Mapping[str, float] = field(default_factory=dict)
     """Format -> bytes per second of the CPU's weights that become float16 here."""
-    host_launch_seconds: float = HOST_LAUNCH_SECONDS
-    """What launching a kernel of a prompt takes the host."""
 
     def rate(self, format_name: str) -> float:
         """Bytes per second at which weights of a format are read; a launch's own time comes on top."""

@@ -15,16 +15,16 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_LAUNCHES = 75
-"""What launching a layer of a chunk takes the host, in times of a launch as it is measured; the GPU waits for
-it if it has less to do itself.
-"""
-SENT_LAUNCHES = 131
+LAYER_SECONDS = 0.8e-3
+"""What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
+SENT_SECONDS = 1.4e-3
 """The same where weights are sent: in several pieces."""
-MIXTURE_LAUNCHES = 120
+MIXTURE_SECONDS = 1.6e-3
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
-BATCH_LAUNCHES = 32
+BATCH_SECONDS = 0.43e-3
 """What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
+BESIDE = 0.25
+"""Of the second longest of a dense model's copies, computing and launches: what all at once doesn't save."""
 COPIES_BESIDE = 0.35
 """Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
 CPU_EXPERTS_SHARE = 0.4
@@ -96,7 +96,6 @@ class PromptSpeed:
         if graphics and chosen.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
         self._link = link.to_gpu if link else 0.0
-        self._launch = graphics.host_launch_seconds if graphics else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
             _layer(placing, index, costs, choice, unpacked)
@@ -132,8 +131,10 @@ class PromptSpeed:
                 continue
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            launches = _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_LAUNCHES
-            total += max(computing, launches * self._launch)
+            if layer.sizes.experts:
+                total += max(computing, _mixture_launches(tokens, layer.there))
+            else:
+                total += _at_once(computing, LAYER_SECONDS)
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
@@ -148,14 +149,14 @@ class PromptSpeed:
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.experts:
-                launched = _mixture_launches(tokens, (*layer.here, *layer.there)) * self._launch
+                launched = _mixture_launches(tokens, (*layer.here, *layer.there))
                 busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
                 chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
-            launching += (SENT_LAUNCHES if layer.here else LAYER_LAUNCHES) * self._launch
-        return max(copying, computing, launching) + chosen + self._embedded * tokens
+            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
+        return _at_once(copying, computing, launching) + chosen + self._embedded * tokens
 
     def _crossover(self) -> int | None:
         """The least tokens for which sending beats computing on the CPU."""
@@ -174,9 +175,15 @@ class PromptSpeed:
         return low
 
 
+def _at_once(*seconds: float) -> float:
+    """Of things that a dense model's chunk does at the same time."""
+    *_, second, longest = sorted(seconds)
+    return longest + BESIDE * second
+
+
 def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
-    """What launching a mixture's layer takes the host, in launches."""
-    return MIXTURE_LAUNCHES + BATCH_LAUNCHES * max(sum(part.batches(tokens) for part in parts) - 1, 0)
+    """What launching a mixture's layer takes the host."""
+    return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
 
 
 def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:

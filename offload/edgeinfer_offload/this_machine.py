@@ -63,20 +63,23 @@ def with_cpu_speeds(
     missing = [
         name
         for name in wanted
-        if not {f"{prefix}{name}", f"{prefix}{name}{few}", f"{prefix}block"} <= known.keys()
+        if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
     ]
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         for name in missing:
             figures.keep(_measured_format(kernels, name, threads, model_bytes, figures.known()))
         known = figures.known()
-    speeds = {name: KernelSpeed(known[f"{prefix}{name}"], known[f"{prefix}{name} prompt"]) for name in wanted}
+    speeds = {
+        name: KernelSpeed(known[f"{prefix}{name}{few}"], known[f"{prefix}{name}{few} prompt"])
+        for name in wanted
+    }
     products = [speed.operations_per_second for speed in speeds.values()]
     processor = replace(
         machine.processor,
         bytes_per_second=reading,
         operations_per_second=harmonic_mean(products) if products else UNKNOWN,
-        kernels={name: known[f"{prefix}{name}{few}"] for name in wanted},
+        kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
         products={name: speed.operations_per_second for name, speed in speeds.items()},
         block_seconds=known.get(f"{prefix}block", CPU_BLOCK_SECONDS),
         token_seconds=known.get(f"{prefix}token", 0.0),
@@ -99,15 +102,15 @@ def _measured_format(
 ) -> dict[str, float]:
     """What isn't known yet of a format, and of blocks, which any format tells."""
     prefix, found = f"{threads} threads ", dict[str, float]()
-    if f"{prefix}{name}" not in known:
-        speed = kernel_speed(kernels, name, threads, reading_bytes())
-        found |= {
-            f"{prefix}{name}": speed.bytes_per_second,
-            f"{prefix}{name} prompt": speed.operations_per_second,
-        }
     few = f"{prefix}{name}{_few(model_bytes)}"
-    if few not in known and few not in found:
-        found[few] = cached_speed(kernels, name, threads, _read_mebibytes(model_bytes) * MEBIBYTE)
+    if f"{few} prompt" not in known:
+        size = _read_mebibytes(model_bytes) * MEBIBYTE
+        speed = (
+            cached_speed(kernels, name, threads, size)
+            if _few(model_bytes)
+            else kernel_speed(kernels, name, threads, reading_bytes())
+        )
+        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
     if f"{prefix}block" not in known:
         step = step_speed(kernels, name, threads)
         found |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
@@ -123,7 +126,6 @@ GPU_FIGURES = (
     "pageable_to_gpu",
     "pageable_from_gpu",
     "hand_over_seconds",
-    "host_launch_seconds",
     "meets_in_graph",
     "pins_in_place",
 )
@@ -160,7 +162,6 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         own.get("launch_seconds", LAUNCH_SECONDS),
         kernels={name: min(value, own["bytes_per_second"]) for name, value in kernels.items()},
         unpacking={name: own[_UNPACKED + name] for name in TILES if _UNPACKED + name in own},
-        host_launch_seconds=own["host_launch_seconds"],
     )
     link = Link(
         own["to_gpu"],

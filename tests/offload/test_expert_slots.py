@@ -24,7 +24,7 @@ def test_what_is_hot_gets_the_slots_and_stays() -> None:
     settled = replay(trace(hot, 600, seed=1), slots)
     assert settled.copies <= 1
     never = replay(trace(hot, 600), ExpertSlots(EXPERTS, USED, [range(6)]), swapping=False)
-    assert settled.hit_rate > cold_start.hit_rate > 0.7 > 0.3 > never.hit_rate
+    assert settled.hit_rate > cold_start.hit_rate > 0.6 > 0.3 > never.hit_rate
 
 
 def test_slots_follow_when_other_experts_become_hot() -> None:

@@ -52,20 +52,21 @@ def test_weights_that_caches_may_hold_are_read_as_fast_as_so_few(
 ) -> None:
     asked: list[int] = []
 
-    def cached(kernels: object, name: str, threads: int, read_bytes: int) -> float:
+    def cached(kernels: object, name: str, threads: int, read_bytes: int) -> KernelSpeed:
         asked.append(read_bytes >> 20)
-        return 9e10
+        return KernelSpeed(9e10, 3e11)
 
     monkeypatch.setattr(this_machine, "kernel_speed", lambda *arguments: KernelSpeed(1e10, 1e12))
     monkeypatch.setattr(this_machine, "cached_speed", cached)
     monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: StepSpeed(7e-6, 5e-5))
     monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
     monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
-    rates = [
-        with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"], size << 20).processor.kernels["Q4_K"]
+    found = [
+        with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"], size << 20).processor
         for size in (1, 20, 15, 255, 256, 4096)
     ]
-    assert rates == [9e10] * 4 + [1e10] * 2
+    assert [processor.kernels["Q4_K"] for processor in found] == [9e10] * 4 + [1e10] * 2
+    assert [processor.products["Q4_K"] for processor in found] == [3e11] * 4 + [1e12] * 2
     assert asked == [4, 16, 256]
 
 

@@ -48,10 +48,26 @@ def kernel_speed(
 
 def cached_speed(
     kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.2
-) -> float:
-    """Bytes per second of the narrow rows of a model so small that caches have some of it, without what
-    starting takes.
+) -> KernelSpeed:
+    """The same of a model so small that caches have some of it, whose rows are narrow: reading without what
+    starting takes, prompts with all that a layer does for them.
     """
+    few, many = (
+        median(_passes(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True))
+        for layers in LAYERS
+    )
+    _, weights = narrow_layers(format_name, 16, 1)
+    operations = 2 * PROMPT * sum(matrix.rows * matrix.columns for matrix in weights.matrices(head=False))
+    multiplying = max(many - few, 1e-9) / (LAYERS[1] - LAYERS[0])
+    return KernelSpeed(
+        _cached_reading(kernels, format_name, threads, read_bytes, seconds), operations / multiplying
+    )
+
+
+def _cached_reading(
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float
+) -> float:
+    """Bytes per second of so many bytes of narrow rows."""
     row_bytes = block_format(format_name).row_bytes(NARROW)
     rows = max(read_bytes // row_bytes // 16, 2) * 16
     few, many = (
@@ -79,7 +95,7 @@ def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float 
     )
     _, weights = narrow_layers(format_name, 16, 1)
     nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
-    reading = nbytes / cached_speed(kernels, format_name, threads, LAYERS[1] * nbytes, seconds)
+    reading = nbytes / _cached_reading(kernels, format_name, threads, LAYERS[1] * nbytes, seconds)
     layer = (many - few) / (LAYERS[1] - LAYERS[0])
     return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
 
@@ -97,11 +113,11 @@ def _passes(
     seconds: float,
     whole: bool = False,
 ) -> list[float]:
-    """Seconds of each pass of `tokens` through the head, or of a token through the `whole` decoder; the first
-    ones aren't counted.
+    """Seconds of each pass of `tokens` through the head, or through the `whole` decoder, several of them
+    through its layers alone; the first ones aren't counted.
     """
     specification, weights = decoder
-    caches = [LayerCache.allocate(layer.attention, 16, "f16") for layer in specification.layers]
+    caches = [LayerCache.allocate(layer.attention, PROMPT, "f16") for layer in specification.layers]
     backend = CpuBackend(specification, weights, caches, kernels, batch=tokens, threads=threads)
     x = np.ones((tokens, specification.width), np.float32)
     passes: list[float] = []
@@ -109,7 +125,9 @@ def _passes(
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(passes) <= FIRST:
             begin = time.perf_counter()
-            if whole:
+            if whole and tokens > 1:
+                backend.all_layers(x, 0)
+            elif whole:
                 backend.logits_behind(0, 0)
             else:
                 backend.logits(x)

@@ -50,7 +50,7 @@ SENT_PIECES = 4
 """Pieces that may be on the device at once."""
 REFILL_BYTES = 1 << 20
 """Of an expert that come to the device at a time while it decodes."""
-REFILL_COPIES = 64
+REFILL_COPIES = 48
 """How many times what comes at a time packing it takes there, for all of a model's formats."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""

@@ -35,8 +35,6 @@ ACTIVATION_BYTES = 16 << 10
 """One token's activations, float32, width 4096."""
 ROUNDS = 10
 HAND_OVERS = 200
-LAUNCHES = 200
-SMALL = 256
 REPEATS = 8
 """Times that a head is launched in one graph."""
 HEAD_LAUNCHES = 2
@@ -47,9 +45,8 @@ PINNED_BYTES = 4 << 20
 @dataclass(frozen=True)
 class GpuSpeed:
     """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
-    pinned and pageable; seconds that activations take to the host and back; seconds of the host to launch a
-    kernel of a prompt; whether activations go to the host and back within a graph: 1, or 0; likewise whether
-    main memory is pinned where it lies.
+    pinned and pageable; seconds that activations take to the host and back, and whether they do so within a
+    graph: 1, or 0; likewise whether main memory is pinned where it lies.
     """
 
     bytes_per_second: float
@@ -59,7 +56,6 @@ class GpuSpeed:
     pageable_to_gpu: float
     pageable_from_gpu: float
     hand_over_seconds: float
-    host_launch_seconds: float
     meets_in_graph: float
     pins_in_place: float
 
@@ -108,7 +104,6 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         pageable_to_gpu=copy_bytes / pageable[0],
         pageable_from_gpu=copy_bytes / pageable[1],
         hand_over_seconds=_hand_over(device) if turn is None else turn,
-        host_launch_seconds=_launching(device),
         meets_in_graph=float(turn is not None),
         pins_in_place=float(_pins_in_place(device)),
     )
@@ -182,28 +177,6 @@ def _hand_over(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return sorted(found)[HAND_OVERS // 2]
-
-
-def _launching(device: torch.device) -> float:
-    """Seconds of the host for a launch, as prompts have them: of torch's products and of kernels of ours."""
-    raw = torch.zeros(ROWS_A_GROUP * block_format("Q8_0").row_bytes(SMALL), dtype=torch.uint8, device=device)
-    out = torch.empty((ROWS_A_GROUP, SMALL), dtype=torch.float16, device=device)
-    product = torch.empty((ROWS_A_GROUP, ROWS_A_GROUP), dtype=torch.float16, device=device)
-
-    def launch() -> None:
-        unpack(raw, "Q8_0", SMALL, out)
-        torch.mm(out, out.t(), out=product)
-
-    launch()
-    found = []
-    for _ in range(ROUNDS):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(LAUNCHES // 2):
-            launch()
-        found.append((time.perf_counter() - begin) / LAUNCHES)
-    return sorted(found)[ROUNDS // 2]
 
 
 def format_speed(
