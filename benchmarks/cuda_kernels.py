@@ -35,6 +35,7 @@ from edgeinfer_kernels.cuda.prefill_experts import (
     grouped_product,
     grouped_tile,
 )
+from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
@@ -148,16 +149,19 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     matrix = model.layers[0].feed_forward.down
-    out = empty(16, 32 * matrix.shapes.blocks, dtype=HALF)
+    out = empty(16, matrix.shapes.columns, dtype=HALF)
     dequantise_kernel[(1, 1)](
-        matrix.parts, 0, out, 16, BLOCKS=matrix.shapes.blocks, STEP=64, TILE=matrix.shapes.tile
-    )
+        matrix.parts, 0, out, 16,
+        COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, STEP=DEQUANTISED_BLOCKS,
+        TILE=matrix.shapes.tile, num_warps=DEQUANTISING_WARPS,
+    )  # fmt: skip
     second = model.layers[0].feed_forward
     if isinstance(second, DeviceExperts):
         stack = second.stacks.down
         dequantise_experts_kernel[(1, 1, 1)](
             stack.parts, empty(2, dtype=WHOLE), out, shape.width, 0, 16,
-            BLOCKS=stack.shapes.blocks, STEP=64, TILE=stack.shapes.tile,
+            COLUMNS=stack.shapes.columns, BLOCKS=stack.shapes.blocks, STEP=DEQUANTISED_BLOCKS,
+            TILE=stack.shapes.tile, num_warps=DEQUANTISING_WARPS,
         )  # fmt: skip
     table = model.embedding
     embed_rows_kernel[(1, 1)](

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
 from edgeinfer_kernels.cuda.plane_formats import (
-    BLOCK,
     FLOAT_CODES,
     ROW_MULTIPLE,
     PlaneShapes,
@@ -63,12 +62,11 @@ RECENT = 1024
 
 
 class PromptRooms(NamedTuple):
-    """Elements of a prompt's buffers: hidden rows, their scales, products, and rows in a matrix's order."""
+    """Elements of a prompt's buffers: hidden rows, their scales, and products."""
 
     hidden: int
     scales: int
     products: int
-    entering: int
 
 
 def taken(elements: int, size: int) -> int:
@@ -272,16 +270,9 @@ def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
 def prompt_scratch(sizes: ModelSizes) -> int:
     """Weights that a prompt dequantises at a time."""
     return max(
-        min(shape.padded_rows, max(SCRATCH_WEIGHTS // (shape.blocks * BLOCK) // 16, 1) * 16)
-        * shape.blocks
-        * BLOCK
+        min(shape.padded_rows, max(SCRATCH_WEIGHTS // shape.columns // 16, 1) * 16) * shape.columns
         for shape in _prompt_shapes(sizes)
     )
-
-
-def prompt_columns(sizes: ModelSizes) -> int:
-    """Columns of the longest rows that a prompt is multiplied with, padding included."""
-    return max(shape.blocks for shape in _prompt_shapes(sizes)) * BLOCK
 
 
 def expert_rows(sizes: ModelSizes, chunk: int) -> int:
@@ -300,7 +291,6 @@ def prompt_rooms(sizes: ModelSizes, chunk: int) -> PromptRooms:
         hidden=max(chunk * hidden, experts * own),
         scales=max(chunk, experts),
         products=max(chunk * max(qkv, 2 * hidden, sizes.width), experts * max(2 * own, sizes.width)),
-        entering=max(chunk * prompt_columns(sizes), experts * padded_blocks(own) * BLOCK),
     )
 
 
@@ -309,17 +299,9 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
     rooms = prompt_rooms(sizes, chunk)
-    halves = [
-        chunk * width,
-        chunk * heads,
-        chunk * heads,
-        rooms.hidden,
-        prompt_scratch(sizes),
-        rooms.entering,
-    ]
+    halves = [chunk * width, chunk * heads, chunk * heads, rooms.hidden, prompt_scratch(sizes)]
     floats = [chunk, chunk * width, rooms.products, rooms.scales, chunk, chunk]
     if _mixtures(sizes):
-        halves.append(chunk * padded_blocks(width) * BLOCK)
         floats += [chunk * width, chunk * width, expert_rows(sizes, chunk)]
         floats += [4 * chunk * _used(sizes), 2 * max(experts.count for experts in _mixtures(sizes))]
     buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.projections import ROWS
-from edgeinfer_kernels.cuda.tile_decoding import decode_elements, decode_tile
+from edgeinfer_kernels.cuda.tile_decoding import decode_elements, decode_rows
 from edgeinfer_kernels.cuda.tiles import load_tile, quantise, release_consumers, wait_for_producers
 
 
@@ -61,21 +61,40 @@ def embed_rows_kernel(
     tl.store(x + token * WIDTH + column, value, mask=inside)
 
 
+@triton.jit
+def dequantise(
+    matrix,
+    taken,
+    out,
+    inside,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rows `taken` of a matrix, STEP blocks of them by the program's first number, to rows of `out`."""
+    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    place = (block % 8) * (BLOCKS // 8) + block // 8
+    values = decode_rows(load_tile(matrix, taken, place, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
+    column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
+    tl.store(out[:, None] + column[None, :], values, mask=inside[:, None] & (column < COLUMNS)[None, :])
+
+
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def dequantise_kernel(
-    matrix, first_row, out, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
+    matrix,
+    first_row,
+    out,
+    rows,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """out (rows, 32·BLOCKS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
+    """out (rows, COLUMNS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
 
-    Columns in the planes' order, element · BLOCKS + place of the block: products don't mind, as long as the
-    activations' columns lie likewise. Reads the rows' planes once, writes 2 bytes a weight.
+    Reads the rows' planes once, writes 2 bytes a weight.
     """
-    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & (block < BLOCKS)[None, :]
     taken = first_row + tl.minimum(row, rows - 1)
-    tile = load_tile(matrix, taken, block, BLOCKS, BLOCKS % STEP > 0, TILE)
-    pointers = out + row[:, None] * (32 * BLOCKS) + block[None, :]
-    for element in tl.static_range(32):
-        value = decode_tile(tile, element, TILE)
-        tl.store(pointers + element * BLOCKS, value.to(tl.float16), mask=inside)
+    dequantise(matrix, taken, out + row * COLUMNS, row < rows, COLUMNS, BLOCKS, STEP, TILE)

@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.embedding_kernels import dequantise
 from edgeinfer_kernels.cuda.projections import ROWS
-from edgeinfer_kernels.cuda.tile_decoding import decode_tile
-from edgeinfer_kernels.cuda.tiles import load_tile
 
 TILE_FIELDS = tl.constexpr(3)
 """int32 of a tile of rows: the place of its expert's weights, its first row, and the end of its expert's."""
@@ -66,23 +65,18 @@ def dequantise_experts_kernel(
     expert_rows,
     first_row,
     rows,
+    COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """out (experts, rows, 32·BLOCKS) float16 = rows first_row… of those `experts` of a stack of matrices with
+    """out (experts, rows, COLUMNS) float16 = rows first_row… of those `experts` of a stack of matrices with
     `expert_rows` each; program (STEP blocks, 16 rows, expert). As `dequantise_kernel` else.
     """
-    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & (block < BLOCKS)[None, :]
-    taken = tl.load(experts + tl.program_id(2)) * expert_rows + first_row + tl.minimum(row, rows - 1)
-    tile = load_tile(matrix, taken, block, BLOCKS, BLOCKS % STEP > 0, TILE)
-    row += tl.program_id(2) * rows
-    pointers = out + row[:, None] * (32 * BLOCKS) + block[None, :]
-    for element in tl.static_range(32):
-        value = decode_tile(tile, element, TILE)
-        tl.store(pointers + element * BLOCKS, value.to(tl.float16), mask=inside)
+    row, expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
+    taken = tl.load(experts + expert) * expert_rows + first_row + tl.minimum(row, rows - 1)
+    to = out + (expert * rows + row) * COLUMNS
+    dequantise(matrix, taken, to, row < rows, COLUMNS, BLOCKS, STEP, TILE)
 
 
 @triton.jit(do_not_specialize=["count", "stride", "first_out"])

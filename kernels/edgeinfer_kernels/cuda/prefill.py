@@ -151,11 +151,10 @@ class Prefill:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""
         rows = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
         out = self.products.floats(len(h.rows), rows)
-        entering = self.products.entering(h.rows, w.qkv.parts[0])
         first = 0
         for part in w.qkv.parts:
             product = out[:, first : first + part.shapes.rows]
-            self.products.multiply(entering, part, product)
+            self.products.multiply(h.rows, part, product)
             if isinstance(part, SentMatrix) and part.order is not None:
                 heads = product.unflatten(1, (-1, facts.head_dim))
                 heads.copy_(heads.index_select(2, part.order))

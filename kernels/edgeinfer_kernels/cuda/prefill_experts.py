@@ -25,8 +25,7 @@ from edgeinfer_kernels.cuda.grouped_kernels import (
     grouped_product_kernel,
 )
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import BLOCK, padded_blocks
-from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, Products, in_planes_order
+from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS, Products
 from edgeinfer_kernels.cuda.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.sent_matrix import SentMatrix
 from edgeinfer_kernels.cuda.unpacking import unpack
@@ -113,7 +112,6 @@ class PrefillExperts:
         self._counted = torch.cuda.Event() if pinned else None
         self._floats = arena.take((needed, self._width), torch.float32)
         self._sum = arena.take((needed, self._width), torch.float32)
-        self._ordered = arena.take((needed * padded_blocks(self._width) * BLOCK,), torch.float16)
         self._scales = arena.take((products.expert_rows,), torch.float32)
 
     def route_early(
@@ -202,8 +200,6 @@ class PrefillExperts:
             self._counted.synchronize()
         counts = self._host_counts[: w.all_places].tolist()
         batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
-        if batches:
-            ordered = in_planes_order(h.rows, w.up.shapes.blocks, self._ordered)
         if sent is not None:
             batches += self._batches(counts, sent, w.here)
         tiles = [batch.tiles(self._tile.rows) for batch in batches]
@@ -216,8 +212,7 @@ class PrefillExperts:
             shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
             which = table[at_expert : at_expert + len(batch.experts)]
             at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
-            rows = h.rows if isinstance(batch.stacks.up, SentMatrix) else ordered
-            self._add_batch(facts, batch, choice, ScaledRows(rows, h.scales), shown, which, total)
+            self._add_batch(facts, batch, choice, h, shown, which, total)
 
     def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
         """Experts in use, as many together as their rows and their weights have room for; `counts`: pairs of
@@ -278,8 +273,7 @@ class PrefillExperts:
         inner = products.hidden(count, hidden)
         activation_rows(both[1], both[0], None, None, scales, facts.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
-        entering = products.entering(inner.rows, stacks.down)
-        self._multiply(batch, stacks.down, entering, None, tiles, experts, y)
+        self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
         add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_place)
 
     def _multiply(
@@ -307,7 +301,8 @@ class PrefillExperts:
                 grid = -(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // ROWS_A_GROUP), len(batch.experts)
                 dequantise_experts_kernel[grid](
                     matrix.parts, experts, weights, wanted, first, count,
-                    BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
+                    COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
+                    num_warps=DEQUANTISING_WARPS,
                 )  # fmt: skip
             grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
 
@@ -367,7 +362,6 @@ def add_experts(
 
 
 def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]:
-    """Rows of one expert's matrix, and columns as they are multiplied with."""
-    if isinstance(matrix, SentMatrix):
-        return matrix.shapes.rows, matrix.shapes.columns
-    return matrix.shapes.rows // stacks.count, matrix.shapes.blocks * BLOCK
+    """Rows and columns of one expert's matrix."""
+    experts = 1 if isinstance(matrix, SentMatrix) else stacks.count
+    return matrix.shapes.rows // experts, matrix.shapes.columns

@@ -1,7 +1,6 @@
 """A prompt's products: weights become float16 in a scratch, slice by slice, which a matrix product reads.
 
-Those of the device come from its planes, whose columns lie in an order of their own; those of the host are
-sent, and lie as they are in the file. The activations' columns are put in the order that their matrix wants.
+Those of the device come from its planes, those of the host are sent.
 """
 
 import torch
@@ -13,7 +12,6 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_sizes import expert_rows, prompt_rooms, prompt_scratch
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import BLOCK
 from edgeinfer_kernels.cuda.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.sent_matrix import SentMatrix
 from edgeinfer_kernels.cuda.unpacking import unpack
@@ -21,8 +19,9 @@ from edgeinfer_kernels.cuda.weight_sender import WeightSender
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import Activation
 
-DEQUANTISED_BLOCKS = 64
+DEQUANTISED_BLOCKS = 32
 """Blocks of a row that a program dequantises."""
+DEQUANTISING_WARPS = 8
 
 
 class Products:
@@ -38,7 +37,6 @@ class Products:
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
         self._products = arena.take((rooms.products,), torch.float32)
-        self._entering = arena.take((rooms.entering,), torch.float16)
         self.scratch = arena.take((prompt_scratch(sizes),), torch.float16)
 
     def floats(self, *shape: int) -> Tensor:
@@ -49,19 +47,13 @@ class Products:
         """Room for hidden rows."""
         return ScaledRows(self._hidden[: rows * columns].view(rows, columns), self._hidden_scales[:rows])
 
-    def entering(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
-        """Rows (tokens, columns) float16 as `multiply` wants them for this matrix; until the next call."""
-        if isinstance(matrix, SentMatrix):
-            return rows
-        return in_planes_order(rows, matrix.shapes.blocks, self._entering)
-
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
-        """out (tokens, rows of the matrix) float32 = rows, as from `entering`, · the matrix transposed."""
+        """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
         if isinstance(matrix, SentMatrix):
             self._multiply_sent(rows, matrix, out)
             return
         shapes = matrix.shapes
-        columns = shapes.blocks * BLOCK
+        columns = shapes.columns
         step = self.rows_at_once(columns)
         for first in range(0, shapes.rows, step):
             count = min(step, shapes.rows - first)
@@ -71,9 +63,11 @@ class Products:
                 first,
                 weights,
                 count,
+                COLUMNS=columns,
                 BLOCKS=shapes.blocks,
                 STEP=DEQUANTISED_BLOCKS,
                 TILE=shapes.tile,
+                num_warps=DEQUANTISING_WARPS,
             )
             _matrix_product(rows, weights, out[:, first : first + count])
 
@@ -102,11 +96,10 @@ class Products:
         tokens, hidden = len(h.rows), w.hidden
         both = self.floats(2, tokens, hidden)
         up, gate = both[0], None
-        entering = self.entering(h.rows, w.up)
-        self.multiply(entering, w.up, up)
+        self.multiply(h.rows, w.up, up)
         if w.gate is not None:
             gate = both[1]
-            self.multiply(entering, w.gate, gate)
+            self.multiply(h.rows, w.gate, gate)
         inner = self.hidden(tokens, hidden)
         activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, inner.rows, inner.scales)
         return self.product(inner.rows, w.down), inner.scales
@@ -114,25 +107,8 @@ class Products:
     def product(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
         """rows (tokens, columns) float16 · the matrix, float32; the next product overwrites it."""
         out = self.floats(len(rows), matrix.shapes.rows)
-        self.multiply(self.entering(rows, matrix), matrix, out)
+        self.multiply(rows, matrix, out)
         return out
-
-
-def in_planes_order(rows: Tensor, blocks: int, room: Tensor) -> Tensor:
-    """Rows (tokens, columns) float16 with their columns as `dequantise_kernel` lays out those of a matrix of
-    so many blocks a row; in `room`.
-    """
-    tokens, columns = rows.shape
-    out = room[: tokens * blocks * BLOCK].view(tokens, BLOCK, 8, blocks // 8)
-    natural = out.permute(0, 3, 2, 1)
-    whole, rest = columns // (8 * BLOCK), columns // BLOCK % 8
-    if columns < blocks * BLOCK:
-        out.zero_()
-    if whole:
-        natural[:, :whole].copy_(rows[:, : whole * 8 * BLOCK].unflatten(1, (-1, 8, BLOCK)))
-    if rest:
-        natural[:, whole, :rest].copy_(rows[:, whole * 8 * BLOCK :].unflatten(1, (rest, BLOCK)))
-    return out.view(tokens, blocks * BLOCK)
 
 
 def _matrix_product(rows: Tensor, weights: Tensor, out: Tensor) -> None:

@@ -69,6 +69,23 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def decode_rows(tile, TILE: tl.constexpr):
+    """All weights of a tile as its rows have them, (rows, 32·blocks) float16."""
+    parts = ()
+    for element in tl.static_range(32):
+        parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
+    # Elements half of what there is apart become neighbours last of all: bit by bit, from the highest.
+    for bit in tl.static_range(5):
+        joined = ()
+        for place in tl.static_range(16 >> bit):
+            joined = joined + (tl.join(parts[place], parts[place + (16 >> bit)]),)
+        parts = joined
+    ROWS: tl.constexpr = parts[0].shape[0]
+    BLOCKS: tl.constexpr = parts[0].shape[1]
+    return tl.reshape(parts[0], (ROWS, 32 * BLOCKS))
+
+
+@triton.jit
 def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The weights at `row`, `column` (tensors that broadcast), float32; one word is read for each."""
     block, element = column // 32, column % 32

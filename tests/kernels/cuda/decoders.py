@@ -111,6 +111,11 @@ def read(
     return found
 
 
+def distances(found: dict[int, Logits], want: Logits) -> list[float]:
+    """How far every row that was found is from the wanted one, over that one's length."""
+    return [float(np.linalg.norm(row - want[at]) / np.linalg.norm(want[at])) for at, row in found.items()]
+
+
 def worst(found: dict[int, Logits], want: Logits) -> float:
-    """The largest distance of a row over that row's length."""
-    return max(float(np.linalg.norm(row - want[at]) / np.linalg.norm(want[at])) for at, row in found.items())
+    """The largest of the distances."""
+    return max(distances(found, want))

@@ -1,5 +1,6 @@
 """The whole backend against the reference in float64: prompts, steps of some tokens, choices made ahead."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, opened, read, worst
+from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, opened, read, worst
 from tests.random_models import ZOO, RandomModel
 
 QUANTS_AGREE = 0.04
@@ -189,21 +190,47 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
     assert 1.0 < share < 11 / 5
 
 
+ON_A_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
+# deep models of random weights make more of every rounding
+DEEP = 3
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
-@pytest.mark.parametrize("formats", [("F32",), QUANTISED, ("F16", "Q4_1")])
+@ON_A_GPU
+@pytest.mark.parametrize("formats", [("F32",), QUANTISED, ("F16", "Q4_1")], ids="-".join)
 @pytest.mark.parametrize("name", ZOO)
-def test_every_architecture_gives_the_logits_of_the_reference_in_steps_of_any_width(
-    device: str, tmp_path: Path, name: str, formats: tuple[str, ...]
+def test_every_architecture_gives_the_logits_of_the_reference(
+    device: str,
+    tmp_path: Path,
+    name: str,
+    formats: tuple[str, ...],
+    record_property: Callable[[str, object], None],
 ) -> None:
     model = replace(ZOO[name], formats=formats)
     with opened(model, tmp_path) as decoder:
+        ids = decoder.ids(24)
+        backend = decoder.backend(device)
+        logits = read(backend, ids, (12, 1, 3, 1, 3, 1, 3), wanted=12)
+        backend.close()
+        found = distances(logits, decoder.reference_logits(ids))
+    record_property("median", f"{np.median(found):.2g}")
+    record_property("worst", f"{max(found):.2g}")
+    # a token whose router is all but undecided may go to another expert
+    judged = float(np.median(found)) if model.experts else max(found)
+    assert judged < DEEP * tolerance(model)
+
+
+@pytest.mark.gpu
+@ON_A_GPU
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
+def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
+    model = replace(ZOO[name], formats=QUANTISED)
+    with opened(model, tmp_path, (0,)) as decoder:
         ids = decoder.ids(48)
         backend = decoder.backend(device)
         found = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), wanted=12)
         backend.close()
-        # deep models of random weights make more of every rounding
-        assert worst(found, decoder.reference_logits(ids)) < 3 * tolerance(model)
+        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
 
 
 def test_a_step_is_tuned_once_and_remembered(

@@ -22,13 +22,12 @@ def dequantised(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
     """(rows, columns) float16, NaN where nothing was written."""
     shapes = matrix.shapes
     blocks, columns = shapes.blocks, shapes.columns
-    out = torch.full((rows + 1, 32 * blocks), float("nan"), dtype=torch.float16, device=matrix.words.device)
-    dequantise_kernel[(-(-blocks // 64), -(-rows // 16))](
-        matrix.parts, first_row, out, rows, BLOCKS=blocks, STEP=64, TILE=shapes.tile
+    out = torch.full((rows + 1, columns), float("nan"), dtype=torch.float16, device=matrix.words.device)
+    dequantise_kernel[(-(-blocks // 32), -(-rows // 16))](
+        matrix.parts, first_row, out, rows, COLUMNS=columns, BLOCKS=blocks, STEP=32, TILE=shapes.tile
     )
     assert torch.isnan(out[rows]).all()
-    natural = out[:rows].view(rows, 32, 8, blocks // 8).permute(0, 3, 2, 1).reshape(rows, 32 * blocks)
-    return natural[:, :columns].cpu().numpy()
+    return out[:rows].cpu().numpy()
 
 
 def decoded(name: str, raw: Any) -> Any:
