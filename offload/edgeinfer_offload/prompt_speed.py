@@ -15,16 +15,18 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_SECONDS = 0.8e-3
+LAYER_SECONDS = 0.7e-3
 """What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
-SENT_SECONDS = 1.4e-3
+SENT_SECONDS = 1.35e-3
 """The same where weights are sent: in several pieces."""
 MIXTURE_SECONDS = 1.6e-3
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
 BATCH_SECONDS = 0.43e-3
 """What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
 BESIDE = 0.25
-"""Of the second longest of a dense model's copies, computing and launches: what all at once doesn't save."""
+"""Of the second longest of copies, computing and launches where a dense model's weights are sent: what all
+at once doesn't save.
+"""
 COPIES_BESIDE = 0.35
 """Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
 CPU_EXPERTS_SHARE = 0.4
@@ -131,10 +133,9 @@ class PromptSpeed:
                 continue
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            if layer.sizes.experts:
-                total += max(computing, _mixture_launches(tokens, layer.there))
-            else:
-                total += _at_once(computing, LAYER_SECONDS)
+            total += max(
+                computing, _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_SECONDS
+            )
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
@@ -176,7 +177,7 @@ class PromptSpeed:
 
 
 def _at_once(*seconds: float) -> float:
-    """Of things that a dense model's chunk does at the same time."""
+    """Of things that a chunk does at the same time while weights are sent."""
     *_, second, longest = sorted(seconds)
     return longest + BESIDE * second
 
