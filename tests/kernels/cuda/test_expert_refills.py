@@ -1,6 +1,7 @@
 """Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgeinfer_kernels.cpu.memory import interleave
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cuda import expert_refills
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.expert_refills import rows_of_groups
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.routing import Routing
@@ -181,3 +183,39 @@ def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernel
     layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
     groups = torch.from_numpy(layout[: raw.size].reshape(3, -1).copy())
     assert torch.equal(rows_of_groups(groups, name), torch.from_numpy(raw))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
+def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name: str) -> None:
+    experts, rows, columns = 3, 64, 512
+    raw = np.random.default_rng(7).integers(
+        0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
+    )
+    stack, where = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
+    sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
+    loaded, target = (Arena(where, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2))
+    order = (2, 0, 1)
+    for slot, expert in enumerate(order):
+        loaded.fill(slot * rows, sources[expert].to(where))
+    pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
+    packers = {count: expert_refills.Packer(stack, count, where, pool) for count in (3, 1)}
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with torch.cuda.stream(stream) if stream else nullcontext():
+        for slot, expert in enumerate(order):
+            groups = groups_of_rows(sources[expert], name)
+            packers[3].bring(groups[:3], target, slot * rows)
+            packers[1].bring(groups[3:], target, slot * rows + 48)
+    if stream:
+        stream.synchronize()
+    for got, want in zip(target.parts, loaded.parts, strict=True):
+        assert torch.equal(got, want)
+
+
+def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
+    """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
+    group = 16 * rows.shape[1]
+    places = torch.arange(group).view(1, group)
+    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (places & 255, places >> 8))
+    found = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
+    found[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
+    return found
