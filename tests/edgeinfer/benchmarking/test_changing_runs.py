@@ -41,9 +41,8 @@ def test_both_placements_are_run_over_each_kind_of_routing(monkeypatch: pytest.M
         backends.append(Choosing())
         engine = Transformer.__new__(Transformer)
         engine.backend = backends[-1]
-        yield SimpleNamespace(
-            engine=engine, plan=SimpleNamespace(layers=[SimpleNamespace(changing=plan.CHANGING_WORTH > 1)])
-        )
+        layer = SimpleNamespace(changing=plan.CHANGING_WORTH > 1)
+        yield SimpleNamespace(engine=engine, plan=SimpleNamespace(layers=[layer]))
 
     def ids(count: int, vocabulary: int, seed: int) -> Sequence[int]:
         return list(range(seed, seed + count))
