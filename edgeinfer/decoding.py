@@ -1,5 +1,6 @@
 """From a prompt's ids to a stream of tokens: prefill, sample, decode text, stop."""
 
+import sys
 import threading
 import time
 from collections import deque
@@ -12,10 +13,10 @@ import numpy.typing as npt
 from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.expert_use import ExpertUse
-from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
+from edgeinfer.sliding import Sliding, SlidingEngine, shared_with
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
@@ -36,6 +37,8 @@ class Request:
     constraint: Constraint | None = None
     """Which tokens may follow; used up by this answer."""
     recall: "Recall | None" = None
+    sliding: Sliding | None = None
+    """What becomes of a text that outgrows the context; None: the answer ends there."""
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -46,7 +49,7 @@ class Request:
 
     def most_tokens(self, context: int) -> int:
         """How many tokens an answer has at most, in a context of so many."""
-        room = context - len(self.prompt_ids)
+        room = sys.maxsize if self.sliding else context - len(self.prompt_ids)
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
     def full_reason(self, context: int) -> FinishReason:
@@ -100,6 +103,7 @@ class TokenStream:
         self._speculator = speculator
         self._drafts = DraftCount()
         self._tokens: list[Token] = []
+        self._slides = self._left_out = 0
         self._reason: FinishReason = "cancelled"
         self._cancelled = False
         self._ending = threading.Lock()
@@ -152,6 +156,8 @@ class TokenStream:
             prompt_ids=self._request.prompt_ids,
             tokens=list(self._tokens),
             dropped_turns=self._request.dropped_turns,
+            slides=self._slides,
+            left_out_tokens=self._left_out,
         )
 
     def _speed(self) -> Speed:
@@ -166,9 +172,27 @@ class TokenStream:
             speculation_gain=self._drafts.gain(self._speculator.pace.pass_seconds(1)),
         )
 
-    def _prefill(self) -> npt.NDArray[np.float32]:
-        """Logits behind the prompt; leaves it where somebody has cancelled the stream."""
-        return read_prompt(self._engine, replace(self._request, progress=self._progress), self._clock)
+    def _prefill(self) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """Logits behind the prompt, and its tokens that the engine holds; leaves it where somebody has
+        cancelled the stream.
+        """
+        request = replace(self._request, progress=self._progress)
+        if request.sliding is not None:
+            held = request.sliding.begin(self._engine, request.prompt_ids)
+            self._left_out = len(request.prompt_ids) - len(held)
+            request = replace(request, prompt_ids=held)
+        return read_prompt(self._engine, request, self._clock, self._left_out > 0), list(request.prompt_ids)
+
+    def _slid(self, history: list[int]) -> list[int]:
+        """The history that the next token follows: without a part of its middle where the context is full."""
+        sliding, engine = self._request.sliding, self._engine
+        if sliding is None or len(history) <= engine.context:
+            return history
+        if isinstance(engine, SlidingEngine) and engine.ids == history[:-1]:
+            engine.slide(sliding.keep, sliding.step)
+        self._slides += 1
+        self._left_out += sliding.step
+        return sliding.rest(history, sliding.step)
 
     def _progress(self, done: int, total: int) -> None:
         if self._request.progress:
@@ -185,8 +209,8 @@ class TokenStream:
         drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
         plain = request.logprobs is None and not drawn_ahead and constraint is None
         chooser = engine.choice(sampler) if plain else None
-        prompt_logits = self._prefill()
-        history = list(request.prompt_ids)
+        sampler.begin()
+        prompt_logits, history = self._prefill()
         most = request.most_tokens(engine.context)
         if most == 0:
             self._reason = request.full_reason(engine.context)
@@ -198,6 +222,7 @@ class TokenStream:
         for count in range(1, most + 1):
             if not ready:
                 self._clock.resume()
+                history = self._slid(history)
                 ready.extend(self._next(history, sampler, chooser, most - count))
                 self._clock.decoded(len(ready))
             chosen = ready.popleft()
@@ -223,7 +248,7 @@ class TokenStream:
         if not speculator or not follows:
             return [self._one(history, sampler, chooser, follows)]
         if self._request.constraint:
-            certain = self._request.constraint.forced()[:room]
+            certain = self._request.constraint.forced()[: min(room, engine.context - len(history))]
             if len(certain) < 2:
                 return [self._one(history, sampler, chooser, follows)]
             end_ids = self._tokenizer.end_ids
@@ -253,11 +278,12 @@ class TokenStream:
         engine = self._engine
         held = len(history) - 1
         if not follows:
-            held = min(shared_prefix(engine.ids, history), held)
+            held = min(shared_with(engine, history, self._left_out > 0), held)
             engine.rewind(held)
         elif chooser and (taken := chooser.next(history)) is not None:
             sampler.accept(taken)
             return Chosen(taken, None)
+        sampler.begin()
         logits = engine.append(history[held:])
         chosen = sampler.sample(logits, history, chooser.chance() if chooser else None)
         sampler.accept(chosen)
@@ -279,8 +305,12 @@ Recall = Callable[[list[int], int], int]
 """(ids, how many of them the engine holds) -> how many it holds now, more if they were on the disk."""
 
 
-def rewind_to_shared(engine: Engine, ids: Sequence[int], recall: Recall | None = None) -> int:
+def rewind_to_shared(
+    engine: Engine, ids: Sequence[int], recall: Recall | None = None, slid: bool = False
+) -> int:
     """Keep what the cache has in common with a prompt, but for its last token; how many tokens that is.
+
+    `slid`: `ids` is what a longer text has left.
 
     Raises:
         SettingError: the prompt is empty.
@@ -290,19 +320,21 @@ def rewind_to_shared(engine: Engine, ids: Sequence[int], recall: Recall | None =
         raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
     if len(ids) > engine.context:
         raise context_overflow(engine, len(ids))
-    shared = min(shared_prefix(engine.ids, ids), len(ids) - 1)
+    shared = min(shared_with(engine, ids, slid), len(ids) - 1)
     if recall is not None:
         shared = recall(list(ids[:-1]), shared)
     engine.rewind(shared)
     return shared
 
 
-def read_prompt(engine: Engine, request: Request, clock: AnswerClock) -> npt.NDArray[np.float32]:
+def read_prompt(
+    engine: Engine, request: Request, clock: AnswerClock, slid: bool = False
+) -> npt.NDArray[np.float32]:
     """Read the part of the prompt that the cache doesn't hold; logits behind its last token, (vocabulary,).
 
     Raises what `rewind_to_shared` raises.
     """
-    shared = rewind_to_shared(engine, request.prompt_ids, request.recall)
+    shared = rewind_to_shared(engine, request.prompt_ids, request.recall, slid)
     clock.start(len(request.prompt_ids), shared)
     logits = engine.append(request.prompt_ids[shared:], request.progress)
     clock.prefilled()

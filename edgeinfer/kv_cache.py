@@ -20,6 +20,8 @@ class KVCache:
         self.context = context
         self.layers = list(layers)
         self.ids: list[int] = []
+        self.slid_at: int | None = None
+        """So many first tokens were read with all before them in place; None: all were."""
         self._device_bytes = device_bytes
 
     @classmethod
@@ -52,6 +54,13 @@ class KVCache:
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens; nothing is copied."""
         del self.ids[length:]
+        if self.slid_at is not None and length <= self.slid_at:
+            self.slid_at = None
+
+    def slide(self, keep: int, count: int) -> None:
+        """The keys and values of `count` tokens behind the first `keep` have been given up."""
+        del self.ids[keep : keep + count]
+        self.slid_at = keep if self.slid_at is None else min(self.slid_at, keep)
 
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.thoughts import with_closed_thought
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, pooled
@@ -20,6 +21,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of, request_of
 from edgeinfer.results import Generation
 from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 class Model:
     """What `edgeinfer.load` returns; a context manager. Safe to use from several threads.
 
-    `notes` are one-line remarks on how it was loaded, worth showing to a person.
+    `notes` are one-line remarks on how it was loaded, worth showing to a person. `spare_core`: the engine
+    leaves one idle while it computes.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Model:
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
         snapshots: SnapshotStore | None = None,
+        spare_core: bool = False,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -63,6 +67,7 @@ class Model:
         self.speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
+        self._spare_core = spare_core
         self._turn = threading.Lock()
         self._closed = False
 
@@ -116,9 +121,12 @@ class Model:
         tools: Sequence[Tool] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
         **settings: Any,
     ) -> list[Generation]:
-        ids = self._prompt_ids(prompt, raw, tools)
+        if on_full != "stop":
+            raise SettingError("on_full: several answers end where the context does; leave it out, or n")
+        ids = self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None)
         self._refuse_closed()
         request = request_of(ids, **settings)
         with self._turn:
@@ -137,6 +145,7 @@ class Model:
         tools: Sequence[Tool] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
@@ -147,8 +156,9 @@ class Model:
         `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
-        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `progress` hears of
-        the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide": a text
+        that outgrows the context goes on without tokens of its middle (`sliding.py`), which the answer
+        counts. `progress` hears of the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
 
         Raises:
             SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
@@ -158,12 +168,13 @@ class Model:
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
         return self._stream_ids(
-            self._prompt_ids(prompt, raw, tools),
+            self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
             schema=schema,
             grammar=grammar,
+            on_full=on_full,
             progress=progress,
             **sampling,
         )
@@ -181,17 +192,17 @@ class Model:
             pass
         return stream.result
 
-    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
+    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None, formed: bool) -> list[int]:
         messages = messages_of(prompt)
         if messages is None and tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
         if messages is not None:
-            return self._encode_chat(messages, tools)
+            return self._encode_chat(messages, formed, tools)
         if not isinstance(prompt, str):
             return self._checked(prompt)  # type: ignore[arg-type]
         if raw:
             return self._encode_text(prompt)
-        return self._encode_chat([{"role": "user", "content": prompt}])
+        return self._encode_chat([{"role": "user", "content": prompt}], formed)
 
     def _stream_ids(
         self,
@@ -199,12 +210,16 @@ class Model:
         *,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
+        on_full: OnFull = "stop",
+        keep: int = SINKS,
         on_end: Callable[[Generation], None] | None = None,
         **settings: Any,
     ) -> TokenStream:
         self._refuse_closed()
         recall = self._snapshots.recall if self._snapshots else None
-        request = request_of(ids, constraint=self._constraint(schema, grammar), recall=recall, **settings)
+        sliding = Sliding.wanted(on_full, keep, self.engine)
+        constraint = self._constraint(schema, grammar)
+        request = request_of(ids, constraint=constraint, recall=recall, sliding=sliding, **settings)
         return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self.speculator)
 
     def _constraint(
@@ -215,7 +230,7 @@ class Model:
 
     @cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size)
+        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size, self._spare_core)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -243,15 +258,19 @@ class Model:
             return [bos, *ids]
         return ids
 
-    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Messages through the template; BOS is added only if the template didn't write it."""
+    def _encode_chat(
+        self, messages: Sequence[Message], formed: bool, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Messages through the template; BOS is added only if the template didn't write it. `formed`: the
+        answer keeps to a form, which has no room for a thought: one that the template opens is ended.
+        """
         if self.chat_format is None:
             raise SettingError(
                 f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
         text = self.chat_format.render(messages, tools=tools or None)
-        ids = self.tokenizer.encode(text, special=True)
+        ids = self.tokenizer.encode(with_closed_thought(text) if formed else text, special=True)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]

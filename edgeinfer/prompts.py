@@ -8,6 +8,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Message
+from edgeinfer.sliding import Sliding
 from edgeinfer.structured.constraint import Constraint
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -38,6 +39,7 @@ def request_of(
     dropped_turns: int = 0,
     constraint: Constraint | None = None,
     recall: Recall | None = None,
+    sliding: Sliding | None = None,
     **sampling: Any,
 ) -> Request:
     """One answer's request; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""
@@ -51,4 +53,5 @@ def request_of(
         dropped_turns=dropped_turns,
         constraint=constraint,
         recall=recall,
+        sliding=sliding,
     )

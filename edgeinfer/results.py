@@ -56,3 +56,7 @@ class Generation:
     """Log-probability a token, by which the best of several answers is told; None: it wasn't asked for."""
     dropped_turns: int = 0
     """Oldest chat turns that were left out because the conversation outgrew the context."""
+    slides: int = 0
+    """How often the context was full while the answer came, and tokens in its middle were left out."""
+    left_out_tokens: int = 0
+    """Tokens of prompt and answer that were left out so by the end."""

@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeinfer.chat.thoughts import without_thought
 from edgeinfer.decoding import TokenStream, check_count
 from edgeinfer.errors import ContextOverflowError
+from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.results import Generation
+from edgeinfer.sliding import SINKS
 
 Message = dict[str, Any]
 
@@ -15,8 +18,10 @@ Message = dict[str, Any]
 class ChatEngine:
     """What a chat needs of its model."""
 
-    encode: Callable[[Sequence[Message]], list[int]]
-    """Messages through the chat template to ids, ending where the model is to answer."""
+    encode: Callable[[Sequence[Message], bool], list[int]]
+    """Messages through the chat template to ids, ending where the model is to answer; without a thought, if
+    the answer keeps to a form.
+    """
     stream: Callable[..., TokenStream]
     """(ids, dropped_turns=, on_end=, **settings) -> the answer's stream."""
     context: int
@@ -100,22 +105,41 @@ class Chat:
         """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
-        ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"))
+        formed = wishes.get("schema") is not None or wishes.get("grammar") is not None
+        if wishes.get("on_full") == "slide":
+            ids, dropped = self._encode([*before, turn], formed), 0
+            wishes["keep"] = self._kept_tokens()
+        else:
+            ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"), formed)
 
         def keep(answer: Generation) -> None:
             if answer.finish_reason == "cancelled" and not answer.text:
                 return
             self.messages[:] = [*before, turn, {"role": "assistant", "content": answer.text}]
             self._dropped = dropped
-            self._used = len(answer.prompt_ids) + len(answer.ids)
+            self._used = len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
 
         return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
 
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
+    def _encode(self, messages: Sequence[Message], formed: bool = False) -> list[int]:
+        """What was thought before earlier answers isn't read again: models are trained so."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self._engine.encode([*system, *messages])
+        read = [
+            {**message, "content": without_thought(message["content"])}
+            if message["role"] == "assistant" and isinstance(message["content"], str)
+            else message
+            for message in messages
+        ]
+        return self._engine.encode([*system, *read], formed)
 
-    def _fit(self, messages: list[Message], dropped: int, max_tokens: int | None) -> tuple[list[int], int]:
+    def _kept_tokens(self) -> int:
+        """Tokens that stay when a chat slides: all up to its first message."""
+        first, other = (self._encode([{"role": "user", "content": text}]) for text in ("a", "b"))
+        return max(SINKS, shared_prefix(first, other))
+
+    def _fit(
+        self, messages: list[Message], dropped: int, max_tokens: int | None, formed: bool
+    ) -> tuple[list[int], int]:
         """The ids of the chat, and how many of its oldest turns had to be left out.
 
         Once turns must go, a quarter of the context is freed at a time, so that the cache isn't read anew at
@@ -125,12 +149,12 @@ class Chat:
         context = self._engine.context
         room = max(1, min(max_tokens or context, context // 8))
         turns = len(messages) // 2
-        ids = self._encode(messages[2 * dropped :])
+        ids = self._encode(messages[2 * dropped :], formed)
         if len(ids) + room <= context:
             return ids, dropped
         while dropped < turns and len(ids) + max(room, context // 4) > context:
             dropped += 1
-            ids = self._encode(messages[2 * dropped :])
+            ids = self._encode(messages[2 * dropped :], formed)
         if len(ids) >= context:
             told = "the last message, its template and the system message have"
             raise ContextOverflowError(

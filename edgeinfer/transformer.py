@@ -23,6 +23,7 @@ from edgeinfer_kernels.backend import (
     Rows,
     SteppingBackend,
 )
+from edgeinfer_kernels.cache_sliding import slide
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -196,6 +197,22 @@ class Transformer:
         elif len(given) > len(here):
             raise ValueError("the snapshot is of another cache")
         self.cache.append(snapshot.ids[:length])
+
+    @property
+    def can_slide(self) -> bool:
+        """Whether all keys and values are in main memory."""
+        return len(self.cache.layers) == len(self.specification.layers)
+
+    @property
+    def slid_at(self) -> int | None:
+        """How many first tokens were read with all tokens before them in place; None: all were."""
+        return self.cache.slid_at
+
+    def slide(self, keep: int, count: int) -> None:
+        """Forget `count` tokens, a multiple of 16, behind the first `keep`; those behind them move up."""
+        for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
+            slide(layer, facts.attention, keep, count, len(self.cache.ids))
+        self.cache.slide(keep, count)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

@@ -15,6 +15,7 @@ from edgeinfer.language_model import TextTokenizer
 from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.structures import SPARSE_TOKENS
 
@@ -30,6 +31,7 @@ def evaluate(
     text: str,
     *,
     base: str | Path | None = None,
+    base_kv: CacheType | None = None,
     context: int = DEFAULT_CONTEXT,
     chunks: int | None = None,
     report: Report | None = None,
@@ -37,9 +39,10 @@ def evaluate(
 ) -> Evaluation:
     """Perplexity of `text` under a model, and its divergence from `base` if one is given.
 
-    `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `chunks`: windows
-    at most. `loading`: further keywords of `edgeinfer.load`, for both; but the base's feed-forward is
-    dense, and with `sparse` "exact" or "predicted" the scored tokens are read in short steps. Memory is
+    `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `base_kv`: the type
+    of the base's cache; without a base, of the same model as one. `chunks`: windows at most. `loading`:
+    further keywords of `edgeinfer.load`, for both; but the base's feed-forward is dense, and with `sparse`
+    "exact" or "predicted" the scored tokens are read in short steps. Memory is
     bounded by the models and a few slices of logits, whatever the length of the text.
 
     Raises `SettingError` for a text without a whole window, `EdgeInferError` for vocabularies that differ,
@@ -49,7 +52,10 @@ def evaluate(
         loaded = stack.enter_context(load(model, context=context, draft=None, **loading))
         source = EngineSource(loaded.engine, _step(loading))
         windows = text_windows(loaded.tokenizer, text, context, chunks)
-        base_source = _base(stack, loaded, model, base, context, loading) if base is not None else None
+        if base is None and base_kv is not None:
+            base = loaded.name if model is None else model
+        of_base = {**loading, "kv": base_kv or loading.get("kv") or "f16"}
+        base_source = _base(stack, loaded, model, base, context, of_base) if base is not None else None
         scores = Scores.joined(list(scored_windows(source, base_source, windows, report)))
     return summarise(scores, len(windows), context)
 
@@ -93,7 +99,7 @@ def _base(
     if base == LLAMA_CPP:
         found = find_model(model)
         threads = loading.get("threads") or usable_cpus()
-        peer = LlamaCppContext(found.path, context, threads, "--base llama.cpp", loading.get("kv") or "f16")
+        peer = LlamaCppContext(found.path, context, threads, "--base llama.cpp", loading["kv"])
         stack.callback(peer.close)
         return _same_size(loaded, LlamaCppSource(peer), found.name)
     other = stack.enter_context(load(base, context=context, draft=None, **{**loading, "sparse": "off"}))

@@ -12,7 +12,7 @@ from edgeinfer.catalogue import ModelFile
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.llama_cpp.library import CACHE_TYPES, llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTISED_CACHES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
@@ -219,6 +219,7 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
             n_threads_batch=threads,
             type_k=cache_type,
             type_v=cache_type,
+            flash_attn=cache_type in QUANTISED_CACHES,
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:

@@ -5,7 +5,7 @@ from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.backend import CPU_CACHES, BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -32,8 +32,10 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         GpuFullError: it doesn't fit.
         GpuUnavailableError: the model has a matrix without a kernel there.
     """
-    if source.wishes.kv == "f32":
-        raise GpuUnavailableError("kv: f32 runs on the CPU only; take f16 or q8_0 on a GPU (--kv, kv=)")
+    if source.wishes.kv in CPU_CACHES:
+        raise GpuUnavailableError(
+            f"kv: {source.wishes.kv} runs on the CPU only; take f16 or q8_0 on a GPU (--kv, kv=)"
+        )
     machine = with_gpu(unmeasured_machine(1), gpu, free_bytes(gpu.index), user_folder("cache"))
     wishes = PlanWishes(
         context=source.context,

@@ -23,7 +23,7 @@ from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import CacheType
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -160,10 +160,18 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
+        spare_core=_leaves_a_core(loaded),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)
     return model
+
+
+def _leaves_a_core(loaded: LoadedEngine) -> bool:
+    """Whether a core is idle while it computes."""
+    if loaded.team is None:
+        return loaded.whole_gpu is not None
+    return loaded.team.threads < usable_cpus()
 
 
 def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> None:

@@ -14,7 +14,7 @@ MOST_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "kv": ("f16", "f32", "q8_0"),
+    "kv": ("f16", "f32", "q8_0", "q4_0"),
     "engine": ("edgeinfer", "llama.cpp"),
     "sparse": ("auto", "exact", "predicted", "off"),
 }

@@ -24,9 +24,19 @@ Distribution = tuple[Ids, Probabilities]
 COLDEST = 1e-30
 """A float32 can still divide by this temperature, and nothing but equals of the best survives it."""
 
+MUCH_ALLOWED = 2
+
 
 class Constraint(Protocol):
     """What may follow, whatever the model would like."""
+
+    def begin(self) -> None:
+        """`allowed` will be asked for soon: it may be found meanwhile."""
+        ...
+
+    def allows(self, token_id: int) -> bool:
+        """Whether this token may come next."""
+        ...
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """(vocabulary,) the tokens that may come next, one at least."""
@@ -73,13 +83,16 @@ class Sampler:
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
         self._truncations = _active_truncations(settings)
         self._penalises = penalties_are_on(settings)
-        self._as_they_are = not (
-            self._penalises or settings.dry_multiplier > 0 or settings.logit_bias or constraint
-        )
-        """Whether logits are taken as they come."""
+        self._all_alike = not (self._penalises or settings.dry_multiplier > 0 or settings.logit_bias)
+        """Whether logits are taken as they come, as far as their tokens may be said."""
         beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
+
+    def begin(self) -> None:
+        """`sample` will be asked soon, for a token behind those accepted so far."""
+        if self.constraint:
+            self.constraint.begin()
 
     def sample(self, logits: Logits, history: Sequence[int], chance: float | None = None) -> int:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
@@ -134,6 +147,10 @@ class Sampler:
 
         Raises: as `distribution`.
         """
+        if self.constraint and self._all_alike:
+            best = int(logits.argmax())
+            if math.isfinite(logits[best]) and self.constraint.allows(best):
+                return best
         adjusted = self._adjusted(logits, history)
         best = int(adjusted.argmax())  # a NaN, if there is one
         if not math.isfinite(adjusted[best]):
@@ -173,7 +190,7 @@ class Sampler:
         settings = self.settings
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
-        if self._as_they_are:
+        if self._all_alike and not self.constraint:
             return logits
         penalised = self._penalises and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
@@ -193,7 +210,13 @@ class Sampler:
 
     def _truncated(self, logits: Logits) -> Distribution:
         """Steps 4 to 9 of the chain."""
-        ids = np.arange(logits.size) if not self._truncations else None
+        ids = None if self._truncations else np.arange(logits.size)
+        if self.constraint:
+            allowed = self.constraint.allowed()
+            # Where little may follow, the steps needn't look at all that may not.
+            if MUCH_ALLOWED * np.count_nonzero(allowed) < logits.size:
+                ids = np.flatnonzero(allowed)
+                logits = logits[ids]
         for keep in self._truncations:
             positions = keep(logits)
             logits = logits[positions]

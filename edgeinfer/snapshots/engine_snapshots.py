@@ -1,6 +1,7 @@
 """An engine and its snapshots on the disk: what saves reading is brought back, what took reading is kept."""
 
 from edgeinfer.language_model import Engine
+from edgeinfer.sliding import SlidingEngine
 from edgeinfer.snapshots.store import SnapshotStore
 
 WORTH_TOKENS = 64
@@ -31,8 +32,11 @@ class EngineSnapshots:
         return length
 
     def keep(self) -> bool:
-        """Write what the engine holds; whether it is on the disk now."""
-        if len(self._engine.ids) < WORTH_TOKENS:
+        """Write what the engine holds; whether it is on the disk now. Keys and values of a text that slid
+        aren't those of its rest read by itself: they are kept for none.
+        """
+        slid = isinstance(self._engine, SlidingEngine) and self._engine.slid_at is not None
+        if slid or len(self._engine.ids) < WORTH_TOKENS:
             return False
         snapshot = self._engine.snapshot()
         return snapshot is not None and self._store.keep(snapshot)

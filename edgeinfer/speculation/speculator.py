@@ -103,7 +103,7 @@ class Speculator:
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
-        room = min(room, self._engine.context - len(history) - 1)
+        room = max(0, min(room, self._engine.context - len(history) - 1))
         length = self.pace.length(room)
         self._looked = None
         if length:

@@ -10,18 +10,29 @@ import numpy.typing as npt
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.structured.grammars import Grammar, engine
+from edgeinfer.structured.helper_thread import Coming, HelperThread
 
 Mask = npt.NDArray[np.bool_]
 
 
 class Constraint:
-    """One answer's way through a grammar."""
+    """One answer's way through a grammar. `finder`: a thread that looks for what may follow while the model
+    computes, if there is a core for it.
+    """
 
-    def __init__(self, matcher: Any, vocabulary_size: int) -> None:
+    def __init__(self, matcher: Any, vocabulary_size: int, finder: HelperThread | None = None) -> None:
         self._matcher = matcher
+        self._finder = finder
+        self._coming: Coming[Mask] | None = None
         self._words = np.zeros(-(-vocabulary_size // 32), np.int32)
+        self._place = self._words.ctypes.data, self._words.nbytes
         self._size = vocabulary_size
         self._mask: Mask | None = None
+
+    def begin(self) -> None:
+        """Have the tokens that may come next be found while the caller does something else."""
+        if self._finder and self._mask is None and self._coming is None:
+            self._coming = self._finder.do(self._found)
 
     def allowed(self) -> Mask:
         """(vocabulary,) bool: the tokens that may come next, those that end an answer among them.
@@ -30,26 +41,46 @@ class Constraint:
             EdgeInferError: the grammar has grown beyond llguidance's limits.
         """
         if self._mask is None:
-            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-            self._refuse_errors()
-            bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
-            self._mask = bits[: self._size].view(np.bool_)
+            coming, self._coming = self._coming, None
+            self._mask = self._found() if coming is None else coming.result()
         return self._mask
+
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next; where the others aren't known yet, they aren't looked for."""
+        if self._mask is not None or self._coming is not None:
+            return bool(self.allowed()[token_id])
+        # Where a text is certain, its usual tokens alone are allowed, not others that spell it too.
+        certain = self._matcher.compute_ff_tokens()
+        allowed = token_id == certain[0] if certain else self._matcher.validate_tokens([token_id]) == 1
+        self._refuse_errors()
+        return bool(allowed)
+
+    def _found(self) -> Mask:
+        self._matcher.unsafe_compute_mask_ptr(*self._place)
+        self._refuse_errors()
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits[: self._size].view(np.bool_)
+
+    def _idle(self) -> Any:
+        """The matcher, once nobody else is using it."""
+        if self._coming is not None:
+            self.allowed()
+        return self._matcher
 
     def accept(self, token_id: int) -> None:
         """Say that `token_id`, one of the allowed, was kept."""
-        self._mask = None
-        self._matcher.consume_token(token_id)
+        matcher, self._mask = self._idle(), None
+        matcher.consume_token(token_id)
         self._refuse_errors()
 
     @property
     def finished(self) -> bool:
         """Nothing may follow but the end."""
-        return bool(self._matcher.is_stopped())
+        return bool(self._idle().is_stopped())
 
     def forced(self) -> list[int]:
         """The tokens that have to follow, as there is no choice."""
-        return list(self._matcher.compute_ff_tokens())
+        return list(self._idle().compute_ff_tokens())
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
@@ -57,12 +88,16 @@ class Constraint:
 
 
 class GrammarVocabulary:
-    """A model's tokens as grammars see them; built once, some tenths of a second for 100,000 tokens."""
+    """A model's tokens as grammars see them; built once, some tenths of a second for 100,000 tokens.
 
-    def __init__(self, tokenizer: TextTokenizer, vocabulary_size: int) -> None:
+    `spare_core`: the model leaves one idle while it computes.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, vocabulary_size: int, spare_core: bool = False) -> None:
         llguidance = engine()
         self._matcher = llguidance.LLMatcher
         self._size = vocabulary_size
+        self._finder = HelperThread("grammar") if spare_core else None
         ends = sorted(tokenizer.end_ids)
         self._tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(tokenizer)), n_vocab=vocabulary_size, eos_token=ends or None
@@ -77,7 +112,9 @@ class GrammarVocabulary:
         failed, told = self._matcher.validate_grammar_with_warnings(grammar.compiled, self._tokens)
         if failed:
             raise SettingError(f"{grammar.kind}: {_told(told[0])}")
-        return Constraint(self._matcher(self._tokens, grammar.compiled, log_level=0), self._size)
+        return Constraint(
+            self._matcher(self._tokens, grammar.compiled, log_level=0), self._size, self._finder
+        )
 
 
 class _Tokens:

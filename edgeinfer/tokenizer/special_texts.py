@@ -71,6 +71,14 @@ END_OF_GENERATION = (
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """Marks inside an answer (gpt-oss) that a reader of the answer needs: user-defined, not control."""
 
+THOUGHT_MARKS = frozenset(
+    {
+        *("<think>", "</think>", "<thinking>", "</thinking>", "<thought>", "</thought>"),
+        *("<reasoning>", "</reasoning>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]"),
+        *("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+    }
+)
+"""What tells a thought from an answer: shown even where a file calls them control tokens."""
 HARMONY_ENDS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
 """Where all of one set end an answer, `<|end|>` only ends a part of it."""
 

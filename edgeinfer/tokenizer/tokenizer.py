@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.tokenizer import special_texts
 from edgeinfer.tokenizer.byte_pair import BytePairEncoder
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
@@ -19,6 +20,7 @@ _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
 _KNOWN_MODELS = ("llama", "gpt2", "gemma4")
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_THOUGHT_MARKS = frozenset(mark.encode() for mark in special_texts.THOUGHT_MARKS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 
@@ -188,12 +190,14 @@ class Tokenizer:
         return b""
 
     def stream_decoder(self, special: bool = False) -> StreamDecoder:
-        """Return a decoder for tokens that arrive one by one; control tokens say nothing unless `special`."""
+        """Return a decoder for tokens that arrive one by one; control tokens say nothing unless `special`,
+        but for those that tell a thought from an answer.
+        """
         return StreamDecoder(self.token_bytes if special else self._visible_bytes)
 
     def _visible_bytes(self, token_id: int) -> bytes:
         found = self.token_bytes(token_id)
-        return b"" if self.is_control(token_id) else found
+        return b"" if self.is_control(token_id) and found not in _THOUGHT_MARKS else found
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token says nothing in an answer, whatever its name."""

@@ -7,7 +7,7 @@ from functools import cache, cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.backend import CPU_CACHES, LayerCache
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
@@ -106,7 +106,7 @@ class Pricing:
         return LayerCache.nbytes_for(layer, context, self.kv)
 
     def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
-        if self.graphics is None or self.kv == "f32":
+        if self.graphics is None or self.kv in CPU_CACHES:
             return None
         nbytes = device_sizes.cache_bytes(layer, self.context, self.quantised)
         reading = self._read_share(layer, depth) * nbytes / self.graphics.cache_rate

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.backend import padded
+from edgeinfer_kernels.backend import CPU_CACHES, padded
 from edgeinfer_kernels.cpu.workspace import workspace_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
@@ -41,8 +41,8 @@ class ModelPlacing:
             return "only the CPU was asked for"
         if self.machine.graphics is None or self.machine.link is None:
             return "there is no GPU"
-        if self.wishes.kv == "f32":
-            return "keys and values in f32 run on the CPU only"
+        if self.wishes.kv in CPU_CACHES:
+            return f"keys and values in {self.wishes.kv} run on the CPU only"
         if not self.wishes.repack:
             return "the weights are to stay in the file"
         try:

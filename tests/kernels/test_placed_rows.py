@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import PAGE, LayerCache, Places, PlacingBackend
+from edgeinfer_kernels.backend import PAGE, CacheType, LayerCache, Places, PlacingBackend
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
@@ -61,14 +61,17 @@ def build_for(name: str, threads: int) -> Build:
     return exact if name == "reference" else cpu(name, threads)
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3", "qwen2moe", "starcoder2"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("llama", "f16"), ("llama", "q4_0"), ("gemma3", "f16"), ("qwen2moe", "f16"), ("starcoder2", "f16")],
+)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prompt", [17, 256, 290])
 def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
-    tmp_path: Path, model: str, threads: int, prompt: int
+    tmp_path: Path, model: str, kind: CacheType, threads: int, prompt: int
 ) -> None:
     path = ZOO[model].write(tmp_path / "model.gguf")
-    engine = engine_for(path, cpu(threads=threads), "f16", context=CONTEXT)
+    engine = engine_for(path, cpu(threads=threads), kind, context=CONTEXT)
     want = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
     engine.rewind(0)
     engine.append(PROMPT[:prompt])

@@ -49,7 +49,9 @@ class FakePlan:
 
 
 class FakeStream:
-    """Yields a word a token; `interrupt_after` so many, Ctrl-C comes inside the iteration."""
+    """Yields a word a token; `interrupt_after` so many, Ctrl-C comes inside the iteration; `slid_after` so
+    many, the text has slid.
+    """
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class FakeStream:
         prompt_tokens: int,
         end: FinishReason = "stop",
         dropped_turns: int = 0,
+        slid_after: int | None = None,
         interrupt_after: int | None = None,
         pause: float = 0.0,
         before_word: Callable[[], object] = lambda: None,
@@ -67,6 +70,7 @@ class FakeStream:
         self._prompt_tokens = prompt_tokens
         self._end: FinishReason = end
         self._dropped_turns = dropped_turns
+        self._slid_after = slid_after
         self._interrupt_after = interrupt_after
         self._pause = pause
         self._before_word = before_word
@@ -100,8 +104,17 @@ class FakeStream:
             decode_tokens_per_second=54.0,
         )
         ids = [token.id for token in self._said]
+        slides = int(self._slid_after is not None and len(ids) > self._slid_after)
         return Generation(
-            text, ids, self._reason, speed, tokens=self._said, dropped_turns=self._dropped_turns
+            text,
+            ids,
+            self._reason,
+            speed,
+            prompt_ids=list(range(900)),
+            tokens=self._said,
+            dropped_turns=self._dropped_turns,
+            slides=slides,
+            left_out_tokens=256 * slides,
         )
 
     def _finish(self, reason: FinishReason) -> None:

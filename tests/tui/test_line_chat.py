@@ -145,6 +145,11 @@ def test_dropped_turns_are_said(talk: Talk) -> None:
     assert "the oldest turn was left out\n" in talk("Hi", dropped_turns=1).err
 
 
+def test_a_text_that_slid_is_said(talk: Talk) -> None:
+    told = "the text outgrew the context of 1024 tokens and slid once in this answer: 256 tokens behind the"
+    assert f"{told} first were left out by its end\n" in talk("Hi", slid_after=1).err
+
+
 def test_a_failed_answer_is_one_line_and_the_chat_goes_on(talk: Talk) -> None:
     session = talk("overflow", "Hi")
     assert "edgeinfer: prompt: 2000 tokens, wanted at most 1024\n" in session.err

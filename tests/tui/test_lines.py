@@ -79,6 +79,11 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
     )
 
 
+def test_the_status_line_counts_what_was_left_out() -> None:
+    answer = Generation("x", [1, 2], "stop", Speed(), prompt_ids=[3] * 1500, slides=2, left_out_tokens=512)
+    assert status_line(answer, 1024).endswith("· context 990/1024 · slid 2 times, 512 tokens left out")
+
+
 def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:
     now = 0.0
     terminal, pipe = Terminal(), io.StringIO()

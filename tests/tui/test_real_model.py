@@ -69,6 +69,19 @@ def test_run_prints_the_answer_and_a_newline_and_nothing_else(home: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
 
 
+def test_an_answer_slides_past_its_context_and_says_so(home: Path) -> None:
+    options = ("--context", "64", "-n", "120", "--on-full", "slide", *GREEDY)
+    done = run(home, "run", "tiny", PROMPT, *options, "--speed", "--device", "cpu")
+    assert done.returncode == 0
+    assert (
+        "the text outgrew the context of 64 tokens and slid 4 times in this answer: 64 tokens" in done.stderr
+    )
+    assert "slid 4 times, 64 tokens left out" in done.stderr
+    assert "120 tokens" in done.stderr
+    record = run(home, "run", "tiny", PROMPT, *options, "--output", "json")
+    assert json.loads(record.stdout)["usage"]["left_out_tokens"] == 64
+
+
 def test_piped_text_is_the_prompt(home: Path) -> None:
     done = run(home, "run", "tiny", *GREEDY, "-n", "3", "--speed", stdin=PROMPT + "\n")
     assert done.stdout == ", there was\n"

@@ -29,6 +29,13 @@ Base = Annotated[
         help="Compare with this model of the same vocabulary; llama.cpp: with the same file there.",
     ),
 ]
+BaseKv = Annotated[
+    options.CacheType | None,
+    Option(
+        "--base-kv",
+        help="The base's cache, if not as --kv; without --base: compare with the same model, its cache so.",
+    ),
+]
 Context = Annotated[
     int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
 ]
@@ -49,6 +56,7 @@ def eval_(
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     kv: options.Kv = None,
+    base_kv: BaseKv = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Measure a model's perplexity on a text, and how far its distributions lie from a base model's.
@@ -63,6 +71,8 @@ def eval_(
       edgeinfer eval model-Q4_K_M.gguf --base model-F16.gguf --text wiki.test.raw --chunks 20
 
       edgeinfer eval tiny --base llama.cpp --text story.txt
+
+      edgeinfer eval tiny --kv q4_0 --base-kv f16 --text story.txt
     """
     from edgeinfer.evaluation.evaluating import evaluate
 
@@ -78,6 +88,7 @@ def eval_(
             model,
             text_of(text),
             base=base,
+            base_kv=base_kv.value if base_kv else None,
             context=context,
             chunks=chunks,
             report=progress.step("windows"),

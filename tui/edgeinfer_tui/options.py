@@ -13,6 +13,13 @@ from typer import Argument, Option
 from edgeinfer_tui.completion import models_here
 
 
+class OnFull(StrEnum):
+    """What becomes of a text that outgrows the context."""
+
+    stop = "stop"
+    slide = "slide"
+
+
 class EngineName(StrEnum):
     """Who does the arithmetic."""
 
@@ -26,6 +33,7 @@ class CacheType(StrEnum):
     f32 = "f32"
     f16 = "f16"
     q8_0 = "q8_0"
+    q4_0 = "q4_0"
 
 
 class AnswerOutput(StrEnum):
@@ -71,6 +79,16 @@ Stop = Annotated[
     list[str] | None,
     Option(
         "--stop", help=r"Stop before this text; \n is a newline. May be repeated.", rich_help_panel=ANSWER
+    ),
+]
+WhenFull = Annotated[
+    OnFull | None,
+    Option(
+        "--on-full",
+        help="When the context is full. stop: the answer ends; a chat drops its oldest turns. slide: go on "
+        "without tokens of the middle, keeping the first (with the system prompt) and the last; on the CPU. "
+        "[dim](stop)[/]",
+        rich_help_panel=ANSWER,
     ),
 ]
 Seed = Annotated[
@@ -258,7 +276,7 @@ Kv = Annotated[
     CacheType | None,
     Option(
         "--kv",
-        help="How the cache is stored; q8_0 takes half the bytes. [dim](f16)[/]",
+        help="How the cache is stored; q8_0 takes half the bytes, q4_0 (CPU only) a quarter. [dim](f16)[/]",
         rich_help_panel=MACHINE,
     ),
 ]

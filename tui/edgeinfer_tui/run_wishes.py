@@ -149,6 +149,8 @@ def _check_session(given: Mapping[str, Any]) -> None:
 
 def _answering(given: Mapping[str, Any]) -> dict[str, Any]:
     answering = {name: given[name] for name in (*SAMPLING, "max_tokens", "logprobs") if name in given}
+    if "on_full" in given:
+        answering["on_full"] = str(given["on_full"].value)
     if "stop" in given:
         answering["stop"] = [unescaped(text) for text in given["stop"]]
     if "dry_sequence_breakers" in answering:

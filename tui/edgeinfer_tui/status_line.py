@@ -33,13 +33,17 @@ def status_line(answer: "Generation", context: int) -> str:
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
     parts.append(f"context {context_used(answer)}/{context}")
+    if answer.left_out_tokens:
+        parts.append(f"slid {_times(answer.slides)}, {answer.left_out_tokens} tokens left out")
     if answer.finish_reason in ENDINGS:
         parts.append(ENDINGS[answer.finish_reason])
     return " · ".join(parts)
 
 
 def context_used(answer: "Generation") -> int:
-    """Tokens of the prompt and of the answer."""
+    """Tokens of the prompt and of the answer, but for those that were left out."""
+    if answer.left_out_tokens:
+        return len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
     return answer.speed.prompt_tokens + answer.speed.generated_tokens
 
 
@@ -50,6 +54,20 @@ def dropped_turns_line(answer: "Generation", context: int) -> str | None:
         return None
     turns = "oldest turn was" if count == 1 else f"{count} oldest turns were"
     return f"the conversation outgrew the context of {context} tokens: the {turns} left out"
+
+
+def slid_line(answer: "Generation", context: int) -> str | None:
+    """What to say if the text outgrew its context and went on without a part of itself; None if it didn't."""
+    if not answer.left_out_tokens:
+        return None
+    return (
+        f"the text outgrew the context of {context} tokens and slid {_times(answer.slides)} in this answer: "
+        f"{answer.left_out_tokens} tokens behind the first were left out by its end"
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _rate(tokens_per_second: float) -> str:

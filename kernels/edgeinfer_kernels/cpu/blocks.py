@@ -153,7 +153,7 @@ class BlockBuilder:
             rope_dim=facts.rope.dimensions if facts.rope else 0,
             rope_halves=int(facts.rope.halves) if facts.rope else 0,
             qk_norm=QK_NORMS[facts.qk_norm],
-            cache_kind=CACHE_KINDS[cache.keys.itemsize],
+            cache_kind=CACHE_KINDS[cache.keys.dtype.name],
             key_cache=self.arena.keep(cache.keys),
             value_cache=self.arena.keep(cache.values),
             key_scales=self.arena.keep(cache.key_scales),

@@ -84,13 +84,13 @@ ATTENTION = structure(
     "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride sinks",
 )
-"""qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS; bytes alone have scales.
+"""qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
 Strides in bytes per token (scratch: per thread). sinks: 0 or a float32 for each head.
 """
 SCALED = 32
-"""Elements of a head that share a scale in a cache of bytes."""
-CACHE_KINDS = {4: 0, 2: 1, 1: 2}
-"""By the bytes of an element: float32, float16, int8 with scales."""
+"""Elements of a head that share a scale in a cache of bytes, or of four bits each."""
+CACHE_KINDS = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3}
+"""By numpy's name of an element; uint8 is two of four bits, of rotated heads."""
 FEED_FORWARD = structure(
     "FeedForward",
     "norm gate_matrix up_matrix down_matrix post_norm residual_scale activation "

@@ -74,8 +74,12 @@ def rotate(x: Array, rope: RopeSpecification | None, start: int) -> Array:
     """RoPE of x (tokens, heads, head_dim); dimensions beyond the rotated ones stay."""
     if rope is None:
         return x
+    return turn(x, rope, rope.table(start, len(x), x.dtype)[:, None, :])
+
+
+def turn(x: Array, rope: RopeSpecification, table: Array) -> Array:
+    """x (..., head_dim) with its pairs rotated by a table of `rope`, or by one that spreads to x's rows."""
     half = rope.dimensions // 2
-    table = rope.table(start, len(x), x.dtype)[:, None, :]
     cosine, sine = table[..., :half], table[..., half:]
     y = x.copy()
     first, second = (

@@ -74,6 +74,16 @@ def test_models_of_other_weights_diverge(tmp_path: Path) -> None:
     assert divergence.perplexity_ratio.value == pytest.approx(ratio, rel=1e-6)
 
 
+def test_a_model_is_compared_with_itself_on_another_cache() -> None:
+    found = {
+        kv: evaluate("tiny", TEXT, kv=kv, base_kv="f32", context=64, chunks=2).divergence
+        for kv in ("f32", "q8_0", "q4_0")
+    }
+    means = [divergence.mean.value if divergence else -1.0 for divergence in found.values()]
+    assert means[0] == 0
+    assert 0 < 10 * means[1] < means[2] < 0.05
+
+
 def test_a_base_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = RandomModel("llama").write(tmp_path / "other.gguf")
     with pytest.raises(

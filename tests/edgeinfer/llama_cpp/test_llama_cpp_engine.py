@@ -12,6 +12,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
+from edgeinfer_kernels.backend import CacheType
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO, vocabulary_metadata
@@ -31,6 +32,12 @@ def theirs(zoo_file: ZooFile) -> Iterator[Model]:
 def ours(zoo_file: ZooFile) -> Iterator[Model]:
     with edgeinfer.load(zoo_file("llama"), threads=2, kv="f32") as model:
         yield model
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+def test_a_cache_with_scales_is_opened_too(kv: CacheType) -> None:
+    with edgeinfer.load("tiny", engine="llama.cpp", threads=1, context=64, kv=kv) as model:
+        assert model.generate("Once", max_tokens=3, temperature=0.0).text == " upon a time"
 
 
 def write_mamba(path: Path) -> Path:

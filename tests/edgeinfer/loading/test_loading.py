@@ -32,7 +32,7 @@ from tests.random_models import ZOO, RandomModel
     ("settings", "text"),
     [
         ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f16', 'f32', 'q8_0'"),
+        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f16', 'f32', 'q8_0', 'q4_0'"),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, or None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),

@@ -42,6 +42,21 @@ def test_a_text_that_was_kept_is_not_read_again(zoo_file: ZooFile, folder: Path,
     assert again.speed.cached_tokens == len(LONG) + len(first.ids) + 1
 
 
+def test_a_cache_of_four_bits_is_kept_with_its_scales(zoo_file: ZooFile, folder: Path) -> None:
+    def opened() -> edgeinfer.Model:
+        return edgeinfer.load(
+            zoo_file("llama"), device="cpu", draft=None, context=256, kv="q4_0", snapshots=True
+        )
+
+    with opened() as model:
+        plain = model.generate([*LONG, 7, 9], **GREEDY)
+        model.generate(LONG, **GREEDY)
+        assert model.keep_snapshot()
+    with opened() as model:
+        again = model.generate([*LONG, 7, 9], **GREEDY)
+    assert (again.ids, again.speed.cached_tokens) == (plain.ids, len(LONG))
+
+
 def test_a_text_that_parts_from_it_is_read_from_there_on(zoo_file: ZooFile, folder: Path) -> None:
     other = [*LONG[:90], *range(150, 170)]
     with loaded(zoo_file("llama")) as model:

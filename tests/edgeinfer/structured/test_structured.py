@@ -3,13 +3,15 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import LogitsError, SettingError
+from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import grammar, json_schema
 from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
@@ -156,6 +158,111 @@ def test_tokens_without_a_choice_are_known() -> None:
     assert way.forced() == byte_ids("bc")
     assert np.flatnonzero(way.allowed()).tolist() == byte_ids("b")
     assert not way.finished
+
+
+def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
+    """Two equal ways through a schema, at every step of a random walk."""
+    random = np.random.default_rng(2)
+    one, other = (vocabulary.constraint(json_schema(PERSON)) for _ in range(2))
+    for _ in range(steps):
+        yield one, other
+        token = int(random.choice(np.flatnonzero(other.allowed())))
+        one.accept(token)
+        other.accept(token)
+        if one.finished:
+            break
+
+
+def test_a_token_alone_is_judged_as_among_all() -> None:
+    model = model_on(FakeEngine(drawn))
+    size = model.engine.vocabulary_size
+    ends = 0
+    for alone, among in walked(GrammarVocabulary(model.tokenizer, size), 60):
+        judged = [alone.allows(token) for token in range(size)]
+        np.testing.assert_array_equal(judged, among.allowed())
+        assert [among.allows(token) for token in range(size)] == judged
+        ends += judged[END]
+    assert ends <= 1
+
+
+def test_what_may_follow_is_the_same_when_it_is_found_meanwhile() -> None:
+    model = model_on(FakeEngine(drawn))
+    vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size, spare_core=True)
+    for meanwhile, at_once in walked(vocabulary, 60):
+        meanwhile.begin()
+        meanwhile.begin()
+        assert meanwhile.forced() == at_once.forced()
+        assert meanwhile.finished == at_once.finished
+        assert meanwhile.allows(5) == at_once.allows(5)
+        meanwhile.begin()
+        np.testing.assert_array_equal(meanwhile.allowed(), at_once.allowed())
+        at_once.begin()
+
+
+class Allowing:
+    """A constraint that allows these tokens; `asked`: how often for all of them."""
+
+    def __init__(self, mask: Any) -> None:
+        self.mask, self.asked = mask, 0
+
+    def begin(self) -> None:
+        """Nothing to find."""
+
+    def allows(self, token_id: int) -> bool:
+        return bool(self.mask[token_id])
+
+    def allowed(self) -> Any:
+        self.asked += 1
+        return self.mask
+
+    def accept(self, token_id: int) -> None:
+        """It always allows the same."""
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.6, 0.999])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"top_k": 5, "typical_p": 0.7},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"repeat_penalty": 1.3, "logit_bias": {7: 3.0}},
+        {"mirostat": 2},
+    ],
+)
+def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
+    share: float, settings: dict[str, Any]
+) -> None:
+    random = np.random.default_rng(4)
+    size, history = 6000, [7, 9, 11]
+    logits = (3 * random.standard_normal(size)).astype(np.float32)
+    mask = random.random(size) < share
+    mask[17] = True
+    chain = SamplerSettings.from_fields({"temperature": 0.8, "seed": 1, **settings})
+    ids, chances = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
+    masked = np.where(mask, logits, np.float32(-np.inf))
+    want_ids, want = Sampler(chain, size).distribution(masked, history)
+    np.testing.assert_array_equal(ids, want_ids)
+    np.testing.assert_allclose(chances, want, rtol=1e-6)
+    assert mask[ids].all()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_the_best_token_is_taken_if_it_may_be_and_else_the_best_that_may(penalty: float) -> None:
+    settings = SamplerSettings(temperature=0.0, repeat_penalty=penalty)
+    logits = np.array([1.0, 5.0, 3.0, 4.0], np.float32)
+    for mask, best in (([1, 1, 0, 0], 1), ([1, 0, 1, 0], 2), ([0, 0, 1, 1], 3)):
+        constraint = Allowing(np.array(mask, bool))
+        assert Sampler(settings, 4, constraint=constraint).sample(logits, [0]) == best
+        assert constraint.asked == (0 if best == 1 and penalty == 1.0 else 1)
+
+
+def test_a_broken_logit_is_told_whatever_may_follow() -> None:
+    logits = np.array([1.0, np.nan], np.float32)
+    sampler = Sampler(SamplerSettings(temperature=0.0), 2, constraint=Allowing(np.array([True, True])))
+    with pytest.raises(LogitsError, match="saw NaN"):
+        sampler.sample(logits, [0])
 
 
 def test_any_json_is_a_schema_too() -> None:

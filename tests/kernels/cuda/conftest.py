@@ -1,5 +1,6 @@
 """Triton's kernels on a GPU where there is one, otherwise interpreted on the CPU."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -27,5 +28,9 @@ def _mended_interpreter() -> Iterator[None]:
         return
     from tests.kernels.cuda.interpreter import mended
 
+    # An interpreted kernel makes millions of short-lived objects, hardly any of them in a circle.
+    often = gc.get_threshold()
+    gc.set_threshold(100 * often[0], *often[1:])
     with mended():
         yield
+    gc.set_threshold(*often)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -94,21 +94,58 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
         if not isinstance(lhs, tl.tensor):
             return original(self, lhs, rhs, *flags, **named)
         if isinstance(rhs, tl.tensor):
-            if lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name and lhs.dtype.name in UNPROMOTED:
-                return lhs, rhs
-        elif type(rhs) in (int, float) and rhs and not math.isnan(rhs):
+            left, right = lhs.dtype.name, rhs.dtype.name
+            moved = right in WHOLE and isinstance(lhs.dtype, tl.pointer_type) and flags[:1] == (True,)
+            if moved or (left == right and left in UNPROMOTED):
+                return cast(Operands, self.broadcast_impl_value(lhs, rhs))
+            return original(self, lhs, rhs, *flags, **named)
+        if type(rhs) in (int, float) and rhs and not math.isnan(rhs):
             key = (type(rhs), rhs, lhs.dtype.name, id(lhs.shape), flags, *named.items())
             made = constants.get(key)
             if made is not None:
                 return lhs, made
-            left, right = original(self, lhs, rhs, *flags, **named)
-            if left is lhs:
-                right.handle.data.flags.writeable = False
-                constants[key] = right
-            return left, right
+            same, constant = original(self, lhs, rhs, *flags, **named)
+            if same is lhs:
+                constant.handle.data.flags.writeable = False
+                constants[key] = constant
+            return same, constant
         return original(self, lhs, rhs, *flags, **named)
 
     return checked
+
+
+def operands_of_one_shape(original: Callable[..., Operands]) -> Callable[..., Operands]:
+    """In place of `broadcast_impl_value`: which shape two blocks have in common is worked out once."""
+    known: dict[tuple[int, int], Any] = {}
+
+    def widened(self: Any, operand: Any, sizes: Any) -> Any:
+        if operand.type.shape == sizes:
+            return operand
+        handle = self.builder.create_broadcast(operand.handle, sizes)
+        return self.tensor(handle, tl.block_type(operand.dtype, sizes))
+
+    def of_one_shape(self: Any, lhs: Any, rhs: Any) -> Operands:
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        if not (isinstance(lhs.type, tl.block_type) and isinstance(rhs.type, tl.block_type)):
+            return original(self, lhs, rhs)
+        key = id(lhs.type.facts), id(rhs.type.facts)
+        found = known.get(key)
+        if found is None:
+            left, right = original(self, lhs, rhs)
+            known[key] = left.type.shape
+            return left, right
+        if len(lhs.shape) != len(rhs.shape):
+            return original(self, lhs, rhs)
+        return widened(self, lhs, found), widened(self, rhs, found)
+
+    return of_one_shape
+
+
+def unwrapped(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """In place of `_unwrap_if_constexpr`, which asks what nearly nothing is: most of all are tensors."""
+    plain = frozenset((tl.tensor, int, float, bool, type(None), tl.dtype))
+    return lambda value: value if type(value) in plain else original(value)
 
 
 def builtin_without_detours(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
@@ -135,3 +172,7 @@ def look_up_types(changes: pytest.MonkeyPatch) -> None:
     changes.setattr(interpreter, "_patch_attr", builtin_without_detours)
     original = TritonSemantic.binary_op_type_checking_impl
     changes.setattr(TritonSemantic, "binary_op_type_checking_impl", checked_operands(original))
+    changes.setattr(
+        TritonSemantic, "broadcast_impl_value", operands_of_one_shape(TritonSemantic.broadcast_impl_value)
+    )
+    changes.setattr(tl.core, "_unwrap_if_constexpr", unwrapped(tl.core._unwrap_if_constexpr))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,21 +58,28 @@ def halves(decoder: Decoder, index: int) -> LayerDivision:
 
 
 Divide = Callable[[Decoder, int], LayerDivision]
-CASES: list[tuple[str, Divide]] = [
+
+
+def on_a_gpu(name: str, divide: Divide) -> Any:
+    """A case that isn't interpreted: what it adds to the others isn't worth its seconds."""
+    return pytest.param(name, divide, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
+
+
+CASES = [
     ("llama", cut(1)),
     ("starcoder2", cut(2)),
-    ("smallthinker", cut(3)),
-    ("llama", attention_alone),
+    on_a_gpu("smallthinker", cut(3)),
+    on_a_gpu("llama", attention_alone),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
-    ("granite", mixed),
+    on_a_gpu("granite", mixed),
     ("llama", halves),
-    ("starcoder2", halves),
-    ("qwen3moe", attention_alone),
+    on_a_gpu("starcoder2", halves),
+    on_a_gpu("qwen3moe", attention_alone),
     ("qwen2moe", attention_alone),
     ("gpt-oss", halves),
-    ("qwen2moe", halves),
-    ("granitemoe", halves),
+    on_a_gpu("qwen2moe", halves),
+    on_a_gpu("granitemoe", halves),
     ("smallthinker", mixed),
     ("smallthinker", halves),
 ]
@@ -96,16 +104,16 @@ def test_a_prompt_and_steps_give_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-SENT: list[tuple[str, Divide]] = [
-    ("llama", halves),
+SENT = [
+    on_a_gpu("llama", halves),
     ("llama", mixed),
-    ("starcoder2", mixed),
+    on_a_gpu("starcoder2", mixed),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
-    ("qwen2moe", attention_alone),
+    on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", halves),
     ("gpt-oss", halves),
-    ("smallthinker", halves),
+    on_a_gpu("smallthinker", halves),
 ]
 
 
@@ -115,9 +123,9 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
 ) -> None:
     with opened(model_for(name, divide), tmp_path) as decoder:
         divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
-        ids = decoder.ids(33)
-        with divided(decoder, device, divisions, kernels, send_from=10) as backend:
-            found = read_split(backend, ids, (12, 11, 9, 1))
+        ids = decoder.ids(22)
+        with divided(decoder, device, divisions, kernels, send_from=6) as backend:
+            found = read_split(backend, ids, (10, 6, 5, 1))
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 

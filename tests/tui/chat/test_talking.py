@@ -47,6 +47,16 @@ def test_what_is_shown_of_a_coming_answer_is_on_the_disk_already(opened: Opened)
     run(body())
 
 
+def test_a_text_that_slides_is_told_while_the_answer_comes(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(FakeModel(slid_after=1), answering={"on_full": "slide"}) as chat:
+            await chat.say("Hi")
+            told = "the context of 1024 tokens slid: 256 behind the first are left out now"
+            assert chat.notices() == [told]
+
+    run(body())
+
+
 def test_escape_stops_an_answer_and_keeps_what_was_said(opened: Opened) -> None:
     async def body() -> None:
         model = PacedModel()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeinfer_tui.chat.thinking import Reply, opens_thought, parted
+from edgeinfer.chat.thoughts import Reply, closing_mark, parted, with_closed_thought, without_thought
 from tests.tui.chat.conftest import Opened, PacedModel, run
 from tests.tui.fake_library import FakeModel
 
@@ -45,8 +45,19 @@ def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
 
 
 def test_a_prompt_that_ends_in_an_open_thought_is_recognised() -> None:
-    assert opens_thought("<|assistant|><think>\n")
-    assert not opens_thought("<|assistant|><think>\n\n</think>\n\n")
+    assert closing_mark("<|assistant|><think>\n") == "</think>"
+    assert with_closed_thought("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
+    for whole in ("<|assistant|><think>\n\n</think>\n\n", "<|assistant|>\n"):
+        assert closing_mark(whole) is None
+        assert with_closed_thought(whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(" Hello. ", " Hello. "), ("<think>Hm.</think> Hello.", "Hello."), ("Hm.</think>\nHi", "Hi"), ("", "")],
+)
+def test_without_its_thought_an_answer_is_what_it_said(text: str, said: str) -> None:
+    assert without_thought(text) == said
 
 
 def test_a_thought_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:

@@ -27,6 +27,7 @@ COMMANDS = (
     ChatCommand("/new", "ctrl+n", "new_chat", "begin a new chat; this one is kept"),
     ChatCommand("/edit", "", "edit_last", "change the last message and have it answered", "[TEXT]"),
     ChatCommand("/system", "", "system", "what the model is told first", "[TEXT]"),
+    ChatCommand("/schema", "", "schema", "answer in JSON by a schema; off: as before", "[FILE]"),
     ChatCommand("/copy", "ctrl+y", "copy_last", "copy the last answer"),
     ChatCommand("/stats", "", "stats", "how fast the last answer came"),
     ChatCommand("/exit", "ctrl+q", "leave", "leave; Ctrl-D in an empty line does too"),

@@ -1,12 +1,14 @@
 """The chat's screen with its commands: by key, by click, by a word behind a slash."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import events
 from textual.binding import Binding, BindingType
 
 from edgeinfer.chats.tree import ChatTree, Turn, newest_end
+from edgeinfer.errors import EdgeInferError
 from edgeinfer_tui.chat.chat_commands import COMMANDS, bindings
 from edgeinfer_tui.chat.choice_screen import ChoiceScreen, models_here, past_chats
 from edgeinfer_tui.chat.dialogue import Dialogue
@@ -16,6 +18,7 @@ from edgeinfer_tui.chat.message_input import MessageInput
 from edgeinfer_tui.chat.settings_screen import ChosenSettings, SettingsScreen
 from edgeinfer_tui.chat.talk_screen import TalkScreen
 from edgeinfer_tui.chat.turn_view import TurnView
+from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.status_line import status_line
 
 if TYPE_CHECKING:
@@ -140,6 +143,27 @@ class ChatScreen(TalkScreen):
             self.notify("from the next answer on")
         else:
             self.action_settings()
+
+    def action_schema(self) -> None:
+        """Answers keep to the schema in a file, or to none again."""
+        told, before = self._told, "schema" in self.settings or "grammar" in self.settings
+        if not told:
+            kept = "answers keep to a form; /schema off ends that" if before else "answers keep to no form"
+            self.notify(f"{kept}; /schema FILE: to the JSON schema in the file", markup=False)
+            return
+        settings = {name: value for name, value in self.settings.items() if name not in ("schema", "grammar")}
+        if told != "off":
+            from edgeinfer.structured.grammars import json_schema
+
+            try:
+                settings["schema"] = Path(told).expanduser().read_text(encoding="utf-8")
+                json_schema(settings["schema"])
+            except (EdgeInferError, OSError, UnicodeDecodeError) as error:
+                self.notify(one_line(error), severity="error", markup=False)
+                return
+        self.settings = settings
+        self.notify("from the next answer on", timeout=2)
+        self.refresh_lines()
 
     def action_models(self) -> None:
         def take(name: str | None) -> None:

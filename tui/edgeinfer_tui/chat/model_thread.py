@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgeinfer_tui import library
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat.running_answer import Progress, RunningAnswer
-from edgeinfer_tui.chat.thinking import opens_thought
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 
 if TYPE_CHECKING:
     from edgeinfer.chats.recorder import Recorder
     from edgeinfer.chats.records import State
+    from edgeinfer.chats.tree import Turn
 
 MEASURE_SECONDS = 0.25
+FORMS = ("schema", "grammar")
 Result = TypeVar("Result")
 
 
@@ -36,8 +37,8 @@ class ModelThread:
         self._leaving = threading.Event()
         self.loading: Progress | None = None
         self.model: LoadedModel | None = None
-        self.thinks_first = False
-        """Whether the template opens a thought in front of each answer."""
+        self._closing: str | None = None
+        """What ends the thought that the template opens in front of each answer, if it does."""
         self._conversation: Conversation | None = None
 
     def do(self, work: Callable[[], Result]) -> "Future[Result]":
@@ -79,7 +80,7 @@ class ModelThread:
             return
         finally:
             self.loading = None
-        self.thinks_first = _thinks_first(self.model)
+        self._closing = _closing(self.model)
 
     def close(self) -> None:
         """Give the model's memory back; what it has read is kept first, where it was loaded for that."""
@@ -110,12 +111,13 @@ class ModelThread:
                 stream.cancel()
 
         stream = self._stream(answer, system, read)
+        if self._closing is not None and not answer.settings.keys().isdisjoint(FORMS):
+            # An answer that keeps to a form begins behind the thought.
+            self._take(f"{self._closing}\n\n", turn, recorder)
         measured = 0.0
         for token in stream:
             if token.text:
-                if recorder is not None:
-                    recorder.add(token.text)
-                turn.text += token.text
+                self._take(token.text, turn, recorder)
             answer.speaking = True
             if answer.stopped:
                 break
@@ -125,6 +127,18 @@ class ModelThread:
             stream.cancel()
         answer.latest = stream.result
         return "stopped" if answer.stopped else "whole"
+
+    @property
+    def thinks_first(self) -> bool:
+        """Whether the template opens a thought in front of each answer."""
+        return self._closing is not None
+
+    @staticmethod
+    def _take(text: str, turn: "Turn", recorder: "Recorder | None") -> None:
+        """A piece of the answer; recorded before it can be shown."""
+        if recorder is not None:
+            recorder.add(text)
+        turn.text += text
 
     def _stream(self, answer: RunningAnswer, system: str | None, progress: library.Progress) -> Stream:
         """Begin an answer; what the conversation shares with `answer.before` isn't read again."""
@@ -143,8 +157,10 @@ class ModelThread:
         return chat.stream(answer.text, **settings)
 
 
-def _thinks_first(model: LoadedModel) -> bool:
-    """Whether what the template writes last is the beginning of a thought."""
+def _closing(model: LoadedModel) -> str | None:
+    """What ends the thought, if that is what the template begins last."""
+    from edgeinfer.chat.thoughts import closing_mark
+
     if model.chat_format is None or not hasattr(model.chat_format, "render"):
-        return False
-    return opens_thought(str(model.chat_format.render([{"role": "user", "content": "Hi"}])))
+        return None
+    return closing_mark(str(model.chat_format.render([{"role": "user", "content": "Hi"}])))

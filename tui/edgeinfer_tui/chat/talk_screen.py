@@ -63,6 +63,8 @@ class TalkScreen(Screen[None]):
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
         self._dropped = 0
+        self._left_out = 0
+        """Tokens that the text had left out when that was last told."""
         self._remarks: tuple[str, ...] = ()
         """On the loading, until something is said."""
         self._waiting: str | None = None
@@ -216,6 +218,7 @@ class TalkScreen(Screen[None]):
         pause = DRAW_SECONDS
         while not (await asyncio.wait({future}, timeout=pause))[0]:
             begin = time.monotonic()
+            self._tell_slides(answer)
             await view.show(ended=False)
             self.refresh_lines()
             await self._drawn()
@@ -242,6 +245,7 @@ class TalkScreen(Screen[None]):
             if dropped and result.dropped_turns != self._dropped:
                 self.notify(dropped, severity="warning", markup=False, timeout=10)
             self._dropped = result.dropped_turns
+            self._tell_slides(answer)
             if result.finish_reason == "context":
                 self.notify("the context is full: the answer ends here", severity="warning")
         trouble = None if recorder is None else recorder.trouble
@@ -249,6 +253,17 @@ class TalkScreen(Screen[None]):
             told = f"this part of the chat isn't on the disk: {trouble}"
             self.notify(told, severity="error", markup=False, timeout=20)
         self._trouble = trouble
+
+    def _tell_slides(self, answer: RunningAnswer) -> None:
+        """Each time that a text goes on without more of its middle."""
+        model, result = self.thread.model, answer.latest
+        if model is None or result is None:
+            return
+        if result.left_out_tokens > self._left_out:
+            left_out = f"{result.left_out_tokens} behind the first are left out now"
+            told = f"the context of {model.context} tokens slid: {left_out}"
+            self.notify(told, severity="warning", markup=False, timeout=10)
+        self._left_out = result.left_out_tokens
 
     def stop(self) -> bool:
         """End the answer that is coming, if there is one; what was said is kept."""
@@ -300,7 +315,9 @@ class TalkScreen(Screen[None]):
 
     def hints(self) -> list[str]:
         """What can be done now, for the status line."""
-        return ["Esc stops"] if self.running is not None else ["F1 help"]
+        forms = {"schema": "JSON by a schema", "grammar": "by a grammar"}
+        formed = [text for name, text in forms.items() if name in self.settings]
+        return [*formed, "Esc stops" if self.running is not None else "F1 help"]
 
     def leaving(self) -> Any:
         """End what is going on; the future is done once all is written and the model's memory given back."""

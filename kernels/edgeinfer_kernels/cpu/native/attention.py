@@ -35,12 +35,18 @@ from edgeinfer_kernels.cpu.native.phases import (
     quantise_input,
 )
 from edgeinfer_kernels.cpu.native.quantise import write_activations
+from edgeinfer_kernels.cpu.native.rotated_heads import rotate_head
 from edgeinfer_kernels.cpu.native.scalars import (
     load_f32,
     load_i64,
     store_f32,
 )
-from edgeinfer_kernels.cpu.native.softmax import gather_bytes, gather_floats, gather_halves
+from edgeinfer_kernels.cpu.native.softmax import (
+    gather_bytes,
+    gather_floats,
+    gather_halves,
+    gather_nibbles,
+)
 from edgeinfer_kernels.cpu.native.team import barrier, barrier_asking, next_item
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATIONS_A_BLOCK,
@@ -118,14 +124,22 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @inner
+def has_rotated_heads(block):
+    """Whether the cache holds keys and values times a Hadamard matrix."""
+    return load_i64(block + ATTENTION.cache_kind) == 3
+
+
+@inner
 def rotate_and_store(team, counter, block, call, scratch):
     """Phase: queries to their padded place, keys and values to the cache, head by head."""
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     rope_dim = load_i64(block + ATTENTION.rope_dim)
     halves = load_i64(block + ATTENTION.rope_halves) != 0
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    padded = load_i64(block + ATTENTION.padded_head)
     head = scratch + ROWS_SCRATCH
-    spare = head + 4 * load_i64(block + ATTENTION.padded_head)
+    spare = head + 4 * padded
     while True:
         item = next_item(team, counter)
         token = item // (heads + 2 * kv_heads)
@@ -139,21 +153,27 @@ def rotate_and_store(team, counter, block, call, scratch):
         if index < heads:
             row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
             target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
-            target += 4 * load_i64(block + ATTENTION.padded_head) * index
+            target += 4 * padded * index
             norm = load_i64(block + ATTENTION.q_norm)
             take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
             rotate(target, table, rope_dim, halves)
+            if has_rotated_heads(block):
+                rotate_head(target, head_dim, padded)
         elif index < heads + kv_heads:
             kv_head = index - heads
             row = load_i64(block + ATTENTION.projected_k) + kv_offset
             norm = load_i64(block + ATTENTION.k_norm)
             take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
             rotate(head, table, rope_dim, halves)
+            if has_rotated_heads(block):
+                rotate_head(head, head_dim, padded)
             store_all_keys(block, kv_head, place, position, head, spare)
         else:
             kv_head = index - heads - kv_heads
             row = load_i64(block + ATTENTION.projected_v) + kv_offset
             take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
+            if has_rotated_heads(block):
+                rotate_head(head, head_dim, padded)
             store_all_values(block, kv_head, place, position, head, spare)
 
 
@@ -199,7 +219,9 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     query += 4 * padded * group * kv_head
     clear_states(states, group, padded)
     kind = load_i64(block + ATTENTION.cache_kind)
-    if kind == 2:
+    if kind == 3:
+        gather_nibbles(block, query, kv_head, first, last, pages, states, scores, copied)
+    elif kind == 2:
         gather_bytes(block, query, kv_head, first, last, pages, states, scores, copied)
     elif kind == 1:
         gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
@@ -231,6 +253,9 @@ def write_item(block, tokens, item, states):
         for g in range(group):
             state = states + g * (STATE_BYTES + 4 * padded)
             add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
+    if has_rotated_heads(block):
+        for g in range(group):
+            rotate_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
     write_states(states, group, head_dim, padded, row + 4 * first)
     if heads_fill_blocks(block):
         write_activations(row, mixed, token, tokens, first, first + group * head_dim)

@@ -1,8 +1,14 @@
-"""Keys and values into the cache: where a token's lie, as floats or rounded to bytes."""
+"""Keys and values into the cache: where a token's lie, as floats or rounded to bytes or four bits."""
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.byte_lanes import store_as_bytes
+from edgeinfer_kernels.cpu.native.byte_lanes import (
+    add_i32,
+    or_i32,
+    shift_left,
+    splat_i32,
+    store_as_bytes,
+)
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
     absolute,
@@ -28,6 +34,7 @@ from edgeinfer_kernels.cpu.native.scalars import (
     store_i8,
     store_i16,
 )
+from edgeinfer_kernels.cpu.native.softmax_of_nibbles import GROUP_BYTES, groups_bytes
 from edgeinfer_kernels.cpu.structures import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE, SCALED
 
 LANES = 16
@@ -41,7 +48,17 @@ def store_key(block, kv_head, position, row, spare):
     element = tile * padded * LANES + position % LANES
     cache = load_i64(block + ATTENTION.key_cache)
     kind = load_i64(block + ATTENTION.cache_kind)
-    if kind == 2:
+    if kind == 3:
+        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        cache += tile * padded // 2 * LANES + position % LANES
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(spare, nearest_nibble(row + 4 * d, inverse))
+                for i in range(0, LANES, 2):
+                    pair = load_u8(spare + i) | load_u8(spare + i + 1) << 4
+                    store_i8(cache + LANES * ((d + i) // 2), pair)
+    elif kind == 2:
         scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
@@ -65,7 +82,17 @@ def store_value(block, kv_head, position, row, spare):
     element = (kv_head * context + position) * padded
     cache = load_i64(block + ATTENTION.value_cache)
     kind = load_i64(block + ATTENTION.cache_kind)
-    if kind == 2:
+    if kind == 3:
+        tile = kv_head * (context // LANES) + position // LANES
+        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        cache += (kv_head * context + position) * groups_bytes(padded)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            codes = nearest_nibble(row + 4 * SCALED * group, inverse)
+            half = SCALED * group + LANES
+            upper = nearest_nibble(row + 4 * half, inverse) if half < padded else splat_i32(8)
+            store_as_bytes(cache + GROUP_BYTES * group, or_i32(codes, shift_left(upper, 4)))
+    elif kind == 2:
         tile = kv_head * (context // LANES) + position // LANES
         scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
@@ -92,11 +119,37 @@ def store_scale(row, group, padded, target, spare):
     largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
         largest = maximum(largest, absolute(load_floats(row + 4 * d)))
-    scale = min(lanes_max(largest) / np.float32(127), np.float32(65504))
+    return store_half(min(lanes_max(largest) / np.float32(127), np.float32(65504)), target, spare)
+
+
+@inner
+def store_half(scale, target, spare):
+    """A float16; returns the inverse of what is stored, 0 of 0."""
     store_halves(spare, splat_f32(scale))
     store_i16(target, load_u16(spare))
     rounded = first_lane(load_halves(spare))
-    return np.float32(1) / rounded if rounded > np.float32(0) else np.float32(0)
+    return np.float32(1) / rounded if rounded != np.float32(0) else np.float32(0)
+
+
+@inner
+def store_nibble_scale(row, group, padded, target, spare):
+    """As `store_scale`, for codes of which the element furthest from 0 is -8."""
+    most = splat_f32(np.float32(0))
+    least = splat_f32(np.float32(0))
+    for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+        most = maximum(most, load_floats(row + 4 * d))
+        least = minimum(least, load_floats(row + 4 * d))
+    above, below = lanes_max(most), lanes_max(absolute(least))
+    scale = min(max(above, below) / np.float32(8), np.float32(65504))
+    return store_half(-scale if above > below else scale, target, spare)
+
+
+@inner
+def nearest_nibble(row, inverse):
+    """Sixteen elements times `inverse` to the nearest whole number from -8 to 7, plus 8."""
+    scaled = multiply(load_floats(row), splat_f32(inverse))
+    held = minimum(maximum(scaled, splat_f32(np.float32(-8))), splat_f32(np.float32(7)))
+    return add_i32(nearest_int(held), splat_i32(8))
 
 
 @inner

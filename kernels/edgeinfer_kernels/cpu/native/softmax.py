@@ -1,7 +1,8 @@
 """Softmax attention over the cache: tiles of 64 positions, online, gathered in `attention_states.py`.
 
 Keys lie in tiles of sixteen positions, dimension by dimension, so that a register holds sixteen positions and
-no sum runs across lanes; values lie in rows. What differs for a cache in bytes is in `softmax_of_bytes.py`.
+no sum runs across lanes; values lie in rows. What differs for a cache in bytes is in `softmax_of_bytes.py`,
+and for one of four bits in `softmax_of_nibbles.py`.
 """
 
 from edgeinfer_kernels.cpu.native.attention_states import DECAY, STATE_BYTES, weigh_scores
@@ -30,6 +31,12 @@ from edgeinfer_kernels.cpu.native.softmax_of_bytes import (
     load_codes,
     scaled_weights,
 )
+from edgeinfer_kernels.cpu.native.softmax_of_nibbles import (
+    add_pairs,
+    load_pairs,
+    pairs_bytes,
+    rows_of_nibbles,
+)
 from edgeinfer_kernels.cpu.structures import ATTENTION, SCALED, SCORES_BYTES
 from edgeinfer_kernels.cpu.structures import POSITIONS_A_TILE as TILE
 
@@ -39,25 +46,24 @@ ALL_DIMENSIONS = 1 << 30
 """More than a head has."""
 
 
-def make_score_tiles(load_cached, element_bytes, dimensions, put):
+def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products, in_row=1):
     """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`; of which
     the next lie `ahead`.
 
-    Products are summed over `dimensions` at a time; `put(scores, sums, scales, begin, padded)` takes those
-    from dimension `begin` on to 64 scores.
+    A row is the elements that sixteen positions have of `in_row` dimensions. `load_four(at, stride)` gives
+    four rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
+    `put(scores, sums, scales, begin, padded)` takes those from dimension `begin` on to 64 scores.
     """
-    row_bytes = element_bytes * LANES
-    load_four = make_load_four(load_cached)
     prefetch_next = make_prefetch(4 * row_bytes)
 
     @inner
     def score_one(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
         for begin in range(0, head_dim, dimensions):
             total = four_zeros()
-            for d in range(begin, min(head_dim, begin + dimensions)):
-                prefetch_next(keys, d, ahead)
-                key = load_four(keys + row_bytes * d, row_bytes * padded)
-                total = add_products(query + 4 * d, key, total)
+            for d in range(begin, min(head_dim, begin + dimensions), in_row):
+                prefetch_next(keys, d // in_row, ahead)
+                key = load_four(keys + row_bytes * (d // in_row), row_bytes * (padded // in_row))
+                total = add(query + 4 * d, key, total)
             put(scores, total, scales, begin, padded)
         cap_scores(scores, scale, soft_cap)
 
@@ -68,14 +74,14 @@ def make_score_tiles(load_cached, element_bytes, dimensions, put):
             t1 = four_zeros()
             t2 = four_zeros()
             t3 = four_zeros()
-            for d in range(begin, min(head_dim, begin + dimensions)):
-                prefetch_next(keys, d, ahead)
-                key = load_four(keys + row_bytes * d, row_bytes * padded)
+            for d in range(begin, min(head_dim, begin + dimensions), in_row):
+                prefetch_next(keys, d // in_row, ahead)
+                key = load_four(keys + row_bytes * (d // in_row), row_bytes * (padded // in_row))
                 q = query + 4 * d
-                t0 = add_products(q, key, t0)
-                t1 = add_products(q + 4 * padded, key, t1)
-                t2 = add_products(q + 8 * padded, key, t2)
-                t3 = add_products(q + 12 * padded, key, t3)
+                t0 = add(q, key, t0)
+                t1 = add(q + 4 * padded, key, t1)
+                t2 = add(q + 8 * padded, key, t2)
+                t3 = add(q + 12 * padded, key, t3)
             put(scores, t0, scales, begin, padded)
             put(scores + SCORES_BYTES, t1, scales, begin, padded)
             put(scores + 2 * SCORES_BYTES, t2, scales, begin, padded)
@@ -86,16 +92,37 @@ def make_score_tiles(load_cached, element_bytes, dimensions, put):
     return score_one, score_four
 
 
-def make_add_values(load_cached, element_bytes, factors_of, add, pitch):
+def make_row_loads(load_cached, element_bytes):
+    """How values lie whose elements are `element_bytes` each: bytes of so many of them; loads of sixty-four
+    and of sixteen elements of a row from one on; bytes of sixty-four.
+    """
+    load_four_of = make_load_four(load_cached)
+
+    @inner
+    def row_bytes(elements):
+        return element_bytes * elements
+
+    @inner
+    def load_four(row, d):
+        return load_four_of(row + element_bytes * d, element_bytes * LANES)
+
+    @inner
+    def load_one(row, d):
+        return load_cached(row + element_bytes * d)
+
+    return row_bytes, load_four, load_one, 4 * LANES * element_bytes
+
+
+def make_add_values(rows, factors_of, add, pitch):
     """mixed = mixed·decay + Σ factor·value for one query head, and for four that share their values.
 
     A head's weights lie SCORES_BYTES, its state a state's bytes behind the head's before; its decay is kept
     at byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: where the factors of
     elements from `d` on lie, heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
+    `rows`: as `make_row_loads` gives it.
     """
-    row_bytes = element_bytes * LANES
-    load_four = make_load_four(load_cached)
-    prefetch_next = make_prefetch(4 * row_bytes)
+    row_bytes, load_four, load_one, elements_bytes = rows
+    prefetch_next = make_prefetch(elements_bytes)
 
     @inner
     def add_one(weights, values, scales, spare, ahead, first, last, padded, state):
@@ -106,15 +133,15 @@ def make_add_values(load_cached, element_bytes, factors_of, add, pitch):
             factors = factors_of(weights, scales, padded, d, 1, spare)
             total = scaled_four(mixed + 4 * d, decay)
             for i in range(first, last):
-                at = values + element_bytes * (padded * i + d)
-                prefetch_next(at, 0, ahead)
-                total = add(factors + 4 * i, load_four(at, row_bytes), total)
+                row = values + row_bytes(padded) * i
+                prefetch_next(row + row_bytes(d), 0, ahead)
+                total = add(factors + 4 * i, load_four(row, d), total)
             store_four(mixed + 4 * d, total)
         for d in range(whole, padded, LANES):
             factors = factors_of(weights, scales, padded, d, 1, spare)
             m = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
             for i in range(first, last):
-                cached = load_cached(values + element_bytes * (padded * i + d))
+                cached = load_one(values + row_bytes(padded) * i, d)
                 m = multiply_add(splat_f32(load_f32(factors + 4 * i)), cached, m)
             store_floats(mixed + 4 * d, m)
 
@@ -130,9 +157,9 @@ def make_add_values(load_cached, element_bytes, factors_of, add, pitch):
             t2 = scaled_four(mixed + 2 * step, load_f32(state + 2 * step + DECAY))
             t3 = scaled_four(mixed + 3 * step, load_f32(state + 3 * step + DECAY))
             for i in range(first, last):
-                at = values + element_bytes * (padded * i + d)
-                prefetch_next(at, 0, ahead)
-                value = load_four(at, row_bytes)
+                row = values + row_bytes(padded) * i
+                prefetch_next(row + row_bytes(d), 0, ahead)
+                value = load_four(row, d)
                 f = factors + 4 * i
                 t0 = add(f, value, t0)
                 t1 = add(f + pitch, value, t1)
@@ -182,13 +209,13 @@ def copy_pages(pages, count, source, target, nbytes):
         copy_words(source + nbytes * load_i64(pages + 8 * i), target + nbytes * i, nbytes)
 
 
-def make_gather(element_bytes, scores_of, values_of, *, scaled=False):
+def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
     """What query heads gather from a range of positions, for a cache of one element type.
 
-    `scores_of`, `values_of`: as `make_score_tiles` and `make_add_values` give them. `scaled`: SCALED elements
-    of a head share a float16, sixteen positions of them side by side.
+    `key_bytes`, `value_bytes`: of a head's key and value, by its padded dimensions. `scores_of`, `values_of`:
+    as `make_score_tiles` and `make_add_values` give them. `scaled`: SCALED elements of a head share a
+    float16, sixteen positions of them side by side.
     """
-    row_bytes = element_bytes * LANES
     score_one, score_four = scores_of
     add_one, add_four = values_of
 
@@ -208,16 +235,17 @@ def make_gather(element_bytes, scores_of, values_of, *, scaled=False):
         step = STATE_BYTES + 4 * padded
         # Four heads at once take 32 registers of 64 bytes.
         together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
-        page_bytes = row_bytes * padded
+        key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(padded)
         scale_bytes = 2 * LANES * ((padded + SCALED - 1) // SCALED) if scaled else 0
         first_page = load_i64(block + ATTENTION.context) // LANES * kv_head
-        key_cache = load_i64(block + ATTENTION.key_cache) + page_bytes * first_page
-        value_cache = load_i64(block + ATTENTION.value_cache) + page_bytes * first_page
+        key_cache = load_i64(block + ATTENTION.key_cache) + key_page * first_page
+        value_cache = load_i64(block + ATTENTION.value_cache) + value_page * first_page
         key_scale_cache = load_i64(block + ATTENTION.key_scales) + scale_bytes * first_page
         value_scale_cache = load_i64(block + ATTENTION.value_scales) + scale_bytes * first_page
-        ahead = PAGES_A_TILE * page_bytes
+        keys_ahead = PAGES_A_TILE * key_page
+        values_ahead = PAGES_A_TILE * value_page
         scales_ahead = PAGES_A_TILE * scale_bytes
-        spare = copied + 2 * (ahead + scales_ahead)
+        spare = copied + keys_ahead + values_ahead + 2 * scales_ahead
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)
             last = min(TILE, end - tile)
@@ -225,46 +253,59 @@ def make_gather(element_bytes, scores_of, values_of, *, scaled=False):
             count = (last + LANES - 1) // LANES
             if pages != 0:
                 page = first_of_neighbours(pages + 8 * page, count)
-            keys = key_cache + page_bytes * page
-            values = value_cache + page_bytes * page
+            keys = key_cache + key_page * page
+            values = value_cache + value_page * page
             key_scales = key_scale_cache + scale_bytes * page
             value_scales = value_scale_cache + scale_bytes * page
             if page < 0:
-                keys, values = copied, copied + ahead
-                key_scales = copied + 2 * ahead
+                keys, values = copied, copied + keys_ahead
+                key_scales = values + values_ahead
                 value_scales = key_scales + scales_ahead
                 wanted = pages + 8 * (tile // LANES)
-                copy_pages(wanted, count, key_cache, keys, page_bytes)
-                copy_pages(wanted, count, value_cache, values, page_bytes)
+                copy_pages(wanted, count, key_cache, keys, key_page)
+                copy_pages(wanted, count, value_cache, values, value_page)
                 copy_pages(wanted, count, key_scale_cache, key_scales, scale_bytes)
                 copy_pages(wanted, count, value_scale_cache, value_scales, scale_bytes)
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
-                score_four(q, keys, key_scales, ahead, head_dim, padded, scale, soft_cap, scores)
+                score_four(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
                 for head in range(4):
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
-                add_four(scores, values, value_scales, spare, ahead, first, last, padded, state)
+                add_four(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
-                score_one(q, keys, key_scales, ahead, head_dim, padded, scale, soft_cap, scores)
+                score_one(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
                 weigh_scores(state, scores, first, last)
-                add_one(scores, values, value_scales, spare, ahead, first, last, padded, state)
+                add_one(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
 
     return gather
 
 
 def make_plain_gather(load_cached, element_bytes):
     """Of a cache whose elements have no scales."""
-    scores_of = make_score_tiles(load_cached, element_bytes, ALL_DIMENSIONS, put_sums)
-    values_of = make_add_values(load_cached, element_bytes, weights_alone, add_products, SCORES_BYTES)
-    return make_gather(element_bytes, scores_of, values_of)
+    rows = make_row_loads(load_cached, element_bytes)
+    row = element_bytes * LANES
+    scores_of = make_score_tiles(make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums)
+    values_of = make_add_values(rows, weights_alone, add_products, SCORES_BYTES)
+    return make_gather(rows[0], rows[0], scores_of, values_of)
+
+
+def make_scaled_gather(scores_of, key_bytes, value_rows):
+    """Of a cache whose elements have scales."""
+    values_of = make_add_values(value_rows, scaled_weights, add_two_groups, 2 * SCORES_BYTES)
+    return make_gather(key_bytes, value_rows[0], scores_of, values_of, scaled=True)
 
 
 gather_halves = make_plain_gather(load_halves, 2)
 gather_floats = make_plain_gather(load_floats, 4)
-gather_bytes = make_gather(
-    1,
-    make_score_tiles(load_codes, 1, SCALED, add_scaled_sums),
-    make_add_values(load_codes, 1, scaled_weights, add_two_groups, 2 * SCORES_BYTES),
-    scaled=True,
+rows_of_bytes = make_row_loads(load_codes, 1)
+gather_bytes = make_scaled_gather(
+    make_score_tiles(make_load_four(load_codes), LANES, SCALED, add_scaled_sums),
+    rows_of_bytes[0],
+    rows_of_bytes,
+)
+gather_nibbles = make_scaled_gather(
+    make_score_tiles(load_pairs, LANES, SCALED, add_scaled_sums, add=add_pairs, in_row=2),
+    pairs_bytes,
+    rows_of_nibbles,
 )

@@ -57,9 +57,22 @@ def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
     return Reply(_joined(thoughts), rest)
 
 
-def opens_thought(prompt: str) -> bool:
-    """Whether a prompt leaves the model in the middle of a thought, as some templates do."""
-    return prompt.rstrip().endswith(tuple(opening for opening, _ in MARKS))
+def closing_mark(prompt: str) -> str | None:
+    """What ends the thought in whose middle a prompt leaves the model, as some templates do; None: none."""
+    end = prompt.rstrip()
+    return next((closing for opening, closing in MARKS if end.endswith(opening)), None)
+
+
+def with_closed_thought(prompt: str) -> str:
+    """The prompt with a thought that it opened ended, as templates write one that stays empty."""
+    closing = closing_mark(prompt)
+    return prompt if closing is None else f"{prompt.rstrip()}\n\n{closing}\n\n"
+
+
+def without_thought(text: str) -> str:
+    """What an answer said; to the letter, if it thought nothing."""
+    said = parted(text).said
+    return text if said == text.lstrip() else said
 
 
 def _closes_first(text: str) -> bool:

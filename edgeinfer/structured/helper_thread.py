@@ -1,0 +1,52 @@
+"""A thread that does small things meanwhile: handing one over costs some microseconds, a pool's ten times as
+many.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Coming(Generic[Result]):
+    """A result that somebody else is working on."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._found: SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = SimpleQueue()
+
+    def run(self) -> None:
+        try:
+            self._found.put((self._work(), None))
+        except BaseException as error:
+            self._found.put((None, error))
+
+    def result(self) -> Result:
+        """Wait for it, once; raises what the work raised."""
+        result, error = self._found.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+
+class HelperThread:
+    """Does one thing after the other; ends when nobody refers to it any more."""
+
+    def __init__(self, name: str) -> None:
+        self._asked: SimpleQueue[Coming[object] | None] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._asked,), name=name, daemon=True).start()
+        weakref.finalize(self, self._asked.put, None)
+
+    def do(self, work: Callable[[], Result]) -> Coming[Result]:
+        """Have something done on the thread."""
+        coming = Coming(work)
+        self._asked.put(coming)  # type: ignore[arg-type]
+        return coming
+
+
+def _serve(asked: "SimpleQueue[Coming[object] | None]") -> None:
+    while (coming := asked.get()) is not None:
+        coming.run()

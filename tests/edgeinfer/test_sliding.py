@@ -1,0 +1,195 @@
+"""A text that outgrows the context goes on without tokens of its middle, if asked to, and says so."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.errors import SettingError
+from edgeinfer.sliding import Sliding
+from edgeinfer.transformer import Transformer
+from tests.edgeinfer.conftest import ZooFile
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.random_models import ZOO
+
+PROMPT = list(range(3, 23))
+CONTEXT = 64
+
+
+class SlidingFake(FakeEngine):
+    """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
+
+    can_slide = True
+
+    def __init__(self) -> None:
+        super().__init__(drawn, CONTEXT)
+        self.slid_at: int | None = None
+        self.slid: list[tuple[int, int]] = []
+
+    def slide(self, keep: int, count: int) -> None:
+        assert keep + count < len(self.ids)
+        del self.ids[keep : keep + count]
+        self.slid_at = keep
+        self.slid.append((keep, count))
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        if self.slid_at is not None and length <= self.slid_at:
+            self.slid_at = None
+
+
+@pytest.fixture
+def engine() -> SlidingFake:
+    return SlidingFake()
+
+
+@pytest.fixture
+def model(engine: SlidingFake) -> Model:
+    return model_on(engine)
+
+
+@pytest.fixture
+def one_layer(tmp_path: Path) -> Iterator[Model]:
+    """Keys and values of a single layer are those of each token alone, whatever lies before it."""
+    path = replace(ZOO["llama"], layers=1).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, device="cpu", draft=None, context=96, kv="f32") as loaded:
+        yield loaded
+
+
+def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+    answer = model.generate(PROMPT, max_tokens=100, temperature=0.0, on_full="slide")
+    assert (len(answer.ids), answer.finish_reason) == (100, "length")
+    assert engine.slid == [(4, 16)] * 4
+    assert (answer.slides, answer.left_out_tokens) == (4, 64)
+    whole = [*PROMPT, *answer.ids]
+    assert engine.ids == [*whole[:4], *whole[68:-1]]
+
+
+def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
+    answer = model.generate(PROMPT, max_tokens=120, temperature=0.0, on_full="slide")
+    whole, rule = [*PROMPT, *answer.ids], Sliding(4, CONTEXT)
+    for end in range(len(PROMPT), len(whole)):
+        rest = rule.rest(whole[:end], rule.left_out(end))
+        assert len(rest) <= CONTEXT
+        assert whole[end] == int(np.argmax(drawn(rest)))
+
+
+def test_without_being_asked_the_answer_ends_where_the_context_does(
+    model: Model, engine: SlidingFake
+) -> None:
+    answer = model.generate(PROMPT, temperature=0.0)
+    assert (answer.finish_reason, len(answer.ids)) == ("context", CONTEXT - len(PROMPT))
+    assert (answer.slides, answer.left_out_tokens, engine.slid) == (0, 0, [])
+
+
+def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
+    first = model.generate(PROMPT, max_tokens=60, temperature=0.0, on_full="slide")
+    engine.read.clear()
+    following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
+    second = model.generate(following, max_tokens=1, temperature=0.0, on_full="slide")
+    # The last token of the first answer wasn't read, and the longer text slides once more.
+    assert engine.read == [15]
+    assert engine.slid == [(4, 16), (4, 16)]
+    assert second.left_out_tokens == 32
+    rule = Sliding(4, CONTEXT)
+    assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
+
+
+def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
+    model.generate(PROMPT, max_tokens=60, temperature=0.0, on_full="slide")
+    same_ids = [*engine.ids]
+    answer = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
+    assert answer.speed.cached_tokens == 4
+
+
+def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_path: Path) -> None:
+    from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
+    from edgeinfer.snapshots.store import SnapshotStore
+
+    snapshots = EngineSnapshots(engine, SnapshotStore(tmp_path, "a" * 32))
+    engine.append(list(range(3, 67)))
+    assert snapshots.keep()
+    model.generate(PROMPT, max_tokens=95, temperature=0.0, on_full="slide")
+    assert engine.slid_at == 4
+    assert not snapshots.keep()
+
+
+def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}A{% endif %}"
+    )
+    chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, on_full="slide")
+    answers = [chat.say(f"turn {turn}") for turn in range(6)]
+    assert len(chat.messages) == 12
+    assert [answer.dropped_turns for answer in answers] == [0] * 6
+    assert answers[-1].left_out_tokens >= answers[2].left_out_tokens > 0
+    assert chat.context_used <= CONTEXT
+    (kept,) = {keep for keep, _ in engine.slid}
+    first, other = answers[0].prompt_ids, answers[-1].prompt_ids
+    assert first[:kept] == other[:kept] == engine.ids[:kept]
+    assert first[kept] != other[kept + answers[-1].left_out_tokens]
+
+
+def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
+    engine = one_layer.engine
+    assert isinstance(engine, Transformer)
+    ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
+    engine.append(ids)
+    engine.slide(5, 32)
+    assert (engine.slid_at, len(engine.ids)) == (5, 64)
+    slid = engine.append([7])
+    engine.rewind(0)
+    assert engine.slid_at is None
+    engine.append([*ids[:5], *ids[37:]])
+    np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("draft", ["lookup", "self"])
+def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str) -> None:
+    settings = {"max_tokens": 220, "temperature": 0.0, "on_full": "slide"}
+    found = []
+    for drafter in (None, draft):
+        with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
+            found.append(loaded.generate(PROMPT, **settings))
+    assert found[0].ids == found[1].ids
+    assert found[0].slides == found[1].slides > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"on_full": "fold"}, "on_full: saw 'fold', wanted 'stop' or 'slide'"),
+        ({"on_full": "slide", "n": 2}, "on_full: several answers end where the context does"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, object], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        model.generate(PROMPT, **settings)
+
+
+def test_an_engine_that_cannot_slide_says_so_before_anything_is_read(engine: SlidingFake) -> None:
+    engine.can_slide = False
+    with pytest.raises(
+        SettingError, match="on_full: a cache slides where all of it is our own in main memory"
+    ):
+        model_on(engine).generate(PROMPT, on_full="slide")
+    with pytest.raises(SettingError, match="on_full: a cache slides where"):
+        model_on(FakeEngine(drawn)).generate(PROMPT, on_full="slide")
+    assert engine.read == []
+
+
+def test_a_context_too_small_for_what_stays_is_refused(engine: SlidingFake) -> None:
+    engine.context = 40
+    with pytest.raises(
+        SettingError, match=r"4 first tokens stay .* holds 40; wanted a context of at least 64"
+    ):
+        model_on(engine).generate(PROMPT, on_full="slide")
+    engine.context = 64
+    chat = model_on(engine).chat("x" * 50, on_full="slide")
+    with pytest.raises(SettingError, match="wanted a context of at least 1"):
+        chat.say("hi")

@@ -1,0 +1,62 @@
+"""A cache that slid holds what it would, had the tokens behind the gap been written where they now lie."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.reference.backend import rotate
+from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
+
+END = 200
+NEAR = {"f32": 2e-5, "f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
+"""Relative to the keys: each is rounded once more."""
+FREQUENCIES = tuple(float(0.6**i) for i in range(12))
+
+
+def attention(rope: RopeSpecification | None) -> AttentionSpecification:
+    return AttentionSpecification(4, 2, 32, 0.25, NormSpecification("rms", 1e-5), rope)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 16), (21, 48), (16, 96), (37, 160)])
+def test_keys_turn_back_and_values_move(kind: CacheType, halves: bool, keep: int, dropped: int) -> None:
+    facts = attention(RopeSpecification(FREQUENCIES, halves, magnitude=1.3))
+    random = np.random.default_rng(keep)
+    keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
+    slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
+    slid.write(0, rotate(keys, facts.rope, 0), values)
+    slide(slid, facts, keep, dropped, END)
+    rest = [*range(keep), *range(keep + dropped, END)]
+    wanted.write(0, rotate(keys[rest], facts.rope, 0), values[rest])
+    (found_keys, found_values), (want_keys, want_values) = (
+        cache.read(len(rest), 32) for cache in (slid, wanted)
+    )
+    np.testing.assert_array_equal(found_values, want_values)
+    np.testing.assert_array_equal(found_keys[:, :keep], want_keys[:, :keep])
+    error = np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys)
+    assert error < NEAR[kind]
+
+
+def test_without_positions_in_the_keys_all_move_to_the_bit() -> None:
+    facts = attention(None)
+    keys = np.random.default_rng(1).standard_normal((END, 2, 32)).astype(np.float32)
+    cache = LayerCache.allocate(facts, END, "q4_0")
+    cache.write(0, keys, keys)
+    before = [np.array(part) for part in cache.read(END, 32)]
+    slide(cache, facts, 5, 64, END)
+    for old, new in zip(before, cache.read(END - 64, 32), strict=True):
+        np.testing.assert_array_equal(new[:, 5:], old[:, 69:])
+
+
+@pytest.mark.parametrize(("keep", "dropped"), [(4, 10), (4, 0), (4, 208), (190, 16)])
+def test_what_is_not_there_is_refused(keep: int, dropped: int) -> None:
+    facts = replace(attention(None), window=8)
+    cache = LayerCache.allocate(facts, END, "f16")
+    with pytest.raises(
+        ValueError, match=f"{dropped} positions behind {keep} of {END}: wanted whole sixteens"
+    ):
+        slide(cache, facts, keep, dropped, END)

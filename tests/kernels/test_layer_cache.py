@@ -1,0 +1,100 @@
+"""What a layer's cache gives back of what was written there, and how many bytes it takes for that."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.cache_elements import (
+    packed_in_groups,
+    packed_in_pairs,
+    rotated,
+    rotation_block,
+    rounded_to_nibbles,
+    unpacked_groups,
+    unpacked_pairs,
+    widened,
+)
+from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
+from edgeinfer_quant_formats import decode
+
+RANDOM = np.random.default_rng(9)
+KINDS: tuple[CacheType, ...] = ("f32", "f16", "q8_0", "q4_0")
+WITHIN = {"f32": 0.0, "f16": 1e-3, "q8_0": 0.01, "q4_0": 0.12}
+"""The root of the mean squared error of normally distributed elements."""
+
+
+def attention(head_dim: int) -> AttentionSpecification:
+    return AttentionSpecification(4, 2, head_dim, 0.25, NormSpecification("rms", 1e-5), None)
+
+
+def rows(tokens: int, head_dim: int) -> npt.NDArray[np.float32]:
+    return RANDOM.standard_normal((tokens, 2, head_dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head_dim", [8, 12, 15, 48, 64, 80, 128])
+def test_what_is_written_comes_back_within_its_rounding(kind: CacheType, head_dim: int) -> None:
+    cache = LayerCache.allocate(attention(head_dim), 100, kind)
+    keys, values = rows(71, head_dim), rows(71, head_dim)
+    cache.write(0, keys[:50], values[:50])
+    cache.write(50, keys[50:], values[50:])
+    for found, want in zip(cache.read(71, head_dim), (keys, values), strict=True):
+        assert found.shape == (2, 71, head_dim)
+        assert np.sqrt(np.mean((found - want.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("head_dim", "context"), [(8, 1), (48, 100), (64, 4096), (80, 63), (128, 2000)])
+def test_the_bytes_that_are_planned_are_those_that_are_taken(
+    kind: CacheType, head_dim: int, context: int
+) -> None:
+    facts = attention(head_dim)
+    taken = sum(part.nbytes for part in LayerCache.allocate(facts, context, kind).arrays())
+    assert LayerCache.nbytes_for(facts, context, kind) == taken
+
+
+def test_four_bits_with_scales_are_four_and_a_half() -> None:
+    of_floats, of_nibbles = (LayerCache.nbytes_for(attention(128), 4096, kind) for kind in ("f16", "q4_0"))
+    assert of_nibbles * 16 == of_floats * 4.5
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_positions_are_copied_with_their_scales(kind: CacheType) -> None:
+    cache = LayerCache.allocate(attention(48), 192, kind)
+    cache.write(0, rows(192, 48), rows(192, 48))
+    before = [np.array(part) for part in cache.read(192, 48)]
+    cache.copy(14, 35, 20)
+    for old, new in zip(before, cache.read(192, 48), strict=True):
+        old[:, 35:55] = old[:, 14:34].copy()
+        np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize(("head_dim", "block"), [(128, 128), (96, 32), (80, 16), (24, 8), (7, 1)])
+def test_a_head_is_rotated_by_the_largest_power_of_two_that_divides_it(head_dim: int, block: int) -> None:
+    assert rotation_block(head_dim) == block
+    x = RANDOM.standard_normal((3, head_dim))
+    matrix = rotated(np.eye(head_dim))
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-6)
+    assert np.count_nonzero(matrix) == head_dim * block
+    np.testing.assert_allclose(rotated(x), x @ matrix, atol=1e-5)
+    np.testing.assert_allclose(rotated(rotated(x)), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["normal", "zeros", "huge", "tiny", "equal", "negative"])
+def test_four_bits_are_those_of_a_block_of_q4_0(case: str) -> None:
+    x = RANDOM.standard_normal((5, 64)).astype(np.float32)
+    factors = {"zeros": 0.0, "huge": 1e9, "tiny": 1e-9}
+    x = {"equal": np.full_like(x, 3), "negative": -np.abs(x)}.get(case, x * np.float32(factors.get(case, 1)))
+    codes, scales = rounded_to_nibbles(x)
+    packed = packed_in_groups(codes).reshape(-1, 16)
+    blocks = np.concatenate([scales.reshape(-1, 1).view(np.uint8), packed], axis=1)
+    np.testing.assert_array_equal(decode(blocks.reshape(-1), "Q4_0").reshape(x.shape), widened(codes, scales))
+    if case not in ("huge", "tiny"):
+        assert np.abs(widened(codes, scales) - x).max() <= 1.01 * np.abs(scales.astype(np.float32)).max()
+
+
+def test_packed_codes_come_back_however_many() -> None:
+    codes = RANDOM.integers(-8, 8, (3, 80)).astype(np.int8)
+    np.testing.assert_array_equal(unpacked_pairs(packed_in_pairs(codes)), codes)
+    np.testing.assert_array_equal(unpacked_groups(packed_in_groups(codes), 80), codes)
