@@ -147,10 +147,11 @@ class _Sides:
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
         refused = above.serve_with(host, meets_in_graph=meets)
+        stay = None
         changing = [layer for layer in plan.layers if layer.changing]
         if changing:
             used, slots = most_used(facts), [layer.gpu_experts for layer in changing]
-            above.refill_experts(ExpertSlots(changing[0].experts, used, slots))
+            stay = above.refill_experts(ExpertSlots(changing[0].experts, used, slots))
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,
@@ -161,6 +162,8 @@ class _Sides:
             source.context,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        if stay:
+            notes.append(f"experts stay where they are: {stay}")
         if refused:
             notes.append(
                 f"{mebibytes(refused)} of weights in main memory couldn't be pinned: prompts send them by "

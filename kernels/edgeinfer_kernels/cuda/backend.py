@@ -179,8 +179,10 @@ class CudaBackend:
         self._steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
-    def refill_experts(self, policy: SlotPolicy) -> None:
-        """From now on experts of changing layers change as the policy says, whose rows are these layers."""
+    def refill_experts(self, policy: SlotPolicy) -> str | None:
+        """From now on experts of changing layers change as the policy says, whose rows are these layers; or,
+        in words, why they stay.
+        """
         assert self._server is not None, "only a divided decoder has experts that change"
         divisions = enumerate(self._options.divisions)
         there = [(index, division) for index, division in divisions if division.attention]
@@ -192,6 +194,7 @@ class CudaBackend:
                 assert isinstance(theirs, ExpertWeights)
                 layers.append(ChangingLayer.of(here, theirs, self._server.asked[index], self._server))
         self._steps.refills = ExpertRefills(layers, policy, self.device)
+        return self._steps.refills.ended
 
     @property
     def changed_experts(self) -> int:

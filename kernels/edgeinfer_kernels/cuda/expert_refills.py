@@ -135,6 +135,17 @@ class Packer:
 
     def bring(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> None:
         """`groups` of the host's memory to the rows from `first_row` on; on the current stream."""
+        for part, there in self._packed_from(groups, target, first_row):
+            there.copy_(part, non_blocking=True)
+
+    def gives(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        """Whether `bring` would write what lies there."""
+        return all(torch.equal(part, there) for part, there in self._packed_from(groups, target, first_row))
+
+    def _packed_from(
+        self, groups: Tensor, target: DeviceMatrix, first_row: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each part of the planes, and where it belongs."""
         self._raw.copy_(groups, non_blocking=True)
         if self._graph is None:
             self._pack()
@@ -143,7 +154,7 @@ class Packer:
         for part, whole in zip(self._packed.parts, target.parts, strict=True):
             if part.numel():
                 first = first_row * len(part) // self.rows
-                whole[first : first + len(part)].copy_(part, non_blocking=True)
+                yield part, whole[first : first + len(part)]
 
 
 class _Piece(NamedTuple):
@@ -156,8 +167,8 @@ class _Piece(NamedTuple):
 
 
 class ExpertRefills:
-    """Carries out what `policy` says, whose rows are the `layers`. A device that hasn't the memory for that
-    has its experts stay: `ended`.
+    """Carries out what `policy` says, whose rows are the `layers`. `ended`: why experts stay, the device not
+    having the memory for it, or an expert that is there not coming out as it was loaded.
     """
 
     def __init__(self, layers: Sequence[ChangingLayer], policy: SlotPolicy, device: torch.device) -> None:
@@ -173,7 +184,7 @@ class ExpertRefills:
         self._tokens = 0
         self.changes = 0
         """Experts that have come."""
-        self.ended = False
+        self.ended: str | None = None
         self._packers: dict[tuple[str, int, int], Packer] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
         try:
@@ -181,11 +192,19 @@ class ExpertRefills:
                 for stack, _, _ in self._stacks(layer):
                     for groups in set(self._steps(stack)):
                         self._take_packer(stack, groups)
+            if not all(map(self._is_as_loaded, range(len(layers)))):
+                self.ended = "packing them gave other weights than loading"
         except torch.OutOfMemoryError:
             self._packers.clear()
-            self.ended = True
+            self.ended = "the GPU has no memory left for those on their way"
         if self._cuda:
             torch.cuda.empty_cache()
+
+    def _is_as_loaded(self, row: int) -> bool:
+        """Whether the expert in the layer's first slot is packed as it was when it was loaded."""
+        expert = int((self._places[row][0] == 0).nonzero()[0])
+        pieces = self._pieces_of(row, expert, 0)
+        return all(piece.packer.gives(piece.groups, piece.target, piece.first_row) for piece in pieces)
 
     def _copy_of(self, places: Tensor) -> Tensor:
         copy = torch.empty(places.shape, dtype=places.dtype, pin_memory=self._cuda)
@@ -225,7 +244,8 @@ class ExpertRefills:
             self._coming = self._wanted.pop(0)
             self._policy.begin(self._coming)
             self._tell(self._coming.layer, self._coming.leaves, -1)
-            self._pieces = list(self._pieces_of(self._coming))
+            come = self._coming
+            self._pieces = list(self._pieces_of(come.layer, come.expert, come.slot))
 
     def _tell(self, row: int, expert: int, slot: int) -> None:
         """From the next step on the expert is in that slot of the device, -1: it is the host's."""
@@ -276,15 +296,15 @@ class ExpertRefills:
         if self._arrived is not None:
             self._arrived.record()
 
-    def _pieces_of(self, change: Change) -> Iterator[_Piece]:
-        """An expert's matrices, cut."""
-        for stack, memory, target in self._stacks(self._layers[change.layer]):
+    def _pieces_of(self, row: int, expert: int, slot: int) -> Iterator[_Piece]:
+        """An expert's matrices, cut, for a slot of its layer."""
+        for stack, memory, target in self._stacks(self._layers[row]):
             group, first = group_bytes(stack), 0
-            of_expert = memory[change.expert * expert_bytes(stack) :][: expert_bytes(stack)].view(-1, group)
+            of_expert = memory[expert * expert_bytes(stack) :][: expert_bytes(stack)].view(-1, group)
             for count in self._steps(stack):
                 packer = self._packers[stack.format, stack.columns, count]
-                row = change.slot * stack.rows + first * ROWS_A_GROUP
-                yield _Piece(packer, of_expert[first : first + count], target, row)
+                first_row = slot * stack.rows + first * ROWS_A_GROUP
+                yield _Piece(packer, of_expert[first : first + count], target, first_row)
                 first += count
 
     def close(self) -> None:

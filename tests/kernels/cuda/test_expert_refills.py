@@ -17,6 +17,7 @@ from edgeinfer_kernels.cuda import expert_refills
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.expert_refills import rows_of_groups
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.weights import Matrix
@@ -139,19 +140,34 @@ def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
         assert policy.noted.sum() in heard
 
 
-def test_a_device_without_memory_ends_the_changes_and_not_the_answer(
-    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("nothing left")
+class Garbling(expert_refills.Packer):
+    """Turns the groups round."""
 
-    monkeypatch.setattr(expert_refills, "Packer", exhausted)
+    def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+        raise AssertionError("nobody comes")
+
+    def gives(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        return super().gives(groups.flip(1), target, first_row)
+
+
+def exhausted(*arguments: object) -> None:
+    raise torch.OutOfMemoryError("nothing left")
+
+
+@pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
+def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
+    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
+) -> None:
+    monkeypatch.setattr(expert_refills, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path) as decoder:
         divisions, ids = changing(decoder), decoder.ids(6)
         facts = decoder.specification.layers[0].feed_forward
         with divided(decoder, device, divisions, kernels) as backend:
             assert isinstance(backend.device, CudaBackend)
-            backend.device.refill_experts(Restless(facts.count, facts.used, experts_of(divisions)))  # type: ignore[union-attr]
+            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            told = backend.device.refill_experts(policy)
+            assert told is not None
+            assert why in told
             found = read_split(backend, ids, (4, 1, 1))
             assert backend.device.changed_experts == 0
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
