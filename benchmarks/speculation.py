@@ -136,6 +136,7 @@ class Suite:
                 drafter.leaves = leaves
                 setattr(speculator.pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
                 setattr(speculator.pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+                setattr(speculator.pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
                 said: Generation = drafting.generate(STORY, **settings)
                 return said
 

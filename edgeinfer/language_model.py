@@ -1,13 +1,14 @@
 """The protocols of the top floor: an engine that turns ids into logits, a tokenizer that makes the ids."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.guessing import Guesses, Manner
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
@@ -91,6 +92,28 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back threads and memory."""
+        ...
+
+
+@runtime_checkable
+class GuessingEngine(Protocol):
+    """An engine that may go from token to token by itself."""
+
+    @property
+    def most_given(self) -> int:
+        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
+        ...
+
+    def guesses(
+        self,
+        ids: Sequence[int],
+        least: Sequence[float],
+        further: Sequence[float],
+        choices: int,
+        manner: Manner,
+        numbers: Sequence[float] = (),
+    ) -> Guesses:
+        """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; it holds what was read."""
         ...
 
 

@@ -24,6 +24,7 @@ from edgeinfer_kernels.backend import (
     SteppingBackend,
 )
 from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Manner
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -49,6 +50,11 @@ class Transformer:
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
+        # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
+        self._guesser = backend if isinstance(backend, GuessingBackend) else None
+        self.most_given = self._guesser.most_given if self._guesser else 0
+        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
+        self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
 
     @property
     def context(self) -> int:
@@ -91,12 +97,13 @@ class Transformer:
         for first in range(0, len(ids), self.batch):
             yield self._forward(ids[first : first + self.batch])
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def _check(self, ids: Sequence[int], more: int = 0) -> None:
+        """Raise if `ids` can't be read, or if there is no room for so many more."""
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
-        if len(ids) > self.cache.free:
+        if len(ids) + more > self.cache.free:
             raise ContextOverflowError(
-                f"{len(self.cache.ids) + len(ids)} tokens don't fit the context of {self.context}"
+                f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"
             )
         wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
         if wrong or not ids:
@@ -109,7 +116,11 @@ class Transformer:
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (vocabulary,) behind the last of them."""
         if len(ids) == 1 and self._logits_behind:
-            return self._append_one(ids[0], progress)
+            logits = self._step(ids)
+            if progress:
+                progress(1, 1)
+            only: npt.NDArray[np.float32] = logits[0]
+            return only
         done = 0
         for x in self._steps(ids):
             done += len(x)
@@ -118,20 +129,38 @@ class Transformer:
         last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
         return last
 
-    def _append_one(self, token_id: int, progress: Progress | None) -> npt.NDArray[np.float32]:
+    def _step(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read a few tokens in one piece; the logits behind each."""
         assert self._logits_behind is not None
-        self._check((token_id,))
+        self._check(ids)
         with DEVICE_FAILURES:
-            logits = self._logits_behind(token_id, len(self.cache.ids))
-        self.cache.ids.append(token_id)
-        if progress:
-            progress(1, 1)
+            logits = self._logits_behind(ids, len(self.cache.ids))
+        self.cache.append(ids)
         return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
+        if len(ids) <= self._most_stepped:
+            return self._step(ids)
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def guesses(
+        self,
+        ids: Sequence[int],
+        least: Sequence[float],
+        further: Sequence[float],
+        choices: int,
+        manner: Manner,
+        numbers: Sequence[float] = (),
+    ) -> Guesses:
+        """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; the cache holds what was read."""
+        self._check(ids, len(least))
+        assert self._guesser is not None
+        with DEVICE_FAILURES:
+            found = self._guesser.guesses(ids, len(self.cache.ids), least, further, choices, manner, numbers)
+        self.cache.append([*ids, *found.ids][: found.read])
+        return found
 
     def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
         """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).

@@ -30,6 +30,7 @@ class PlantedDrafter:
         history: Sequence[int],
         settings: SamplerSettings,
         least: Sequence[float],
+        further: Sequence[float] = (),
     ) -> Draft:
         """As many as asked for whose chance of being reached, agreement to the power, is worth it.
 

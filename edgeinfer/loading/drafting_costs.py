@@ -21,14 +21,20 @@ def _draft(of: str) -> str:
     return f"{of}: drafted token"
 
 
+def _begun_draft(of: str) -> str:
+    return f"{of}: draft"
+
+
 def _remembered(figures: RememberedFigures, of: str) -> DraftingCosts | None:
     known = figures.known()
     passes = {rows: known[_pass(of, rows)] for rows in MEASURED_ROWS if _pass(of, rows) in known}
-    return DraftingCosts(passes, known.get(_draft(of))) if 1 in passes else None
+    if 1 not in passes:
+        return None
+    return DraftingCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
 
 
 def _remember(figures: RememberedFigures, of: str, costs: DraftingCosts) -> None:
     found = {_pass(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
-        found[_draft(of)] = costs.drafted_token
+        found[_draft(of)], found[_begun_draft(of)] = costs.drafted_token, costs.draft
     figures.keep(found)

@@ -7,6 +7,8 @@ Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
 
 COLUMNS = 2048
+FEW_COLUMNS = 512
+"""Of as many keys as a small vocabulary has: the fewer columns, the quicker their maxima are parted."""
 
 
 def highest(keys: Floats, count: int) -> Positions:
@@ -32,11 +34,12 @@ def _lower_bound(keys: Floats, count: int) -> float:
     The keys are laid out in columns; if `count` columns have a maximum of at least x, so have
     `count` keys. Column maxima cost one pass at memory speed, where a partition costs ten.
     """
-    rows = keys.size // COLUMNS
-    if rows < 4 or count > COLUMNS // 4:
+    columns = COLUMNS if keys.size > 8 * COLUMNS or count > FEW_COLUMNS // 4 else FEW_COLUMNS
+    rows = keys.size // columns
+    if rows < 4 or count > columns // 4:
         return float(keys.min()) if keys.size else 0.0
-    maxima = keys[: rows * COLUMNS].reshape(rows, COLUMNS).max(axis=0)
-    return float(np.partition(maxima, COLUMNS - count)[COLUMNS - count])
+    maxima = keys[: rows * columns].reshape(rows, columns).max(axis=0)
+    return float(np.partition(maxima, columns - count)[columns - count])
 
 
 def softmax(logits: Floats) -> npt.NDArray[np.float64]:

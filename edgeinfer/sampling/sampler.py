@@ -157,6 +157,23 @@ class Sampler:
             raise _unusable(adjusted, float(adjusted[best]))
         return best
 
+    def best_of_each(self, logits: Logits) -> list[int] | None:
+        """`sample` of every row of `logits` (rows, V), where none depends on what is kept of those before, as
+        nothing is drawn and logits are taken as they come; None: they are to be sampled one by one.
+
+        Raises: as `distribution`.
+        """
+        if self.settings.temperature != 0 or not self._all_alike or self.constraint:
+            return None
+        self._last = None
+        found = logits.argmax(axis=1)
+        peaks = logits[np.arange(len(logits)), found]
+        if not np.isfinite(peaks).all():
+            broken = int(np.flatnonzero(~np.isfinite(peaks))[0])
+            raise _unusable(logits[broken], float(peaks[broken]))
+        best: list[int] = found.tolist()
+        return best
+
     def accept(self, token_id: int) -> None:
         """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
         if self.constraint:

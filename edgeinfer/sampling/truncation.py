@@ -12,6 +12,8 @@ import numpy.typing as npt
 from edgeinfer.sampling.candidates import Floats, Positions, highest, softmax
 
 BUCKETS = 4096
+FEW = 512
+"""So many candidates are sorted quicker than summed by buckets."""
 WIDEST = 32.0
 """Span of the buckets in nats; what lies further below the best shares the last one."""
 
@@ -70,8 +72,12 @@ def xtc(logits: Floats, threshold: float) -> Positions:
 def _smallest_set(keys: Floats, probabilities: npt.NDArray[np.float64], share: float) -> Positions:
     """The candidates with the highest keys, as few as reach `share` of probability, rising.
 
-    Sums the probabilities by buckets of the key and sorts only the bucket in which `share` is reached.
+    Many are summed by buckets of the key, and only the bucket in which `share` is reached is sorted.
     """
+    if keys.size <= FEW:
+        falling = highest(keys, keys.size)
+        needed = int(np.searchsorted(np.cumsum(probabilities[falling]), share)) + 1
+        return np.sort(falling[:needed])
     below_peak = (keys.max() - keys) * (BUCKETS / WIDEST)
     bucket = np.minimum(below_peak, BUCKETS - 1).astype(np.int64)
     reached_by = np.cumsum(np.bincount(bucket, weights=probabilities, minlength=BUCKETS))

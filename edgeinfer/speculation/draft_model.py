@@ -6,13 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.kv_cache import shared_prefix
-from edgeinfer.language_model import Engine
+from edgeinfer.language_model import Engine, GuessingEngine
+from edgeinfer.sampling.penalties import penalties_are_on
+from edgeinfer.sampling.sampler import Distribution
+from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.drafts import Draft
 from edgeinfer.speculation.one_by_one import OneByOne
 from edgeinfer.speculation.pacing import MOST_DRAFTED
+from edgeinfer_kernels.guessing import Guesses, Manner
 
 
 class DraftModel(OneByOne):
-    """A small engine with a cache of its own, which follows the text that the large one writes."""
+    """A small engine with a cache of its own, which follows the text that the large one writes.
+
+    Where the engine goes from token to token by itself, and the way to choose them is simple enough for that,
+    all guesses of a draft are one call; otherwise they are made one by one.
+    """
 
     def __init__(
         self,
@@ -26,6 +35,10 @@ class DraftModel(OneByOne):
         self.name = name
         super().__init__(engine.vocabulary_size, vocabulary_size, leaves)
         self._engine = engine
+        self._guessing = engine if isinstance(engine, GuessingEngine) else None
+        self._most_given = self._guessing.most_given if self._guessing else 0
+        self._choices = min(engine.vocabulary_size, vocabulary_size)
+        self._random = np.random.default_rng()
         self._on_close = on_close
         self._nbytes = nbytes
 
@@ -33,13 +46,40 @@ class DraftModel(OneByOne):
     def nbytes(self) -> int:
         return self._nbytes
 
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
+        """As `Drafter.propose`."""
+        manner = manner_of(settings)
+        if self._guessing is None or not self._most_given or manner is None or self.leaves:
+            return super().propose(history, settings, least, further)
+        if not least or len(history) + MOST_DRAFTED > self._engine.context:
+            return Draft(())
+        drawn = settings.temperature > 0 and settings.seed is None
+        numbers = self._random.random(len(least), np.float32).tolist() if drawn else ()
+        missed = self._missed(history)
+        if len(missed) > self._most_given:
+            self._engine.append(missed[:-1])
+            missed = missed[-1:]
+        found = self._guessing.guesses(missed, least, further, self._choices, manner, numbers)
+        distributions = _distributions(found) if drawn else None
+        return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
+
+    def _missed(self, history: Sequence[int]) -> list[int]:
+        """What the engine hasn't read of `history`, its last token in any case; it forgets all else."""
+        shared = min(shared_prefix(self._engine.ids, history), len(history) - 1)
+        self._engine.rewind(shared)
+        return list(history[shared:])
+
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits behind `history`; the cache keeps what it has in common with it."""
         if len(history) + MOST_DRAFTED > self._engine.context:
             return None
-        shared = min(shared_prefix(self._engine.ids, history), len(history) - 1)
-        self._engine.rewind(shared)
-        return self._engine.append(list(history[shared:]))
+        return self._engine.append(self._missed(history))
 
     def _following(self, token: int) -> npt.NDArray[np.float32]:
         return self._engine.append([token])
@@ -48,3 +88,19 @@ class DraftModel(OneByOne):
         self._engine.close()
         if self._on_close:
             self._on_close()
+
+
+def manner_of(settings: SamplerSettings) -> Manner | None:
+    """How guesses are chosen by themselves for an answer with these settings; None: they need its sampler."""
+    if penalties_are_on(settings) or settings.dry_multiplier > 0 or settings.logit_bias:
+        return None
+    if settings.temperature == 0:
+        return Manner()
+    if settings.typical_p < 1 or settings.xtc_probability > 0 or settings.mirostat:
+        return None
+    return Manner(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+
+
+def _distributions(found: Guesses) -> tuple[Distribution, ...]:
+    """What each guess was drawn from."""
+    return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in found.candidates)

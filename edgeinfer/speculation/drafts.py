@@ -22,6 +22,9 @@ class Draft:
     leaves beside it; its tokens aren't drawn.
     """
 
+    chances: tuple[float, ...] = ()
+    """For each of the tokens, or for none: how likely its drafter thought it, the ones before given."""
+
     @property
     def leaves(self) -> list[tuple[int, int]]:
         """(place, token) of all that is beside the long branch, in the order in which it is read."""
@@ -38,9 +41,16 @@ class Drafter(Protocol):
         """Bytes that it keeps in memory."""
         ...
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         """At most len(least) tokens; `least[i]` is the chance of being reached that token i must have to be
-        worth its cost, by the drafter's own estimate. Nothing if there is nothing to guess.
+        read, by the drafter's own estimate; `further[i]`, if given, the chance that token i must have for
+        another guess to be worth making behind it. Nothing if there is nothing to guess.
         """
         ...
 

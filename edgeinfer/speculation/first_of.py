@@ -17,10 +17,16 @@ class FirstOf:
     def nbytes(self) -> int:
         return sum(drafter.nbytes for drafter in self._drafters)
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         """What the first of them guesses that guesses anything."""
         for drafter in self._drafters:
-            draft = drafter.propose(history, settings, least)
+            draft = drafter.propose(history, settings, least, further)
             if draft.ids:
                 return draft
         return Draft(())

@@ -39,38 +39,48 @@ class OneByOne(ABC):
     def _following(self, token: int) -> npt.NDArray[np.float32]:
         """Logits behind one more token."""
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         """Token by token, until the next is too unlikely to be reached."""
         drawn = settings.temperature > 0 and settings.seed is None and not self.leaves
         sampler = self._sampler_for(settings)
         said, ids, distributions, reached = list(history), list[int](), list[Distribution](), 1.0
+        words: list[float] = []
         others: list[tuple[int, float]] = []
         found = self._behind(said)
         if found is None:
             return Draft(())
         logits = found
-        for needed in least:
+        for place, needed in enumerate(least):
             logits[self._vocabulary_size :] = -np.inf
             before = reached
             if settings.temperature == 0:
                 token = sampler.best(logits, said)
-                reached *= self._share(logits, token)
+                words.append(self._share(logits, token))
             else:
                 candidates, chances = sampler.distribution(logits, said)
-                place = sampler.draw(chances) if drawn else int(chances.argmax())
-                token = int(candidates[place])
-                reached *= float(chances[place]) if len(chances) > 1 else self._share(logits, token)
+                at = sampler.draw(chances) if drawn else int(chances.argmax())
+                token = int(candidates[at])
+                words.append(float(chances[at]) if len(chances) > 1 else self._share(logits, token))
                 distributions.append((candidates, chances))
+            reached *= words[-1]
             if reached < needed:
                 break
             ids.append(token)
             if self.leaves:
                 others.append(self._next_best(logits, token, before))
             said.append(ids[-1])
+            if further and reached < further[place]:
+                break
             if len(ids) < len(least):
                 logits = self._following(ids[-1])
         drawn_from = tuple(distributions[: len(ids)]) if drawn else None
-        return Draft(tuple(ids), drawn_from, self._likeliest(others))
+        return Draft(tuple(ids), drawn_from, self._likeliest(others), tuple(words[: len(ids)]))
 
     def _likeliest(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
         """The `leaves` most likely of the next best tokens, each at its place."""

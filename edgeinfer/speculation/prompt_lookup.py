@@ -41,6 +41,7 @@ class PromptLookup:
         history: Sequence[int],
         settings: SamplerSettings,
         least: Sequence[float],
+        further: Sequence[float] = (),
     ) -> Draft:
         """What followed the longest run of tokens at the end of `history` the last time.
 

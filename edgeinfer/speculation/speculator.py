@@ -27,6 +27,8 @@ class DraftingCosts:
 
     passes: Mapping[int, float]
     drafted_token: float | None
+    draft: float = 0.0
+    """Of a draft whatever its length."""
 
 
 @dataclass
@@ -62,8 +64,8 @@ class Speculator:
         self.drafter = drafter
         self.pace = Pace()
         self._shadow: Shadow | None = None
-        self._looked: float | None = None
-        """Seconds of looking for the draft of this step; None: nobody looked."""
+        self._looked: tuple[int, float] | None = None
+        """Guesses that were made for the draft of this step, and in how many seconds; None: nobody looked."""
 
     def measure(self) -> DraftingCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
@@ -72,21 +74,29 @@ class Speculator:
             if time.perf_counter() - begin > MEASURING_SECONDS:
                 break
             found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
-        drafts = [self._timed_draft() for _ in range(DRAFTS_MEASURED)]
-        each = [seconds / tokens for tokens, seconds in drafts if tokens]
-        return DraftingCosts(found, min(each, default=None))
+        short, long = (self._quickest_draft(length) for length in (1, MOST_DRAFTED))
+        if short is None or long is None or long[0] <= short[0]:
+            return DraftingCosts(found, long[1] / long[0] if long else None)
+        each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
+        return DraftingCosts(found, each, max(0.0, short[1] - short[0] * each))
 
     def begin(self, costs: DraftingCosts) -> None:
         """Take these costs for the first answer's."""
         self.pace.measured(costs.passes)
         if costs.drafted_token is not None:
-            self.pace.drafted(1, costs.drafted_token)
+            self.pace.draft_measured(costs.draft, costs.drafted_token)
 
-    def _timed_draft(self) -> tuple[int, float]:
-        """Tokens and seconds of a draft; the first ones find everything cold."""
-        begin = time.perf_counter()
-        draft = self.drafter.propose([0] * MOST_DRAFTED, SamplerSettings(temperature=0), [0.0] * MOST_DRAFTED)
-        return len(draft.ids), time.perf_counter() - begin
+    def _quickest_draft(self, length: int) -> tuple[int, float] | None:
+        """Tokens and seconds of the quickest of some drafts, the first of which finds everything cold; None:
+        nothing was drafted.
+        """
+        settings, least, found = SamplerSettings(temperature=0), [0.0] * length, list[tuple[float, int]]()
+        for _ in range(DRAFTS_MEASURED):
+            begin = time.perf_counter()
+            draft = self.drafter.propose([0] * MOST_DRAFTED, settings, least)
+            found.append((time.perf_counter() - begin, len(draft.ids)))
+        seconds, tokens = min(found)
+        return (tokens, seconds) if tokens else None
 
     def _quickest(self, rows: int, seconds: float) -> float:
         """The quickest of some passes: two at least, ten at most, and no further one after `seconds`.
@@ -107,32 +117,34 @@ class Speculator:
         length = self.pace.length(room)
         self._looked = None
         if length:
-            begin = time.perf_counter()
-            draft = self._guesses(history, sampler.settings, self.pace.least_chances(length))
-            self._looked = time.perf_counter() - begin
-            return draft
+            return self._guesses(history, sampler.settings, length)
         if room >= PROBE_LENGTH and self.pace.probes():
             begin = time.perf_counter()
             least = self.pace.least_chances(PROBE_LENGTH)
-            draft = self.drafter.propose(history, sampler.settings, least)
+            further = self.pace.further_chances(PROBE_LENGTH)
+            draft = self.drafter.propose(history, sampler.settings, least, further)
             self.pace.probed(len(draft.ids), time.perf_counter() - begin)
             self._shadow = Shadow(history, draft)
         return Draft(())
 
-    def _guesses(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def _guesses(self, history: Sequence[int], settings: SamplerSettings, length: int) -> Draft:
+        least, further = self.pace.least_chances(length), self.pace.further_chances(length)
         begin = time.perf_counter()
-        draft = self.drafter.propose(history, settings, least)
+        draft = self.drafter.propose(history, settings, least, further)
+        # One guess more was made where none was kept; elsewhere that is rare, and is taken for the others'.
+        self._looked = max(1, len(draft.ids)), time.perf_counter() - begin
         if draft.ids:
-            self.pace.drafted(len(draft.ids), time.perf_counter() - begin)
+            self.pace.drafted(*self._looked)
         return draft
 
     def plain(
         self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
     ) -> None:
         """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
-        self.pace.passed(1, seconds)
-        if self._looked is not None:
-            self.pace.earned(1, self._looked + seconds)
+        if self._looked is None:
+            self.pace.passed(1, seconds)
+        else:
+            self.pace.stepped(1, 1, *self._looked, seconds)
         count.passes += 1
         count.tokens += 1
         if self._shadow is not None:
@@ -166,9 +178,10 @@ class Speculator:
         guesses = len(draft.ids) + len(draft.leaves)
         seconds = time.perf_counter() - begin
         self.pace.passed(1 + guesses, seconds)
-        self.pace.earned(len(found), (self._looked or 0.0) + seconds)
+        self.pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
         stood = sum(token.drafted for token in found)
         self.pace.judged(len(draft.ids), stood)
+        self.pace.heard(draft.chances, stood)
         count.drafted += guesses
         count.stood += stood
         count.passes += 1

@@ -38,9 +38,12 @@ def verify(
     `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: behind the history, behind each
     drafted token, and behind each leaf. The sampler has accepted them all.
     """
+    leaves = draft.leaves
+    best = None if leaves else sampler.best_of_each(logits)
+    if best is not None:
+        return _as_far_as_best(draft.ids, best, logits, end_ids)
     said = list(history)
     found: list[Verified] = []
-    leaves = draft.leaves
     for index in range(len(draft.ids) + 1):
         guess = draft.ids[index] if index < len(draft.ids) else None
         if guess is None or draft.distributions is None:
@@ -58,6 +61,22 @@ def verify(
             sampler.accept(following)
             found.append(Verified(following, False, behind))
         if chosen != guess or chosen in end_ids:
+            break
+    return found
+
+
+def _as_far_as_best(
+    guesses: Sequence[int],
+    best: Sequence[int],
+    logits: npt.NDArray[np.float32],
+    end_ids: Collection[int],
+) -> list[Verified]:
+    """The best tokens behind the history and behind each guess, up to the first that wasn't guessed."""
+    found: list[Verified] = []
+    for index, chosen in enumerate(best):
+        guessed = index < len(guesses) and chosen == guesses[index]
+        found.append(Verified(chosen, guessed, logits[index]))
+        if not guessed or chosen in end_ids:
             break
     return found
 
@@ -89,7 +108,9 @@ def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, s
 
 
 def _chance_of(token_id: int, distribution: Distribution) -> float:
-    return float(_chances_of(np.array([token_id]), distribution)[0])
+    ids, chances = distribution
+    place = int(ids.searchsorted(token_id))
+    return float(chances[place]) if place < len(ids) and ids[place] == token_id else 0.0
 
 
 def _chances_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:

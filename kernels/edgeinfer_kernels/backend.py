@@ -329,11 +329,14 @@ class LayeredBackend(Protocol):
 
 @runtime_checkable
 class SteppingBackend(Protocol):
-    """A backend that goes from a token to the logits behind it in one piece."""
+    """A backend that goes from a few tokens to the logits behind them in one piece."""
 
-    def logits_behind(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
-        """(vocabulary,) float32, a fresh array: the logits of a token at position start, to the last bit
-        those of `embed`, `all_layers` and `logits`.
+    most_stepped: int
+    """Tokens of such a step at most, as many as are in a batch at most."""
+
+    def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
+        """(len(ids), vocabulary) float32, a fresh array: the logits of tokens at positions start…, to the
+        last bit those of `embed`, `all_layers` and `logits`.
         """
         ...
 

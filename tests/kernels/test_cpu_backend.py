@@ -325,7 +325,7 @@ def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Pa
         backend.attention_block(layer, x, 40)
         backend.feed_forward_block(layer, x)
     want = backend.logits(x)[0]
-    first, second = backend.logits_behind(IDS[40], 40), backend.logits_behind(IDS[41], 41)
+    first, second = backend.logits_behind(IDS[40:41], 40)[0], backend.logits_behind(IDS[41:42], 41)[0]
     np.testing.assert_array_equal(first, want)
     assert not np.array_equal(first, second)
     engine.close()

@@ -82,6 +82,12 @@ def test_an_answer_slides_past_its_context_and_says_so(home: Path) -> None:
     assert json.loads(record.stdout)["usage"]["left_out_tokens"] == 64
 
 
+def test_an_answer_that_fills_its_context_says_so(home: Path) -> None:
+    done = run(home, "run", "tiny", PROMPT, "--context", "32", *GREEDY)
+    assert done.returncode == 0
+    assert done.stderr == "edgeinfer: the context of 32 tokens is full: the answer ends here\n"
+
+
 def test_piped_text_is_the_prompt(home: Path) -> None:
     done = run(home, "run", "tiny", *GREEDY, "-n", "3", "--speed", stdin=PROMPT + "\n")
     assert done.stdout == ", there was\n"

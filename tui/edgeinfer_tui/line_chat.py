@@ -9,7 +9,7 @@ from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.line_input import FENCE, LineInput
 from edgeinfer_tui.progress_line import ProgressLine
-from edgeinfer_tui.status_line import dropped_turns_line, slid_line, status_line
+from edgeinfer_tui.status_line import context_lines, status_line
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -101,8 +101,8 @@ class LineChat:
         except KeyboardInterrupt:
             print()
             return
-        _note(dropped_turns_line(self._last, self._model.context))
-        _note(slid_line(self._last, self._model.context))
+        for line in context_lines(self._last, self._model.context):
+            _note(line)
         if self._show_speed:
             _note(status_line(self._last, self._model.context))
 

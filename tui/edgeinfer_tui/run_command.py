@@ -21,7 +21,7 @@ from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.script_output import collected, print_record, prompts_by_line
 from edgeinfer_tui.settings import filled
-from edgeinfer_tui.status_line import dropped_turns_line, slid_line, status_line
+from edgeinfer_tui.status_line import context_lines, status_line
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -252,9 +252,8 @@ def _report(answer: "Generation", loaded: LoadedModel, wishes: RunWishes) -> Non
                 f"{token.id:>7} {chance} {token.text!r}" + (f"  [{others}]" if others else ""),
                 file=sys.stderr,
             )
-    for line in (dropped_turns_line(answer, loaded.context), slid_line(answer, loaded.context)):
-        if line:
-            say(line)
+    for line in context_lines(answer, loaded.context):
+        say(line)
     if wishes.speed or _is_terminal(sys.stderr):
         print(status_line(answer, loaded.context), file=sys.stderr)
 

@@ -7,7 +7,6 @@ if TYPE_CHECKING:
 
 ENDINGS = {
     "length": "stopped at --max-tokens",
-    "context": "stopped: the context is full",
     "cancelled": "stopped by you",
 }
 
@@ -47,8 +46,21 @@ def context_used(answer: "Generation") -> int:
     return answer.speed.prompt_tokens + answer.speed.generated_tokens
 
 
+def context_lines(answer: "Generation", context: int) -> list[str]:
+    """What to say of a text that outgrew its context; nothing if it didn't."""
+    lines = dropped_turns_line(answer, context), _slid_line(answer, context), full_line(answer, context)
+    return [line for line in lines if line]
+
+
+def full_line(answer: "Generation", context: int) -> str | None:
+    """What to say of an answer that the context has no more room for."""
+    if answer.finish_reason != "context":
+        return None
+    return f"the context of {context} tokens is full: the answer ends here"
+
+
 def dropped_turns_line(answer: "Generation", context: int) -> str | None:
-    """What to say if the conversation outgrew its context; None if it didn't."""
+    """What to say of a conversation whose oldest turns were left out."""
     count = answer.dropped_turns
     if count == 0:
         return None
@@ -56,8 +68,7 @@ def dropped_turns_line(answer: "Generation", context: int) -> str | None:
     return f"the conversation outgrew the context of {context} tokens: the {turns} left out"
 
 
-def slid_line(answer: "Generation", context: int) -> str | None:
-    """What to say if the text outgrew its context and went on without a part of itself; None if it didn't."""
+def _slid_line(answer: "Generation", context: int) -> str | None:
     if not answer.left_out_tokens:
         return None
     return (

@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, LayerCache, Places, padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
-from edgeinfer_kernels.cpu.calls import PlaceTable, RopeTable, fill_call
+from edgeinfer_kernels.cpu.calls import PlaceTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
+from edgeinfer_kernels.cpu.guessing import MOST_GUESSES, GuessLoop
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     address,
@@ -23,33 +24,27 @@ from edgeinfer_kernels.cpu.memory import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.program import LayerBlocks, Programs
 from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
+from edgeinfer_kernels.cpu.returned_rows import ReturnedRows
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
+from edgeinfer_kernels.cpu.structures import CALL, EMBED, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
+from edgeinfer_kernels.guessing import Guesses, Manner
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
-ALWAYS_USED = ("attention_block", "head_block", "run_program")
+ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
 """The kernels that the steps of every model are made of; layers name the others."""
-
-
-class _Program:
-    """Steps for the team in one call: (function, block, call) each; `run`: what the team is given."""
-
-    def __init__(self, runner: int, steps: Sequence[tuple[int, int, int]]) -> None:
-        self._steps = np.array(steps, np.int64)
-        self._count = np.array([len(steps)], np.int64)
-        self.run = runner, address(self._steps), address(self._count)
 
 
 class CpuBackend:
@@ -67,7 +62,7 @@ class CpuBackend:
     """
 
     name = "cpu"
-    most_placed = STEP_TOKENS
+    most_placed = most_stepped = STEP_TOKENS
 
     def __init__(
         self,
@@ -192,41 +187,33 @@ class CpuBackend:
         return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _build_program(self) -> None:
-        """The blocks of all layers as one list for the team, with a call for each kind of RoPE."""
+        """The blocks of all layers as one list for the team, and all of a step as another."""
         early = ["route_block"] if any(map(self._routes_early, range(len(self._feed_forward)))) else []
         used = [*ALWAYS_USED, *early, *(name for name, _ in self._feed_forward)]
         self._functions = {name: self._kernels.address(name) for name in used}
-        ropes = [layer.attention.rope for layer in self.specification.layers]
-        tables = {rope: RopeTable(rope) for rope in ropes}
-        calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
-        # Looked up by layer and by turn, as to hash a specification takes 10 us a token.
-        self._layer_tables = [tables[rope] for rope in ropes]
-        self._calls = [(tables[rope], calls[rope]) for rope in tables]
-        self._ropes, self._rope_calls = ropes, calls
-        self._programs = dict[tuple[int, ...], _Program]()
-        self._run_program = self._program_of(range(len(ropes))).run
-        whole = self._steps_of(range(len(ropes)))
+        layers = [self._layer_blocks(layer) for layer in range(len(self._attention))]
+        x, stride = self._workspace.rows("x")
+        self._programs = Programs(self._arena, self._functions["run_program"], layers, x, stride)
+        self._layers_run = self._programs.of_layers(range(len(layers)))
+        self._step_ids = np.zeros(STEP_TOKENS, np.int64)
+        self._embed_block, before = 0, []
+        if self._embedding.by_kernel:
+            scale, scratch_stride = self.specification.embedding_scale, self._workspace.scratch_stride
+            self._embed_block = self._embedding.block(self._arena, scale, scratch_stride)
+            self._embed_fields = int_fields(self._embed_block, len(EMBED))
+            before = [(self._functions["embed_block"], self._embed_block)]
         if self._head:
-            whole.append((self._functions["head_block"], self._head, self._call_address))
-        self._step_program = _Program(self._functions["run_program"], whole)
+            head = self._functions["head_block"], self._head
+            self._step_run = self._programs.whole(before, head, self._call_address)
+        self._guess_loop: GuessLoop | None = None
+        self._logits_room = ReturnedRows(padded(self.specification.vocabulary_size))
 
-    def _program_of(self, layers: Sequence[int]) -> "_Program":
-        """The blocks of some layers as one list for the team; made once."""
-        key = tuple(layers)
-        if key not in self._programs:
-            self._programs[key] = _Program(self._functions["run_program"], self._steps_of(layers))
-        return self._programs[key]
-
-    def _steps_of(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(function, block, call) for each block of these layers."""
-        steps = []
-        for layer in layers:
-            call, (function, block) = address(self._rope_calls[self._ropes[layer]]), self._feed_forward[layer]
-            if self._routes_early(layer):
-                steps.append((self._functions["route_block"], block, call))
-            steps.append((self._functions["attention_block"], self._attention[layer], call))
-            steps.append((self._functions[function], block, call))
-        return steps
+    def _layer_blocks(self, layer: int) -> LayerBlocks:
+        name, block = self._feed_forward[layer]
+        steps = [(self._functions["attention_block"], self._attention[layer]), (self._functions[name], block)]
+        if self._routes_early(layer):
+            steps.insert(0, (self._functions["route_block"], block))
+        return LayerBlocks(tuple(steps), self.specification.layers[layer].attention.rope)
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -249,46 +236,67 @@ class CpuBackend:
                 self.attention_block(layer, x, start)
                 self.feed_forward_block(layer, x)
             return
-        at = quick_address(x)
-        for table, call in self._calls:
-            fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
-        self.team.run(*self._run_program)
+        self._programs.fill(len(x), start, x=quick_address(x))
+        self.team.run(*self._layers_run)
 
-    def logits_behind(self, token_id: int, start: int) -> npt.NDArray[np.float32]:
-        """As `embed`, `all_layers` and `logits` of one token, (vocabulary,), in one run of the team."""
-        x = self.embed((token_id,))
-        at, stride = self._x_address, x.strides[0]
-        for table, call in self._calls:
-            fill_call(call, at, stride, 1, start, table.address_of(start, 1))
-        fill_call(self._call, at, stride, 1, 0, 0)
-        whole = self._room_for_logits(1)
-        self.team.run(*self._step_program.run)
-        logits: npt.NDArray[np.float32] = self._finished(whole)[0]
-        return logits
+    def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
+        """As `embed`, `all_layers` and `logits`, in one run of the team."""
+        count, programs = len(ids), self._programs
+        if self._embed_block:
+            self._step_ids[:count] = ids
+            self._embed_fields[EMBED.ids // 8] = address(self._step_ids)
+        else:
+            self.embed(ids)
+        programs.fill(count, start)
+        fill_call(self._call, programs.x, programs.stride, count, 0, 0)
+        whole = self._room_for_logits(count)
+        self.team.run(*self._step_run)
+        return self._finished(whole)
+
+    @property
+    def most_given(self) -> int:
+        """As `GuessingBackend.most_given`: kernels must decode the embeddings, and logits be finished as they
+        leave the head but for their scale.
+        """
+        possible = self._head and self._embed_block and not self.specification.logit_soft_cap
+        return min(MOST_GUESSES, self.batch) if possible else 0
+
+    def guesses(
+        self,
+        ids: Sequence[int],
+        start: int,
+        least: Sequence[float],
+        further: Sequence[float],
+        choices: int,
+        manner: Manner,
+        numbers: Sequence[float] = (),
+    ) -> Guesses:
+        """As `GuessingBackend.guesses`: one run of the team for all guesses."""
+        if self._guess_loop is None:
+            block, steps = self._embed_block, self._step_run[1:]
+            head = self._call, self._head_fields
+            made = GuessLoop(self.specification, self._kernels, self._programs, steps, block, head)
+            self._guess_loop = made
+        return self._guess_loop.run(self.team, ids, start, least, further, choices, manner, numbers)
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """Both blocks of these layers, for a step of STEP_TOKENS at most."""
-        at = quick_address(x)
-        for table, call in self._calls:
-            fill_call(call, at, x.strides[0], len(x), start, table.address_of(start, len(x)))
-        self.team.run(*self._program_of(layers).run)
+        self._programs.fill(len(x), start, x=quick_address(x))
+        self.team.run(*self._programs.of_layers(layers))
 
     def all_layers_at(self, x: Activations, places: Places) -> None:
         """Both blocks of every layer for tokens of several texts, `most_placed` at most."""
         if len(x) > STEP_TOKENS:
             raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
-        table, at = PlaceTable(places), quick_address(x)
-        start = int(places.positions.min())
-        count = int(places.positions.max()) + 1 - start
-        for ropes, call in self._calls:
-            rope = ropes.address_of(start, count)
-            fill_call(call, at, x.strides[0], len(x), start, rope, table.address)
-        self.team.run(*self._run_program)
+        table, start = PlaceTable(places), int(places.positions.min())
+        span = int(places.positions.max()) + 1 - start
+        self._programs.fill(len(x), start, table.address, span, quick_address(x))
+        self.team.run(*self._layers_run)
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
         if self._routes_early(layer):
             self._run("route_block", self._feed_forward[layer][1], x)
-        rope = self._layer_tables[layer].address_of(start, len(x))
+        rope = self._programs.tables[layer].address_of(start, len(x))
         self._run("attention_block", self._attention[layer], x, start, rope)
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
@@ -314,7 +322,7 @@ class CpuBackend:
 
     def _room_for_logits(self, rows: int) -> npt.NDArray[np.float32]:
         """Where the head's kernel will write."""
-        whole = np.empty((rows, padded(self.specification.vocabulary_size)), np.float32)
+        whole = self._logits_room.rows(rows)
         self._head_fields[HEAD.logits // 8] = quick_address(whole)
         return whole
 

@@ -20,6 +20,8 @@ class RopeTable:
     def __init__(self, rope: RopeSpecification | None) -> None:
         self._rope = rope
         self._start = self._end = 0
+        self.stride = 0
+        """Bytes from one position to the next, of what `address_of` has found."""
 
     def address_of(self, start: int, count: int) -> int:
         """Where `count` positions from `start` on lie, 0 without RoPE; made for many positions at a time."""
@@ -28,8 +30,8 @@ class RopeTable:
         if not self._start <= start <= start + count <= self._end:
             self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
             self._start, self._end = start, start + len(self._table)
-            self._address, self._stride = address(self._table), self._table.strides[0]
-        return self._address + (start - self._start) * self._stride
+            self._address, self.stride = address(self._table), self._table.strides[0]
+        return self._address + (start - self._start) * self.stride
 
 
 CALL_FIELDS = f"{len(CALL)}q"

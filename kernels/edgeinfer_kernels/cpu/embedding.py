@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
-from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address
+from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, bits
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import EMBED
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format
 
@@ -34,6 +35,30 @@ class Embedding:
             self._decode = kernels.function(name, 6)
             self._source, self._row_bytes = address(matrix.raw), matrix.raw.strides[0]
             self._settings = matrix.columns, arena.keep(layout.fields), len(layout.fields), scratch
+            self._kernel = kernels.address(name)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether a kernel decodes the rows."""
+        return self._decode is not None
+
+    def block(self, arena: Arena, scale: float, scratch_stride: int) -> int:
+        """An EMBED, its ids left out; only where a kernel decodes the rows. `scratch_stride`: bytes from one
+        thread's scratch to the next.
+        """
+        columns, fields, field_count, scratch = self._settings
+        return arena.fill(
+            EMBED,
+            decode=self._kernel,
+            source=self._source,
+            row_bytes=self._row_bytes,
+            columns=columns,
+            fields=fields,
+            field_count=field_count,
+            scale=bits(scale),
+            scratch=scratch,
+            scratch_stride=scratch_stride,
+        )
 
     def write(self, ids: Sequence[int], x: npt.NDArray[np.float32], x_address: int) -> None:
         """The rows of `ids` to `x`, float32 (len(ids), columns), whose rows lie from `x_address` on.

@@ -137,6 +137,35 @@ ELSEWHERE = -1
 """What a device asks for in place of expert 0 where that isn't the host's."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
+EMBED = structure(
+    "Embed", "ids decode source row_bytes columns fields field_count scale scratch scratch_stride"
+)
+"""ids: int64, the rows that are wanted. decode: the kernel of `decode_row.py` for the format of the rows,
+which lie `row_bytes` apart from `source` on; fields and scratch are its.
+"""
+GUESSING = structure(
+    "Guessing",
+    "program steps embed calls call_count head_call x logits logit_scale choices parts least further "
+    "temperature top_k top_p reach candidates weights candidate_counts sorted_logits ids chances "
+    "most numbers count going reached passes",
+)
+"""A loop of guesses. program, steps: a token's embedding, all layers and the head, as `run_program` takes
+them; embed: its EMBED. calls: (CALL, bytes a position of its cosines) for each kind of RoPE; head_call:
+the head's, whose row is the last of those that are read first; x: that of the only one later. choices:
+tokens that may be guessed, the first ones; parts: PART_BYTES for every LOGITS_A_PART logits. least: for
+each of `most` guesses the chance of being reached that it must have, further: that from which another one
+is made behind it, float32. temperature 0: the best token is guessed, `chances` are its softmax; else
+those among the candidates, which lie at most `reach` below the best logit and are left by top_k (0: all)
+and top_p. numbers: 0, or a float32 from 0 to 1 to draw each with. candidates, weights: MOST_CANDIDATES
+int64 and float32 a guess. `count` ids with their chances come out, after so many passes. Before: count 0,
+going 1, reached 1.0.
+"""
+GUESS_CALL_BYTES = 16
+LOGITS_A_PART = 1024
+PART_BYTES = 16
+"""The largest logit and the sum of exponentials below it as float32, then its place as int64."""
+MOST_CANDIDATES = 64
+
 FILE_ROWS = structure(
     "FileRows",
     "kernel source rows row_bytes ternary layout_row_bytes blocks block_bytes fields field_count "

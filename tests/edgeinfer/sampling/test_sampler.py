@@ -224,3 +224,16 @@ def test_mirostat_ignores_a_token_that_was_forced() -> None:
 def test_mirostat_takes_the_place_of_the_truncations() -> None:
     given = distribution(logits_of(0.5, 0.3, 0.2), mirostat=2, top_k=1, top_p=0.1, min_p=0.9)
     assert len(given) == 3
+
+
+def test_the_best_of_several_rows_are_those_of_each() -> None:
+    rows = np.random.default_rng(4).standard_normal((5, 300)).astype(np.float32)
+    rows[2, [7, 90]] = 9.0  # the lowest id among equals
+    sampler = Sampler(SamplerSettings(temperature=0.0), 300)
+    assert sampler.best_of_each(rows) == [sampler.sample(row, []) for row in rows]
+    others: list[dict[str, Any]] = [{"temperature": 0.5}, {"temperature": 0.0, "repeat_penalty": 1.2}]
+    for fields in others:
+        assert Sampler(SamplerSettings(**fields), 300).best_of_each(rows) is None
+    rows[3, 5] = np.nan
+    with pytest.raises(LogitsError, match="saw NaN for 1 of 300 tokens"):
+        sampler.best_of_each(rows)

@@ -11,7 +11,7 @@ from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_loading import same_tokens
 from edgeinfer.sampling import SamplerSettings
-from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.draft_model import DraftModel, manner_of
 from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
@@ -26,6 +26,7 @@ def always_draft(model: Model, length: int) -> None:
     pace = model.speculator.pace
     setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
     setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+    setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> Non
         assert model.speculator is not None
         pace = model.speculator.pace
         assert pace.pass_seconds(1) > 0
-        assert pace.least_chances(1)[0] > 0
+        assert pace.further_chances(1)[0] > 0
 
 
 def test_auto_says_what_the_draft_costs() -> None:
@@ -238,3 +239,68 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
         assert own.team is theirs.team
         own.close()
         assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
+
+
+def proposed(drafter: Any, settings: SamplerSettings, natively: bool, texts: list[list[int]]) -> list[Any]:
+    """The drafts behind some texts, made in one run or one by one."""
+    drafter._most_given, kept = (16 if natively else 0), drafter._most_given
+    try:
+        return [drafter.propose(text, settings, [0.0] * 5, [0.2] * 5) for text in texts]
+    finally:
+        drafter._most_given = kept
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
+def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
+    asked = SamplerSettings(**settings)
+    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+        assert model.speculator is not None
+        drafter: Any = model.speculator.drafter
+        assert drafter._most_given == 16
+        ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
+        # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
+        texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
+        native, single = (proposed(drafter, asked, natively, texts) for natively in (True, False))
+        assert any(len(draft.ids) == 5 for draft in native)
+        assert any(len(draft.ids) < 5 for draft in native)
+        for one, other in zip(native, single, strict=True):
+            assert one.ids == other.ids
+            assert one.chances == pytest.approx(other.chances, rel=1e-4)
+            assert one.distributions is None
+
+
+def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
+        assert model.speculator is not None
+        ids = model.tokenizer.encode(PROMPT)
+        drafts = [
+            model.speculator.drafter.propose(ids, SamplerSettings(temperature=1.5), [0.0] * 3)
+            for _ in range(20)
+        ]
+        assert len({draft.ids for draft in drafts}) > 1
+        for draft in drafts:
+            assert draft.distributions is not None
+            for token, word, (candidates, chances) in zip(
+                draft.ids, draft.chances, draft.distributions, strict=True
+            ):
+                assert chances.sum() == pytest.approx(1.0)
+                place = candidates.tolist().index(token)
+                if len(candidates) > 1:
+                    assert word == pytest.approx(float(chances[place]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "simple"),
+    [
+        ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is drawn
+        ({"temperature": 0.8}, True),
+        ({"temperature": 0.0, "repeat_penalty": 1.1}, False),
+        ({"temperature": 0.8, "typical_p": 0.9}, False),
+        ({"temperature": 0.8, "xtc_probability": 0.5}, False),
+        ({"temperature": 0.8, "mirostat": 2}, False),
+        ({"temperature": 0.8, "dry_multiplier": 0.8}, False),
+        ({"temperature": 0.8, "logit_bias": {3: 1.0}}, False),
+    ],
+)
+def test_only_simple_ways_to_choose_a_token_need_no_sampler(settings: dict[str, Any], simple: bool) -> None:
+    assert (manner_of(SamplerSettings(**settings)) is not None) == simple

@@ -63,7 +63,13 @@ class Knowing:
         self._answer = list(answer)
         self._place = place
 
-    def propose(self, history: Sequence[int], settings: SamplerSettings, least: Sequence[float]) -> Draft:
+    def propose(
+        self,
+        history: Sequence[int],
+        settings: SamplerSettings,
+        least: Sequence[float],
+        further: Sequence[float] = (),
+    ) -> Draft:
         follows = self._answer[len(history) :][:4]
         if len(follows) < 4:
             return Draft(())

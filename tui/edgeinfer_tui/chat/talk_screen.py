@@ -27,7 +27,7 @@ from edgeinfer_tui.chat.transcript import Transcript
 from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
-from edgeinfer_tui.status_line import dropped_turns_line
+from edgeinfer_tui.status_line import dropped_turns_line, full_line
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat
@@ -246,8 +246,8 @@ class TalkScreen(Screen[None]):
                 self.notify(dropped, severity="warning", markup=False, timeout=10)
             self._dropped = result.dropped_turns
             self._tell_slides(answer)
-            if result.finish_reason == "context":
-                self.notify("the context is full: the answer ends here", severity="warning")
+            if full := full_line(result, model.context):
+                self.notify(full, severity="warning")
         trouble = None if recorder is None else recorder.trouble
         if trouble and trouble != self._trouble:
             told = f"this part of the chat isn't on the disk: {trouble}"

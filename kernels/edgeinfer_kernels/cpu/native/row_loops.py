@@ -1,7 +1,7 @@
 """The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
 
 One token: a group of sixteen rows at a time, its sums in a register. A few: the same, a block unpacked once
-for up to four of them; while memory is slower than that, they cost little more than one. More: tiles of
+for up to six of them; while memory is slower than that, they cost little more than one. More: tiles of
 TOKEN_TILE tokens, whose activations stay in a near cache while all rows go by; a block of two groups is
 unpacked once for the tile.
 
@@ -29,7 +29,7 @@ TILE_PREFETCH_BYTES = 2048
 eight tokens of Q4_0 took 1.9 times as long.
 """
 FEW_TOKENS = 8
-"""Up to so many go by a group at a time, which a near cache holds, four of them with sums in registers."""
+"""Up to so many go by a group at a time, which a near cache holds, six of them with sums in registers."""
 
 
 @inner
@@ -156,11 +156,21 @@ def make_fixed(form: RowFormat, tokens: int) -> Any:
 
 
 def make_few(form: RowFormat, decode_group: Any) -> Any:
-    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens."""
-    two, three, four = (make_fixed(form, tokens) for tokens in (2, 3, 4))
+    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens.
+
+    Five and six go at once, seven and eight as four and the rest: a fifth token by itself was measured to
+    take twice to four times a further one's time, while each number more takes a compiler another second.
+    """
+    two, three, four, five, six = (make_fixed(form, tokens) for tokens in (2, 3, 4, 5, 6))
 
     @inner
     def few(group, blocks, activations, stride, tokens, output, output_stride):
+        if tokens == 5:
+            five(group, blocks, activations, stride, output, output_stride)
+            return
+        if tokens == 6:
+            six(group, blocks, activations, stride, output, output_stride)
+            return
         for first in range(0, tokens, 4):
             rest = tokens - first
             a = activations + first * stride

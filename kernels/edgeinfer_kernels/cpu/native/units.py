@@ -11,9 +11,11 @@ from numba import types
 
 from edgeinfer_kernels.cpu.native import (
     attention,
+    embedding,
     experts,
     feed_forward,
     file_rows,
+    guessing,
     interleave,
     read_memory,
     service,
@@ -34,7 +36,7 @@ from edgeinfer_kernels.cpu.native.rows import ROW_ARGUMENTS
 from edgeinfer_kernels.cpu.native.tile_rows import make_tile_rows
 
 PARTS = {
-    "blocks": (team, interleave, read_memory, attention, feed_forward, file_rows),
+    "blocks": (team, interleave, read_memory, attention, feed_forward, file_rows, embedding, guessing),
     "experts": (experts,),
     "service": (service,),
     "sparse": (sparse_feed_forward,),

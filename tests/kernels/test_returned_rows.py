@@ -1,0 +1,37 @@
+"""Memory that is given out again only when nobody looks at it any more."""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cpu.returned_rows import MOST_KEPT, ReturnedRows
+from edgeinfer_kernels.cpu.structures import STEP_TOKENS
+
+
+def at(array: npt.NDArray[np.float32]) -> int:
+    return int(array.ctypes.data)
+
+
+def test_memory_that_somebody_holds_is_not_given_out_again() -> None:
+    room = ReturnedRows(64)
+    held = [room.rows(5) for _ in range(MOST_KEPT + 2)]
+    assert len({at(rows) for rows in held}) == len(held)
+    assert all(rows.shape == (5, 64) and rows.dtype == np.float32 for rows in held)
+
+
+def test_a_part_of_a_row_holds_all_of_it() -> None:
+    room = ReturnedRows(64)
+    first = room.rows(5)
+    place, part = at(first), first[2, 3:10]
+    del first
+    other = room.rows(4)
+    assert at(other) != place
+    part[:] = 1
+    del part
+    assert at(room.rows(STEP_TOKENS)) == place
+
+
+def test_single_rows_and_long_steps_are_as_fresh_as_ever() -> None:
+    room = ReturnedRows(64)
+    for count in (1, STEP_TOKENS + 1):
+        assert room.rows(count).shape == (count, 64)
+        assert room.rows(count).base is None
