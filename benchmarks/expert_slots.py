@@ -76,7 +76,7 @@ def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: in
     }
     found = []
     for name, (residents, swapping) in ways.items():
-        slots = ExpertSlots(experts, residents)
+        slots = ExpertSlots(experts, trace.shape[2], residents)
         done = replay(judged, slots, tokens_a_copy=tokens_a_copy, swapping=swapping)
         found.append([model, f"{count} of {experts}", name, *_cells(done, judged)])
     return found

@@ -72,7 +72,7 @@ def plan_model(
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
     formats = {matrix.format for matrix in sizes.matrices()}
-    machine, note = _machine(device, threads, formats, build_progress)
+    machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
     routing, remarks = known_routing(found.path, sizes)
     wishes = PlanWishes(
@@ -84,6 +84,7 @@ def plan_model(
         repack=repack,
         disk=True,
         routing=None if only_cpu else routing,
+        changing_experts=not only_cpu,
         # As in loading: on a GPU nothing drafts unless it is asked for.
         draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
     )
@@ -136,7 +137,7 @@ def _trained_context(file: GGUFFile) -> int:
 
 
 def _machine(
-    device: str, threads: int | None, formats: set[str], build_progress: Progress | None
+    device: str, threads: int | None, formats: set[str], model_bytes: int, build_progress: Progress | None
 ) -> tuple[Machine, list[str]]:
     """The machine to plan for, and a remark if its GPU can't be used."""
     if not is_device(device):
@@ -147,7 +148,7 @@ def _machine(
     cache = user_folder("cache")
     if threads is None:
         threads = remembered_threads(cache, load_kernels(cache, choose()))
-    machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, build_progress)
+    machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, model_bytes, build_progress)
     if device == "cpu":
         return machine, []
     try:

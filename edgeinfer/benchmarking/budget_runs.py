@@ -20,7 +20,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning import model_sizes
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cuda.device_work import MemoryMark
+from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
 from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.peak_memory import own_resident_bytes
 from edgeinfer_offload.split_backend import SplitBackend
@@ -35,14 +35,15 @@ MOST_OVER, SLACK = 1.01, 8 * MIB
 PROMPT = 512
 WARM_UP = 4
 """Tokens that aren't counted."""
-PROMPTS = 3
-"""Prompts that are read; the first isn't counted."""
+PROMPTS, PROMPT_SECONDS = 8, 2.0
+"""Prompts that are read at most, and for how long; the first isn't counted."""
 
 
 class HostMemoryMark:
     """Main memory that is taken from here on, in pages of this process's own; pinned ones are among them."""
 
     def __init__(self) -> None:
+        release_pinned()
         self._taken = own_resident_bytes()
 
     def held(self) -> int:
@@ -143,11 +144,24 @@ def _row(
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
             rate = 1 / token_seconds(model, generated)
             prompt = Workload("prompt", min(PROMPT, context - 16))
-            seconds = [own_seconds(model, prompt) for _ in range(PROMPTS)][1:]
+            own_seconds(model, prompt)
+            seconds = [own_seconds(model, prompt)]
+            while len(seconds) < PROMPTS - 1 and sum(seconds) < PROMPT_SECONDS:
+                seconds.append(own_seconds(model, prompt))
+            _take_buffers(model, model.plan)
             found = Measured(mark.held(), mark.at_most(), here.held(), rate, prompt.tokens / median(seconds))
             return BudgetRow(model.name, budget, share, model.plan, found)
     except EdgeInferError as error:
         return BudgetRow(path.stem, budget, share, failure=str(error))
+
+
+def _take_buffers(model: Model, plan: MemoryPlan | None) -> None:
+    """Read the longest prompt that the CPU computes itself: its buffers, which are planned for, take memory
+    when they are written to.
+    """
+    send_from = plan.prediction.send_from if plan else None
+    if send_from is not None and 1 < send_from <= PROMPT:
+        own_seconds(model, Workload("prompt", send_from - 1))
 
 
 def token_seconds(model: Model, count: int) -> float:

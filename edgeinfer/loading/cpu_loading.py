@@ -117,5 +117,7 @@ class _Planning:
 
     def with_speeds(self) -> "_Planning":
         """The same with how fast weights are read, measured on first use."""
-        formats = kernel_formats(self.source.weights)
-        return replace(self, machine=with_cpu_speeds(self.machine, user_folder("cache"), formats))
+        source = self.source
+        formats = kernel_formats(source.weights)
+        machine = with_cpu_speeds(self.machine, user_folder("cache"), formats, source.sizes.nbytes)
+        return replace(self, machine=machine)

@@ -40,8 +40,6 @@ from edgeinfer_offload.this_machine import (
 ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""
 SHARE_LEFT = 0.9
-CHANGING_EXPERTS = False
-"""Whether hot experts take the places of cold ones while a mixture decodes, where main memory holds all."""
 
 
 def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
@@ -87,7 +85,8 @@ def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
 def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:
     """The fastest placement within the budgets, at the speeds of this machine."""
     wishes, cache_folder = source.wishes, user_folder("cache")
-    machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, kernel_formats(source.weights))
+    formats, nbytes = kernel_formats(source.weights), source.sizes.nbytes
+    machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, formats, nbytes)
     machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
     asked = PlanWishes(
         context=source.context,
@@ -97,7 +96,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         repack=wishes.repack,
         batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
-        changing_experts=CHANGING_EXPERTS,
+        changing_experts=True,
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -148,9 +147,11 @@ class _Sides:
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
         refused = above.serve_with(host, meets_in_graph=meets)
+        stay = None
         changing = [layer for layer in plan.layers if layer.changing]
         if changing:
-            above.refill_experts(ExpertSlots(changing[0].experts, [layer.gpu_experts for layer in changing]))
+            used, slots = most_used(facts), [layer.gpu_experts for layer in changing]
+            stay = above.refill_experts(ExpertSlots(changing[0].experts, used, slots))
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = Transformer(
             facts,
@@ -161,6 +162,8 @@ class _Sides:
             source.context,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        if stay:
+            notes.append(f"experts stay where they are: {stay}")
         if refused:
             notes.append(
                 f"{mebibytes(refused)} of weights in main memory couldn't be pinned: prompts send them by "

@@ -1,4 +1,4 @@
-"""The smallest decoder with a head of any size: what speeds are measured on."""
+"""The smallest decoders with a head of any size: what speeds are measured on."""
 
 import numpy as np
 
@@ -20,24 +20,52 @@ from edgeinfer_quant_formats import block_format
 
 WIDTH = 2048
 SMALL = 256
+NARROW, HEAD_DIM = 512, 64
+"""Of the layers of a small model, and of one of its heads."""
 NORM = NormSpecification("rms", 1e-5)
 
 
 def one_layer(format_name: str, rows: int) -> tuple[DecoderSpecification, DecoderWeights]:
     """A decoder of one small layer with a head of `rows`, all in one format; its weights are zeros."""
+    attention = AttentionSpecification(1, 1, SMALL, SMALL**-0.5, NORM, None)
+    return _decoder(format_name, rows, WIDTH, SMALL, attention, 1, neurons=SMALL)
+
+
+def narrow_layers(format_name: str, rows: int, layers: int) -> tuple[DecoderSpecification, DecoderWeights]:
+    """As many layers as small models have, NARROW wide, with a head of `rows`; their weights are zeros."""
+    heads = NARROW // HEAD_DIM
+    attention = AttentionSpecification(heads, heads, HEAD_DIM, HEAD_DIM**-0.5, NORM, None)
+    return _decoder(format_name, rows, NARROW, NARROW, attention, layers, neurons=4 * NARROW)
+
+
+def _decoder(
+    format_name: str,
+    rows: int,
+    width: int,
+    hidden: int,
+    attention: AttentionSpecification,
+    layers: int,
+    neurons: int,
+) -> tuple[DecoderSpecification, DecoderWeights]:
+    """`hidden`: rows of q, k and v."""
 
     def matrix(name: str, count: int, columns: int) -> Matrix:
         raw = np.zeros((count, block_format(format_name).row_bytes(columns)), np.uint8)
         return Matrix(name, format_name, count, columns, raw)
 
-    attention = AttentionSpecification(1, 1, SMALL, SMALL**-0.5, NORM, None)
-    layer = LayerSpecification(attention, FeedForwardSpecification("silu", NORM))
-    q, k, v = (matrix(f"attn_{part}", SMALL, WIDTH) for part in "qkv")
-    head = matrix("output", rows, WIDTH)
-    ones = np.ones(WIDTH, np.float32)
-    layers = LayerWeights(
-        AttentionWeights(q, k, v, matrix("attn_output", WIDTH, SMALL), attn_norm=ones),
-        FeedForwardWeights(matrix("ffn_up", SMALL, WIDTH), matrix("ffn_down", WIDTH, SMALL), ffn_norm=ones),
-    )
-    specification = DecoderSpecification(WIDTH, rows, (layer,), NORM)
-    return specification, DecoderWeights(head, head, ones, None, (layers,))
+    def layer() -> LayerWeights:
+        q, k, v = (matrix(f"attn_{part}", hidden, width) for part in "qkv")
+        output, up, down = (
+            matrix("attn_output", width, hidden),
+            matrix("ffn_up", neurons, width),
+            matrix("ffn_down", width, neurons),
+        )
+        return LayerWeights(
+            AttentionWeights(q, k, v, output, attn_norm=ones), FeedForwardWeights(up, down, ffn_norm=ones)
+        )
+
+    head, ones = matrix("output", rows, width), np.ones(width, np.float32)
+    facts = LayerSpecification(attention, FeedForwardSpecification("silu", NORM))
+    specification = DecoderSpecification(width, rows, (facts,) * layers, NORM)
+    weights = tuple(layer() for _ in range(layers))
+    return specification, DecoderWeights(head, head, ones, None, weights)

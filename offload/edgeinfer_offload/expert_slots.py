@@ -1,9 +1,9 @@
 """Which experts deserve the slots that their layers have in GPU memory: those chosen lately, and often.
 
-The device counts which experts tokens choose. An expert's *rate* is how often a token is expected to choose
+The host counts which experts tokens choose. An expert's *rate* is how often a token is expected to choose
 it: a mean that forgets slowly (frequency) and one that forgets fast (recency), weighed. An expert takes
 another's slot only where the difference is more than chance, and what that is expected to save pays for the
-copy: so no two take turns in a slot.
+copy: so no two take turns in a slot. Where nothing changes looks become rare.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,22 @@ class Habits:
     """What the fast mean weighs of the two."""
     horizon: float = 256.0
     """Tokens for which what is hot now is expected to stay so."""
-    cost: float = 4.0
-    """What a copy costs, in times that the CPU reads an expert: it is read, staged, and sent."""
-    certainty: float = 3.0
-    """Standard deviations of what chance alone makes of two equal rates that a difference has to exceed."""
+    cost: float = 16.0
+    """What a copy costs, in times that the CPU reads an expert: launching it takes the host half a
+    millisecond on a server.
+    """
+    certainty: float = 4.0
+    """Standard deviations of what chance alone makes of two equal rates that a difference has to exceed: the
+    best and the worst of many are far apart by chance.
+    """
+    look_after: int = 16
+    """Tokens from one look to the next, if that finds something."""
+    look_seldom: int = 64
+    """The same where nothing was found, again and again: each time it is twice as long."""
+    at_once: int = 16
+    """Swaps that a look finds at most."""
+    a_layer: int = 4
+    """Of these in one layer."""
 
 
 class Swap(NamedTuple):
@@ -46,14 +58,18 @@ class Swap(NamedTuple):
 
 
 class ExpertSlots:
-    """The slots of some layers with `count` experts each: `residents[layer][slot]` is whom each begins with.
+    """The slots of some layers with `count` experts each, of which a token uses `used`:
+    `residents[layer][slot]` is whom each begins with.
 
     `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that nobody
     reads a slot while it is written: from `begin` on the old expert has none, from `land` on the new one it.
     """
 
-    def __init__(self, count: int, residents: Sequence[Sequence[int]], habits: Habits | None = None) -> None:
-        self.habits = habits or Habits()
+    def __init__(
+        self, count: int, used: int, residents: Sequence[Sequence[int]], habits: Habits | None = None
+    ) -> None:
+        self.habits, self._used = habits or Habits(), used
+        self.look_after = self.habits.look_after
         shape = len(residents), count
         self.slots: Ints = np.full(shape, -1, np.int64)
         for row, experts in zip(self.slots, residents, strict=True):
@@ -64,8 +80,9 @@ class ExpertSlots:
             _Mean(shape, self.habits.fast_half_life),
         )
 
-    def note(self, chosen: Ints, tokens: int) -> None:
-        """`chosen` (layers, count): how often each expert was chosen by the last `tokens` tokens."""
+    def note(self, chosen: Ints) -> None:
+        """`chosen` (layers, count): how often each expert was chosen since the last time."""
+        tokens = float(chosen.sum(axis=1).mean()) / self._used
         self._slow.add(chosen, tokens)
         self._fast.add(chosen, tokens)
 
@@ -75,25 +92,37 @@ class ExpertSlots:
         share = self.habits.fast_share
         return (1 - share) * self._slow.rates + share * self._fast.rates
 
-    def proposal(self) -> Swap | None:
-        """The swap that gains most, of all layers; None: none pays, or too little was seen to tell."""
-        if not self._slow.tokens:
-            return None
-        habits, rates, rows = self.habits, self.rates, np.arange(len(self.slots))
+    def proposals(self) -> list[Swap]:
+        """Swaps that pay, what gains most first; none of them has an expert or a slot of another's. Nothing:
+        none pays, or too little was seen to tell.
+        """
+        found = self._proposals() if self._slow.tokens else []
+        self.look_after = (
+            self.habits.look_after if found else min(2 * self.look_after, self.habits.look_seldom)
+        )
+        return found
+
+    def _proposals(self) -> list[Swap]:
+        habits, rates, rows = self.habits, self.rates, np.arange(len(self.slots))[:, None]
         resident = self.slots >= 0
-        best = np.where(resident | self._coming, -np.inf, rates).argmax(axis=1)
-        worst = np.where(resident, rates, np.inf).argmin(axis=1)
+        best = _lowest(np.where(resident | self._coming, np.inf, -rates), habits.a_layer)
+        worst = _lowest(np.where(resident, rates, np.inf), habits.a_layer)
         share = habits.fast_share
         spread = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
         high, low = rates[rows, best], rates[rows, worst]
         surely = high - low - habits.certainty * np.sqrt((high + low) * spread)
         gain = surely * min(self._slow.tokens, habits.horizon) - habits.cost
-        can = ~(resident | self._coming)[rows, best] & resident[rows, worst]
-        row = int(np.where(can, gain, -np.inf).argmax())
-        if not can[row] or gain[row] <= 0:
-            return None
-        leaves = int(worst[row])
-        return Swap(row, int(best[row]), int(self.slots[row, leaves]), leaves, float(gain[row]))
+        gain[(resident | self._coming)[rows, best] | ~resident[rows, worst]] = 0.0
+        found = []
+        for flat in np.argsort(-gain, axis=None)[: habits.at_once]:
+            row, place = np.unravel_index(flat, gain.shape)
+            if gain[row, place] <= 0:
+                break
+            expert, leaves = int(best[row, place]), int(worst[row, place])
+            found.append(
+                Swap(int(row), expert, int(self.slots[row, leaves]), leaves, float(gain[row, place]))
+            )
+        return found
 
     def begin(self, swap: Swap) -> None:
         """The slot is about to be written."""
@@ -106,6 +135,11 @@ class ExpertSlots:
         self.slots[swap.layer, swap.expert] = swap.slot
 
 
+def _lowest(values: Floats, count: int) -> Ints:
+    """(rows, count): the places of each row's lowest values, the lowest first."""
+    return np.argsort(values, axis=1, kind="stable")[:, :count]
+
+
 class _Mean:
     """How often a token chose each expert, what lies a half-life back counting half."""
 
@@ -114,7 +148,7 @@ class _Mean:
         self._sums: Floats = np.zeros(shape)
         self.tokens = self._squares = 0.0
 
-    def add(self, chosen: Ints, tokens: int) -> None:
+    def add(self, chosen: Ints, tokens: float) -> None:
         kept = 0.5 ** (tokens / self._half_life)
         self._sums = kept * self._sums + chosen
         self.tokens = kept * self.tokens + tokens
@@ -152,19 +186,21 @@ def replay(trace: Ints, slots: ExpertSlots, *, tokens_a_copy: int = 4, swapping:
     count = slots.slots.shape[1]
     rows = np.arange(layers)[:, None]
     hits = copies = 0
+    chosen, looked = np.zeros((layers, count), np.int64), 0
+    wanted: list[Swap] = []
     under_way: tuple[int, Swap] | None = None
     for place in range(tokens):
-        chosen = trace[:, place]
         if under_way and place >= under_way[0]:
             slots.land(under_way[1])
             under_way = None
-        hits += int((slots.slots[rows, chosen] >= 0).sum())
-        counts = np.bincount((rows * count + chosen).ravel(), minlength=layers * count)
-        slots.note(counts.reshape(layers, count), 1)
-        if swapping and under_way is None:
-            swap = slots.proposal()
-            if swap:
-                slots.begin(swap)
-                copies += 1
-                under_way = place + tokens_a_copy, swap
+        if wanted and under_way is None:
+            under_way = place + tokens_a_copy, wanted.pop(0)
+            slots.begin(under_way[1])
+            copies += 1
+        hits += int((slots.slots[rows, trace[:, place]] >= 0).sum())
+        np.add.at(chosen, (rows, trace[:, place]), 1)
+        if swapping and under_way is None and place + 1 - looked >= slots.look_after:
+            slots.note(chosen)
+            chosen[:], looked = 0, place + 1
+            wanted = slots.proposals()
     return Replayed(trace.size, hits, copies)

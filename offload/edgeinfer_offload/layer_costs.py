@@ -14,7 +14,6 @@ from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
 from edgeinfer_offload.machine import (
     CHOOSING_SECONDS,
-    CPU_BLOCK_SECONDS,
     CPU_EXPERTS_SECONDS,
     CPU_EXPERTS_SHARE,
     EXPERTS_SECONDS,
@@ -75,13 +74,15 @@ class Pricing:
         rate, count = self.machine.processor.rate, interleaved_bytes if self.repack else _file_bytes
         sizes = [(count(matrix), rate(matrix.format)) for matrix in matrices]
         reading = sum(nbytes / each for nbytes, each in sizes) * (1 if self.repack else MAPPED_SLOWDOWN)
-        return Cost(sum(nbytes for nbytes, _ in sizes), reading + CPU_BLOCK_SECONDS, reading)
+        return Cost(
+            sum(nbytes for nbytes, _ in sizes), reading + self.machine.processor.block_seconds, reading
+        )
 
     def sparse_on_cpu(self, layer: SparseLayer, down: MatrixSize) -> Cost:
         """A feed-forward by neuron with its predictor; `down` names the format that decides the rate."""
         scattering = (SCATTERED - 1) * layer.scattered
         reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
-        return Cost(layer.held + layer.predictor, reading + CPU_BLOCK_SECONDS, reading)
+        return Cost(layer.held + layer.predictor, reading + self.machine.processor.block_seconds, reading)
 
     def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
         """Matrices in planes; `count` gives all bytes of the part. None: no GPU, or no kernel there."""

@@ -14,8 +14,8 @@ HAND_OVER_SECONDS = 10e-6
 """Activations to the other side and back within a graph, where it hasn't been measured: an H200's."""
 CACHE_CEILING = 2.0e12
 """Bytes per second of keys and values that attention reads at most: measured on an H200 at depth 4096."""
-CPU_BLOCK_SECONDS = 3e-6
-"""What starting a block on the thread team takes beside reading."""
+CPU_BLOCK_SECONDS = 5e-6
+"""What a block takes the thread team beside reading, where it isn't measured."""
 CHOOSING_SECONDS = 10e-6
 """What a mixture's router and choice take a GPU beside launches and reading: a long chain of comparisons."""
 EXPERTS_SECONDS = 11e-6
@@ -63,6 +63,11 @@ class Processor:
     kernels: Mapping[str, float] = field(default_factory=dict)
     products: Mapping[str, float] = field(default_factory=dict)
     """Format -> operations per second in the products of prompts, where it is known."""
+
+    block_seconds: float = CPU_BLOCK_SECONDS
+    """What a block of a layer takes beside reading: its threads meet between phases."""
+    token_seconds: float = 0.0
+    """What a token takes once beside its layers."""
 
     def rate(self, format_name: str) -> float:
         """Bytes per second at which weights of a format are read and multiplied with."""

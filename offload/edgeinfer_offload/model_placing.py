@@ -115,12 +115,11 @@ class ModelPlacing:
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
-        between CPU and GPU, the mailbox too, and what experts that change places and prompts take.
+        between CPU and GPU, the mailbox too, and what prompts take.
         """
         logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
         mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
-        refills = device_sizes.REFILL_BYTES if shared and self.wishes.changing_experts else 0
-        return STAGING_BYTES + logits + mailbox + refills + (self._pinned_ring if shared else 0)
+        return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
 
     @property
     def _pinned_ring(self) -> int:
@@ -177,7 +176,7 @@ class ModelPlacing:
         draft = side if self.draft and self.draft[side] else (CPU if self.draft else None)
         choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
         found = self.search.placement(choices, self._ends(side, side, draft))
-        return found if side == CPU else replace(found, seconds=found.seconds + SYNCHRONISE_SECONDS)
+        return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
         """Nothing on the GPU but the draft model; None: there is none, or no room for it."""
@@ -246,6 +245,33 @@ class ModelPlacing:
             best = whole
         return best if best and best.seconds < float("inf") else None
 
+    def spread(self, chosen: Placement, vram: float) -> Placement | None:
+        """The placement within so much GPU memory with as many experts there in each layer as in any, so
+        that they may change; None: there are no layers to spread them over, or no experts.
+        """
+        layers = [
+            i
+            for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))
+            if choice.attention == GPU and cost.is_mixture and cost.units
+        ]
+        each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
+        if not each or any(each >= self.costs[i].units for i in layers):
+            return None
+        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
+        room = vram - budget.gpu_fixed - device_sizes.refill_bytes(self.sizes)
+        for slots in range(each, 0, -1):
+            choices = [
+                choice._replace(units=slots) if i in layers else choice
+                for i, choice in enumerate(chosen.choices)
+            ]
+            found = self.search.placement(choices, chosen.ends)
+            if found.gpu_bytes <= room:
+                break
+        else:
+            return None
+        waiting = float(budget.penalty(found.cpu_bytes))
+        return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
+
     @property
     def weights_place(self) -> Place:
         """Where the CPU's weights lie."""
@@ -262,7 +288,9 @@ class ModelPlacing:
         return self._gpu_fixed + self._sent_bytes(host_attends=False)
 
     def host_seconds(self, chosen: Placement) -> float:
-        """What a token that a GPU has worked on costs the host."""
+        """What a token costs the host beside the model's parts."""
+        if not chosen.uses_gpu:
+            return self.machine.processor.token_seconds
         divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
         return DIVIDED_SECONDS if divided else SYNCHRONISE_SECONDS
 

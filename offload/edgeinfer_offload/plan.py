@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from edgeinfer_kernels.cuda.device_sizes import refill_bytes
 from edgeinfer_kernels.division import host_batch
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost
@@ -21,8 +22,10 @@ from edgeinfer_offload.prompt_speed import PromptSpeed
 from edgeinfer_offload.spilling import spilled
 
 GIBIBYTE = 1 << 30
-CHANGING_WORTH = 1.02
-"""A plan under which experts change places may be planned so many times as long as one where they stay."""
+CHANGING_WORTH = 1.03
+"""A plan under which experts change places may take so many times as long as one where they stay, if tokens
+use all experts alike: what they gain where tokens don't isn't known before.
+"""
 STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
@@ -46,21 +49,24 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
 
 
 def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
-    """The fastest placement; with the GPU's experts in main memory too, if there is room for them as well."""
-    fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
-    if not any(layer.has_some_experts for layer in fixed.layers):
+    """The fastest placement; or as many experts on the GPU in each layer, and all in main memory too, if
+    there is room for that and even routing is hardly slower so.
+    """
+    staying = replace(wishes, changing_experts=False)
+    fixed = plan_memory(sizes, machine, staying)
+    chosen = ModelPlacing(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
+    placing = ModelPlacing(sizes, machine, replace(fixed.wishes, changing_experts=True))
+    spread = chosen and placing.spread(chosen, placing.vram)
+    if spread is None:
         return fixed
     try:
-        changing = _plan(ModelPlacing(sizes, machine, wishes))
+        changing = replace(_plan_of(placing, spread), steps=fixed.steps)
     except PlanError:
-        changing = None
-    if (
-        changing is None
-        or any(layer.rest == "disk" for layer in changing.layers)
-        or changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
-    ):
         return replace(fixed, steps=(STAYING, *fixed.steps))
-    return changing
+    if any(layer.rest == "disk" for layer in changing.layers):
+        return replace(fixed, steps=(STAYING, *fixed.steps))
+    slower = changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
+    return fixed if slower else changing
 
 
 def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
@@ -109,12 +115,16 @@ def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
 
 
 def _plan(placing: ModelPlacing) -> MemoryPlan:
-    wishes, side = placing.wishes, GPU if placing.wishes.device == "gpu" else CPU
+    side = GPU if placing.wishes.device == "gpu" else CPU
     if side == GPU and not placing.can_be_whole:
         raise PlanError(placing.refusal or "the GPU has no kernels for one of the layers")
     chosen = placing.choose(placing.vram)
     if chosen is None:
         raise _refusal(placing, side)
+    return _plan_of(placing, chosen)
+
+
+def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
     items, layers = _items(placing, chosen)
     items, layers, waiting = spilled(items, layers, placing)
     here = [item for item in items if item.device == "cpu"]
@@ -128,7 +138,7 @@ def _plan(placing: ModelPlacing) -> MemoryPlan:
         embedding="gpu" if ends.embedding == GPU else "disk",
         draft=None if ends.draft is None else PLACES[ends.draft],
         machine=placing.machine,
-        wishes=wishes,
+        wishes=placing.wishes,
         vram_bytes=placing.vram,
         ram_bytes=placing.ram,
         prediction=_prediction(placing, chosen, items, waiting),
@@ -190,11 +200,14 @@ def _around_the_layers(
     if placing.works_on_cpu(chosen):
         fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen)))
     if not chosen.uses_gpu:
-        return items
+        between = 1000 * placing.host_seconds(chosen)
+        return [*items, PlannedItem("between tokens", "cpu", 0, between, "CPU latency")] if between else items
     fixed("workspace", "gpu", placing.gpu_workspace)
     fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
     fixed("CUDA context", "gpu", placing.driver_bytes)
     fixed("weights that a prompt sends", "gpu", placing.sent_bytes(chosen))
+    if placing.wishes.changing_experts:
+        fixed("experts on their way", "gpu", refill_bytes(sizes))
     fixed("staging for the GPU", "cpu", placing.staging(placing.works_on_cpu(chosen)))
     crossing = hand_over_seconds(placing.costs, chosen, placing.pricing.hand_over)
     if crossing:
@@ -247,7 +260,10 @@ def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
     """Decode tokens per second with a GiB more of GPU memory; None: no GPU, or no room for improvement."""
     if placing.pricing.graphics is None or placing.wishes.device == "gpu" or not placing.works_on_cpu(chosen):
         return None
-    more = placing.choose(placing.vram + GIBIBYTE)
+    vram = placing.vram + GIBIBYTE
+    more = placing.choose(vram)
+    if more and placing.wishes.changing_experts:
+        more = placing.spread(more, vram) or more
     if more is None:
         return None
     items, _ = _items(placing, more)
@@ -267,6 +283,8 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
             "nothing is on the GPU: its buffers and libraries alone take "
             f"{mebibytes(placing.least_gpu_bytes)}, {mebibytes(placing.vram)} may be used"
         )
+    if any(choice.units for choice in chosen.choices) and placing.wishes.changing_experts:
+        return f"{_slots_told(placing, chosen)}; {mebibytes(free)} are left of {mebibytes(placing.vram)}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
     if not waiting:
@@ -276,3 +294,16 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
     if following.bytes > free:
         return f"next on the GPU would be {following.item} with {mebibytes(following.bytes)}; {room}"
     return f"{following.item} would fit the GPU ({room}), where a token would come no sooner for it"
+
+
+def _slots_told(placing: ModelPlacing, chosen: Placement) -> str:
+    """That experts change places, and what a further one in each layer takes."""
+    taken = [
+        float(cost.gpu_bytes[choice.units]) / choice.units
+        for cost, choice in zip(placing.costs, chosen.choices, strict=True)
+        if choice.units
+    ]
+    return (
+        "experts change places as they are asked for: tokens that agree on some are faster; one more "
+        f"in each layer takes {mebibytes(sum(taken))}"
+    )

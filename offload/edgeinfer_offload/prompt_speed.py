@@ -15,14 +15,18 @@ MOST_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
-LAYER_SECONDS = 1.0e-3
+LAYER_SECONDS = 0.7e-3
 """What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
-SENT_SECONDS = 1.75e-3
+SENT_SECONDS = 1.35e-3
 """The same where weights are sent: in several pieces."""
 MIXTURE_SECONDS = 1.6e-3
 """The same of a mixture, whose choice of experts the host has to see before it goes on."""
 BATCH_SECONDS = 0.43e-3
 """What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
+BESIDE = 0.25
+"""Of the second longest of copies, computing and launches where a dense model's weights are sent: what all
+at once doesn't save.
+"""
 COPIES_BESIDE = 0.35
 """Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
 CPU_EXPERTS_SHARE = 0.4
@@ -153,7 +157,7 @@ class PromptSpeed:
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
             launching += SENT_SECONDS if layer.here else LAYER_SECONDS
-        return max(copying, computing, launching) + chosen + self._embedded * tokens
+        return _at_once(copying, computing, launching) + chosen + self._embedded * tokens
 
     def _crossover(self) -> int | None:
         """The least tokens for which sending beats computing on the CPU."""
@@ -170,6 +174,12 @@ class PromptSpeed:
             middle = (low + high) // 2
             low, high = (low, middle) if pays(middle) else (middle + 1, high)
         return low
+
+
+def _at_once(*seconds: float) -> float:
+    """Of things that a chunk does at the same time while weights are sent."""
+    *_, second, longest = sorted(seconds)
+    return longest + BESIDE * second
 
 
 def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:

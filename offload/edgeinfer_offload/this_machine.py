@@ -2,23 +2,36 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from math import log2
 from pathlib import Path
 from statistics import harmonic_mean
 
+from edgeinfer_kernels.cpu.bandwidth import LEAST_READ
 from edgeinfer_kernels.cpu.features import choose, detect
-from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, kernel_speed
+from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, cached_speed, kernel_speed, step_speed
 from edgeinfer_kernels.cpu.kernel_units import row_units
 from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.objects import BuildProgress, load_kernels
+from edgeinfer_kernels.cpu.objects import BuildProgress, Kernels, load_kernels
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import TILES
 from edgeinfer_offload.graphics_cards import find_card
 from edgeinfer_offload.host_memory import host_memory
-from edgeinfer_offload.machine import HAND_OVER_SECONDS, LAUNCH_SECONDS, Graphics, Link, Machine, Processor
+from edgeinfer_offload.machine import (
+    CPU_BLOCK_SECONDS,
+    HAND_OVER_SECONDS,
+    LAUNCH_SECONDS,
+    Graphics,
+    Link,
+    Machine,
+    Processor,
+)
 from edgeinfer_offload.measure import reading_bytes, remembered_bandwidth, remembered_figures
 
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
+MEBIBYTE = 1 << 20
+LEAST_MEBIBYTES = 4
+"""Of weights that a rate is measured on."""
 PROMPT_SHARE = 0.5
 """Of a plain float16 product's speed: what prompts reach with weights dequantised on the way; an H200's."""
 
@@ -31,9 +44,14 @@ def unmeasured_machine(threads: int) -> Machine:
 
 
 def with_cpu_speeds(
-    machine: Machine, cache_folder: Path, formats: Iterable[str], progress: BuildProgress | None = None
+    machine: Machine,
+    cache_folder: Path,
+    formats: Iterable[str],
+    model_bytes: int = 0,
+    progress: BuildProgress | None = None,
 ) -> Machine:
-    """The machine with what its CPU reaches: reading memory, and with weights of these formats.
+    """The machine with what its CPU reaches: reading memory, with weights of these formats, and with a step's
+    blocks. `model_bytes`: of all weights; few of them stay in caches, and are read as fast as these are.
 
     Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that have
     to be compiled for it.
@@ -41,21 +59,19 @@ def with_cpu_speeds(
     threads, figures = machine.processor.threads, remembered_figures(cache_folder)
     reading = remembered_bandwidth(cache_folder, threads)
     wanted = sorted({name for name in formats if name in FIELDS})
-    known = figures.known()
-    missing = [name for name in wanted if _cpu_name(threads, name) not in known]
+    known, prefix, few = figures.known(), f"{threads} threads ", _few(model_bytes)
+    missing = [
+        name
+        for name in wanted
+        if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
+    ]
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         for name in missing:
-            found = kernel_speed(kernels, name, threads, reading_bytes())
-            figures.keep(
-                {
-                    _cpu_name(threads, name): found.bytes_per_second,
-                    f"{_cpu_name(threads, name)} prompt": found.operations_per_second,
-                }
-            )
+            figures.keep(_measured_format(kernels, name, threads, model_bytes, figures.known()))
         known = figures.known()
     speeds = {
-        name: KernelSpeed(known[_cpu_name(threads, name)], known[f"{_cpu_name(threads, name)} prompt"])
+        name: KernelSpeed(known[f"{prefix}{name}{few}"], known[f"{prefix}{name}{few} prompt"])
         for name in wanted
     }
     products = [speed.operations_per_second for speed in speeds.values()]
@@ -65,12 +81,40 @@ def with_cpu_speeds(
         operations_per_second=harmonic_mean(products) if products else UNKNOWN,
         kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
         products={name: speed.operations_per_second for name, speed in speeds.items()},
+        block_seconds=known.get(f"{prefix}block", CPU_BLOCK_SECONDS),
+        token_seconds=known.get(f"{prefix}token", 0.0),
     )
     return replace(machine, processor=processor, origin="measured")
 
 
-def _cpu_name(threads: int, format_name: str) -> str:
-    return f"{threads} threads {format_name}"
+def _few(model_bytes: int) -> str:
+    """What is added to the name of a format's rate for a model that caches may hold: how much is read."""
+    return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < LEAST_READ else ""
+
+
+def _read_mebibytes(model_bytes: int) -> int:
+    """A power of two, so that few models are measured for."""
+    return int(2 ** round(log2(max(model_bytes / MEBIBYTE, LEAST_MEBIBYTES))))
+
+
+def _measured_format(
+    kernels: Kernels, name: str, threads: int, model_bytes: int, known: Mapping[str, float]
+) -> dict[str, float]:
+    """What isn't known yet of a format, and of blocks, which any format tells."""
+    prefix, found = f"{threads} threads ", dict[str, float]()
+    few = f"{prefix}{name}{_few(model_bytes)}"
+    if f"{few} prompt" not in known:
+        size = _read_mebibytes(model_bytes) * MEBIBYTE
+        speed = (
+            cached_speed(kernels, name, threads, size)
+            if _few(model_bytes)
+            else kernel_speed(kernels, name, threads, reading_bytes())
+        )
+        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
+    if f"{prefix}block" not in known:
+        step = step_speed(kernels, name, threads)
+        found |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
+    return found
 
 
 _UNPACKED = "unpacked "

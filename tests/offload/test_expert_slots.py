@@ -17,22 +17,22 @@ def trace(hot: list[int], tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
 
 def test_what_is_hot_gets_the_slots_and_stays() -> None:
     hot = [3, 17, 40, 41, 60, 63]
-    slots = ExpertSlots(EXPERTS, [range(6)])
+    slots = ExpertSlots(EXPERTS, USED, [range(6)])
     cold_start = replay(trace(hot, 600), slots)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(hot)
     assert sorted(slots.slots[0][hot]) == list(range(6))
     settled = replay(trace(hot, 600, seed=1), slots)
     assert settled.copies <= 1
-    never = replay(trace(hot, 600), ExpertSlots(EXPERTS, [range(6)]), swapping=False)
-    assert settled.hit_rate > cold_start.hit_rate > 0.7 > 0.3 > never.hit_rate
+    never = replay(trace(hot, 600), ExpertSlots(EXPERTS, USED, [range(6)]), swapping=False)
+    assert settled.hit_rate > cold_start.hit_rate > 0.6 > 0.3 > never.hit_rate
 
 
 def test_slots_follow_when_other_experts_become_hot() -> None:
     first, second = [1, 2, 3, 4, 5, 6], [50, 51, 52, 53, 54, 55]
-    slots = ExpertSlots(EXPERTS, [first])
+    slots = ExpertSlots(EXPERTS, USED, [first])
     replay(trace(first, 1000), slots)
-    changed = replay(trace(second, 300, seed=2), slots)
-    fixed = replay(trace(second, 300, seed=2), ExpertSlots(EXPERTS, [first]), swapping=False)
+    changed = replay(trace(second, 600, seed=2), slots)
+    fixed = replay(trace(second, 600, seed=2), ExpertSlots(EXPERTS, USED, [first]), swapping=False)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(second)
     assert changed.hit_rate > 0.4 > 0.1 > fixed.hit_rate
 
@@ -40,40 +40,62 @@ def test_slots_follow_when_other_experts_become_hot() -> None:
 def test_experts_that_are_used_alike_hardly_change() -> None:
     random = np.random.default_rng(3)
     alike = np.array([[random.choice(EXPERTS, USED, replace=False) for _ in range(2000)]])
-    assert replay(alike, ExpertSlots(EXPERTS, [range(16)])).copies < 40
+    assert replay(alike, ExpertSlots(EXPERTS, USED, [range(16)])).copies < 40
     restless = Habits(certainty=0.0, cost=0.0)
-    assert replay(alike, ExpertSlots(EXPERTS, [range(16)], restless)).copies > 400
+    assert replay(alike, ExpertSlots(EXPERTS, USED, [range(16)], restless)).copies > 400
 
 
 def test_nothing_is_proposed_before_anything_was_seen_nor_where_nothing_can_change() -> None:
-    assert ExpertSlots(4, [[0, 1]]).proposal() is None
+    assert ExpertSlots(4, 2, [[0, 1]]).proposals() == []
     empty: list[list[int]] = [[]]
     for residents in (empty, [[0, 1, 2, 3]]):
-        slots = ExpertSlots(4, residents, Habits(cost=0.0, certainty=0.0))
-        slots.note(np.array([[0, 0, 5, 9]]), 14)
-        assert slots.proposal() is None
+        slots = ExpertSlots(4, 1, residents, Habits(cost=0.0, certainty=0.0))
+        slots.note(np.array([[0, 0, 5, 9]]))
+        assert slots.proposals() == []
 
 
-def test_the_layer_that_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_again() -> None:
-    slots = ExpertSlots(4, [[0, 1], [2, 3]], Habits(certainty=0.0))
-    slots.note(np.array([[10, 30, 60, 0], [100, 0, 0, 0]]), 100)
-    swap = slots.proposal()
-    assert swap is not None
-    assert (swap.layer, swap.expert, swap.leaves, swap.slot) == (1, 0, 2, 0)
-    assert swap.gain == 100 * 1.0 - 4.0
-    slots.begin(swap)
+def test_what_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_again() -> None:
+    slots = ExpertSlots(4, 1, [[0, 1], [2, 3]], Habits(certainty=0.0, cost=4.0))
+    slots.note(np.array([[10, 30, 60, 0], [100, 0, 0, 0]]))
+    first, second = slots.proposals()
+    assert (first.layer, first.expert, first.leaves, first.slot) == (1, 0, 2, 0)
+    assert first.gain == 100 * 1.0 - 4.0
+    assert (second.layer, second.expert, second.leaves, second.slot) == (0, 2, 0, 0)
+    slots.begin(first)
     assert slots.slots[1].tolist() == [-1, -1, -1, 1]
-    following = slots.proposal()
-    assert following is not None
-    assert (following.layer, following.expert, following.leaves) == (0, 2, 0)
-    slots.land(swap)
+    assert [swap.layer for swap in slots.proposals()] == [0]
+    slots.land(first)
     assert slots.slots[1].tolist() == [0, -1, -1, 1]
+
+
+def test_a_look_finds_several_experts_of_a_layer_but_not_too_many() -> None:
+    habits = Habits(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
+    slots = ExpertSlots(8, 4, [[0, 1, 2, 3]] * 2, habits)
+    slots.note(np.array([[0, 0, 0, 0, 9, 9, 9, 9]] * 2))
+    found = slots.proposals()
+    assert len(found) == 3
+    assert {swap.layer for swap in found} == {0, 1}
+    assert len({(swap.layer, swap.expert) for swap in found}) == len({(s.layer, s.slot) for s in found}) == 3
+
+
+def test_looks_become_rare_where_nothing_changes_and_frequent_again_where_something_does() -> None:
+    habits = Habits(look_after=16, look_seldom=128)
+    slots = ExpertSlots(8, 4, [[0, 1, 2, 3]], habits)
+    waits = []
+    for _ in range(5):
+        slots.note(np.array([[20, 20, 20, 20, 0, 0, 0, 0]]))
+        slots.proposals()
+        waits.append(slots.look_after)
+    assert waits == [32, 64, 128, 128, 128]
+    slots.note(np.array([[0, 0, 0, 0, 900, 900, 900, 900]]))
+    assert slots.proposals()
+    assert slots.look_after == 16
 
 
 def test_a_slot_is_nobodys_while_it_is_written() -> None:
     asked = np.full((1, 40, 1), 7)
-    slots = ExpertSlots(EXPERTS, [[0]], Habits(certainty=0.0))
+    slots = ExpertSlots(EXPERTS, 1, [[0]], Habits(certainty=0.0, cost=4.0, look_after=8))
     slow = replay(asked, slots, tokens_a_copy=10)
     assert slow.copies == 1
-    assert slow.hits == 40 - 4 - 10
+    assert slow.hits == 40 - 8 - 10
     assert slow.asked == 40

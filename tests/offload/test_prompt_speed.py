@@ -9,6 +9,7 @@ from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.plan import plan_memory
 from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.prompt_speed import BESIDE
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
 
 WISHES = PlanWishes(1024)
@@ -33,9 +34,9 @@ def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
     plan = planned(model, machine, 1.2)
     assert machine.link is not None
     sending = weights_here(plan) / machine.link.to_gpu
-    assert sending < plan.prediction.prompt_seconds < 1.15 * sending
+    assert sending < plan.prediction.prompt_seconds < (1.05 + BESIDE) * sending
     slower = planned(model, with_link(machine, 0.5), 1.2).prediction.prompt_seconds
-    assert slower == pytest.approx(2 * plan.prediction.prompt_seconds, rel=0.1)
+    assert slower - plan.prediction.prompt_seconds == pytest.approx(sending, rel=0.1)
 
 
 @pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed
+from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, StepSpeed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import this_machine
 from edgeinfer_offload.machine import Machine
@@ -32,6 +32,7 @@ def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(this_machine, "kernel_speed", speed)
     monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
+    monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: StepSpeed(7e-6, 5e-5))
     monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
     machines = [
         with_cpu_speeds(unmeasured_machine(2), tmp_path, formats)
@@ -42,7 +43,31 @@ def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.bytes_per_second == 3e10
     assert found.operations_per_second == pytest.approx(2 / (1 / 1e12 + 1 / 5e11))
     assert found.kernels == {"Q4_K": 2e10, "Q6_K": 2e10}
+    assert (found.block_seconds, found.token_seconds) == (7e-6, 5e-5)
     assert machines[-1].origin == "measured"
+
+
+def test_weights_that_caches_may_hold_are_read_as_fast_as_so_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def cached(kernels: object, name: str, threads: int, read_bytes: int) -> KernelSpeed:
+        asked.append(read_bytes >> 20)
+        return KernelSpeed(9e10, 3e11)
+
+    monkeypatch.setattr(this_machine, "kernel_speed", lambda *arguments: KernelSpeed(1e10, 1e12))
+    monkeypatch.setattr(this_machine, "cached_speed", cached)
+    monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: StepSpeed(7e-6, 5e-5))
+    monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
+    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    found = [
+        with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"], size << 20).processor
+        for size in (1, 20, 15, 255, 256, 4096)
+    ]
+    assert [processor.kernels["Q4_K"] for processor in found] == [9e10] * 4 + [1e10] * 2
+    assert [processor.products["Q4_K"] for processor in found] == [3e11] * 4 + [1e12] * 2
+    assert asked == [4, 16, 256]
 
 
 def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.memory import bits, is_float_format, padded_vector
@@ -9,6 +12,8 @@ from edgeinfer_kernels.cpu.structures import ACTIVATION_CODES, EXPERTS, GATING_C
 from edgeinfer_kernels.cpu.workspace import aligned
 from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import ExpertWeights, FeedForwardWeights, Matrix
+
+Counts = npt.NDArray[np.int64]
 
 
 class RoutingRows(NamedTuple):
@@ -57,14 +62,19 @@ class ExpertBlockBuilder:
             **self._shared(w),
         )
 
-    def chosen_experts(self, facts: ExpertsSpecification, w: ExpertWeights, given: GivenRouting) -> int:
-        """An EXPERTS of some of a mixture's experts, for what a device has chosen."""
+    def chosen_experts(
+        self, facts: ExpertsSpecification, w: ExpertWeights, given: GivenRouting, asked: Counts | None = None
+    ) -> int:
+        """An EXPERTS of some of a mixture's experts, for what a device has chosen; of all, if it is to count
+        how often each is `asked` for.
+        """
         builder = self._builder
         return builder.arena.fill(
             EXPERTS,
             ids=given.rows.ids,
             ids_stride=given.rows.stride,
             weights=given.weights,
+            asked=0 if asked is None else builder.arena.keep(asked),
             normed=builder.input("normed", builder.width, [w.ffn_up_exps, w.ffn_gate_exps]),
             **self._own(facts, w),
         )

@@ -92,6 +92,12 @@ class HostHalf:
         self._builder = BlockBuilder(self._arena, workspace, placed, specification.width)
         self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
         self._chosen: list[int] = []
+        self.asked = {
+            layer: np.zeros(second.ffn_up_exps.experts, np.int64)
+            for layer, second in self._second.items()
+            if isinstance(second, ExpertWeights) and divisions[layer].changing
+        }
+        """Of the layers whose experts change, by layer: how often each was asked for, wherever it was."""
         self._build(caches)
 
     def _feed_forwards(self) -> dict[int, FeedForwardWeights | ExpertWeights]:
@@ -162,7 +168,8 @@ class HostHalf:
         if not self._divisions[layer].attention:
             return "experts_block", experts.experts(facts, second, None)
         given = GivenRouting(RoutingRows(box.ids, 8 * facts.used), box.weights)
-        self._chosen.append(experts.chosen_experts(facts, second, given))
+        asked = self.asked[layer] if self._divisions[layer].changing else None
+        self._chosen.append(experts.chosen_experts(facts, second, given, asked))
         return "chosen_experts_block", self._chosen[-1]
 
     def memory_of(self, matrix: Matrix) -> Bytes:

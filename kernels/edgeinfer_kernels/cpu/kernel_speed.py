@@ -10,11 +10,17 @@ from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.bandwidth import uncached_bytes
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.one_layer import WIDTH, one_layer
+from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
 
 PROMPT = 128
 PROMPT_ROWS = 4096
+LAYERS = 2, 12
+"""Of two small decoders whose difference says what a layer takes."""
+FIRST = 2
+"""Passes that aren't counted."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +40,98 @@ def kernel_speed(
     """
     read_bytes = read_bytes or uncached_bytes()
     rows = max(read_bytes // block_format(format_name).row_bytes(WIDTH) // 16, 1) * 16
-    reading = _usual(kernels, format_name, rows, 1, threads, seconds)
-    multiplying = _usual(kernels, format_name, PROMPT_ROWS, PROMPT, threads, seconds)
+    reading = median(_passes(one_layer(format_name, rows), kernels, 1, threads, seconds))
+    multiplying = median(_passes(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
     nbytes = block_format(format_name).nbytes((rows, WIDTH))
     return KernelSpeed(nbytes / reading, 2 * PROMPT * PROMPT_ROWS * WIDTH / multiplying)
 
 
-def _usual(kernels: Kernels, format_name: str, rows: int, tokens: int, threads: int, seconds: float) -> float:
-    """Seconds of the median pass of `tokens` through a head of `rows`; the first one isn't counted."""
-    specification, weights = one_layer(format_name, rows)
-    cache = LayerCache.allocate(specification.layers[0].attention, 16, "f16")
-    backend = CpuBackend(specification, weights, [cache], kernels, batch=tokens, threads=threads)
+def cached_speed(
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.2
+) -> KernelSpeed:
+    """The same of a model so small that caches have some of it, whose rows are narrow: reading without what
+    starting takes, prompts with all that a layer does for them.
+    """
+    few, many = (
+        median(_passes(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True))
+        for layers in LAYERS
+    )
+    _, weights = narrow_layers(format_name, 16, 1)
+    operations = 2 * PROMPT * sum(matrix.rows * matrix.columns for matrix in weights.matrices(head=False))
+    multiplying = max(many - few, 1e-9) / (LAYERS[1] - LAYERS[0])
+    return KernelSpeed(
+        _cached_reading(kernels, format_name, threads, read_bytes, seconds), operations / multiplying
+    )
+
+
+def _cached_reading(
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float
+) -> float:
+    """Bytes per second of so many bytes of narrow rows."""
+    row_bytes = block_format(format_name).row_bytes(NARROW)
+    rows = max(read_bytes // row_bytes // 16, 2) * 16
+    few, many = (
+        _good(_passes(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
+        for count in (16, rows)
+    )
+    return (rows - 16) * row_bytes / max(many - few, 1e-9)
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """What a token takes beside reading weights: seconds for each of a layer's two blocks, whose threads meet
+    between phases; and once for itself, the way into the kernels and back.
+    """
+
+    block_seconds: float
+    token_seconds: float
+
+
+def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.2) -> StepSpeed:
+    """Measure both on a few narrow layers, which lie in caches."""
+    few, many = (
+        _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
+        for layers in LAYERS
+    )
+    _, weights = narrow_layers(format_name, 16, 1)
+    nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
+    reading = nbytes / _cached_reading(kernels, format_name, threads, LAYERS[1] * nbytes, seconds)
+    layer = (many - few) / (LAYERS[1] - LAYERS[0])
+    return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
+
+
+def _good(passes: list[float]) -> float:
+    """The last of the first quarter: to keep a thread away costs short passes a multiple."""
+    return sorted(passes)[len(passes) // 4]
+
+
+def _passes(
+    decoder: tuple[DecoderSpecification, DecoderWeights],
+    kernels: Kernels,
+    tokens: int,
+    threads: int,
+    seconds: float,
+    whole: bool = False,
+) -> list[float]:
+    """Seconds of each pass of `tokens` through the head, or through the `whole` decoder, several of them
+    through its layers alone; the first ones aren't counted.
+    """
+    specification, weights = decoder
+    caches = [LayerCache.allocate(layer.attention, PROMPT, "f16") for layer in specification.layers]
+    backend = CpuBackend(specification, weights, caches, kernels, batch=tokens, threads=threads)
+    x = np.ones((tokens, specification.width), np.float32)
     passes: list[float] = []
     try:
-        x = np.ones((tokens, WIDTH), np.float32)
-        backend.logits(x)
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not passes:
+        while time.perf_counter() < end or len(passes) <= FIRST:
             begin = time.perf_counter()
-            backend.logits(x)
+            if whole and tokens > 1:
+                backend.all_layers(x, 0)
+            elif whole:
+                backend.logits_behind(0, 0)
+            else:
+                backend.logits(x)
             passes.append(time.perf_counter() - begin)
     finally:
         backend.close()
-    return median(passes)
+    return passes[FIRST:]

@@ -121,7 +121,7 @@ EXPERTS = structure(
     "residual_scale scores scores_stride ids ids_stride weights places entries active "
     "normed gathered hidden gate gate_matrix up_matrix down_matrix out out_stride "
     "shared_gate_matrix shared_up_matrix shared_down_matrix shared_hidden shared_gate shared_out "
-    "shared_out_stride shared_router pairs_seen pairs_here scratch scratch_stride",
+    "shared_out_stride shared_router pairs_seen pairs_here asked scratch scratch_stride",
 )
 """A mixture of experts. `ids` (int64, the best liked expert first) and `weights` (float32) are `used` a
 token; a pair is a token with one of its experts, and pair t·used + slot has its activations in row
@@ -129,9 +129,12 @@ token; a pair is a token with one of its experts, and pair t·used + slot has it
 lie together: `active` is the number of experts in use, then (expert, first row, pairs) int64 for each, and
 `entries`[pair] says which of these is the pair's. early: the scores are there already (`route_block`, which
 reads x through router_norm into router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its
-float32 vector. Where a device has chosen, `ids` are places among the experts that are here, -1 for the
-others; pairs_seen, pairs_here: how many of either it has asked for.
+float32 vector. Where a device has chosen, `ids` are places among the experts that are here, below 0 for the
+others: ELSEWHERE less the expert's number. pairs_seen, pairs_here: how many of either it has asked for;
+asked: 0, or the address of how often each of them (int64), by number; for that all must be here.
 """
+ELSEWHERE = -1
+"""What a device asks for in place of expert 0 where that isn't the host's."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
 EMBED = structure(

@@ -25,7 +25,7 @@ from edgeinfer_kernels.cuda.device_parts import (
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT
-from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, ExpertRefills, SlotPolicy
+from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, CountingHost, ExpertRefills, SlotPolicy
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
@@ -40,7 +40,7 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.division import device_half, turns_of
+from edgeinfer_kernels.division import device_half, host_feed_forward, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
@@ -49,7 +49,7 @@ DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
 
-class ServingHost(Host, SendingHost, Protocol):
+class ServingHost(Host, SendingHost, CountingHost, Protocol):
     """The host's half, as `edgeinfer_kernels.cpu.host_half.HostHalf`."""
 
 
@@ -115,6 +115,7 @@ class CudaBackend:
         )
         self._mailbox = mailbox
         self._prompt_turns = None
+        self._server: ServingHost | None = None
         step_turns = None
         if turns is not None:
             assert mailbox is not None, "a divided decoder has a mailbox"
@@ -174,20 +175,26 @@ class CudaBackend:
         many bytes of these couldn't be pinned. `meets_in_graph`: see `mailbox_speed.py`.
         """
         assert self._prompt_turns is not None, "only a divided decoder has a host"
-        self._prompt_turns.host = self._steps.host = host
+        self._prompt_turns.host = self._steps.host = self._server = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
-    def refill_experts(self, policy: SlotPolicy) -> None:
-        """From now on experts of changing layers change as the policy says, whose rows are these layers."""
-        there = [i for i, division in enumerate(self._options.divisions) if division.attention]
+    def refill_experts(self, policy: SlotPolicy) -> str | None:
+        """From now on experts of changing layers change as the policy says, whose rows are these layers; or,
+        in words, why they stay.
+        """
+        assert self._server is not None, "only a divided decoder has experts that change"
+        divisions = enumerate(self._options.divisions)
+        there = [(index, division) for index, division in divisions if division.attention]
         layers = []
-        for place, (index, layer) in enumerate(zip(there, self._parts.model.layers, strict=True)):
-            here, whole = layer.feed_forward, self._whole[1].layers[index].feed_forward
-            if isinstance(here, DeviceExperts) and isinstance(whole, ExpertWeights) and here.changing:
-                layers.append(ChangingLayer(place, here, whole))
-        asked = self._parts.workspace.routing.asked
-        self._steps.refills = ExpertRefills(layers, asked, policy)
+        for (index, division), layer in zip(there, self._parts.model.layers, strict=True):
+            here = layer.feed_forward
+            if isinstance(here, DeviceExperts) and here.changing:
+                theirs = host_feed_forward(self._whole[1].layers[index], division)
+                assert isinstance(theirs, ExpertWeights)
+                layers.append(ChangingLayer.of(here, theirs, self._server.asked[index], self._server))
+        self._steps.refills = ExpertRefills(layers, policy, self.device)
+        return self._steps.refills.ended
 
     @property
     def changed_experts(self) -> int:

@@ -72,13 +72,17 @@ class CapturedSteps:
         assert self.host is not None
         mailbox, host, start = turns.mailbox, self.host, self._start
         if self.refills is not None:
-            self.refills.between_steps(tokens)
+            self.refills.before_step(tokens)
         if not self.meets_in_graph:
             self._launch_with_host(tokens, choice, turns, host)
+            if self.refills is not None:
+                self.refills.beside_step()
             return
         graph = self._graph(tokens, choice)
         mailbox.begin(answered=0 if turns.turns.host[0] else 1)
         graph.replay()
+        if self.refills is not None:
+            self.refills.beside_step()
         host.serve(tokens, start)
         mailbox.check()
 
@@ -137,8 +141,6 @@ class CapturedSteps:
         Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
         """
         space, turns = self.step.workspace, self.step.turns
-        if self.refills is not None:
-            self.refills.settle()  # no other thread may allocate while a graph is recorded
         rows = turns.mailbox.rows[:tokens].clone() if turns else None
         if turns:
             turns.mailbox.open()

@@ -127,9 +127,7 @@ def check_expert_rows(w: ExpertWeights) -> None:
 
 
 class RoutingSpace:
-    """Scores, chosen experts and their weights of at most `tokens` tokens, for all layers in turn; and how
-    often each layer's tokens `asked` for each expert since the beginning, (layers, experts) int32.
-    """
+    """Scores, chosen experts and their weights of at most `tokens` tokens, for all layers in turn."""
 
     def __init__(self, specification: DecoderSpecification, arena: Arena, tokens: int) -> None:
         facts = expert_facts(specification)
@@ -141,7 +139,6 @@ class RoutingSpace:
         self.ids = arena.take((tokens * used,), torch.int32)
         self.weights = arena.take((tokens * used,), torch.float32)
         self.shared_scores = arena.take((tokens, ROW_MULTIPLE if used else 0), torch.float32)
-        self.asked = arena.take((len(specification.layers), self.count), torch.int32)
 
 
 def expert_facts(specification: DecoderSpecification) -> Sequence[ExpertsSpecification]:

@@ -48,7 +48,9 @@ SENT_PIECE_BYTES = 16 << 20
 SENT_PIECES = 4
 """Pieces that may be on the device at once."""
 REFILL_BYTES = 1 << 20
-"""Of pinned main memory through which experts come to the device while it decodes."""
+"""Of an expert that come to the device at a time while it decodes."""
+REFILL_COPIES = 48
+"""How many times what comes at a time packing it takes there, for all of a model's formats."""
 SLICE = 2048
 """Logits of which a program of the sampler keeps the best."""
 KEPT = 64
@@ -203,10 +205,10 @@ def _used(sizes: ModelSizes) -> int:
 
 
 def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Scores, choices, weights and counts of a step's or a chunk's tokens; see `RoutingSpace`."""
+    """Scores, choices and weights of a step's or a chunk's tokens; see `RoutingSpace`."""
     used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
     words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
-    return sum(taken(tokens * each, 4) for each in words) + taken(len(sizes.layers) * count, 4)
+    return sum(taken(tokens * each, 4) for each in words)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
@@ -334,6 +336,12 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
         biases = 2 * taken(padded_rows(each.neurons), 4) if each.biased else 0
         vectors += count * (biases + _vector_bytes(each.vectors))
     return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
+
+
+def refill_bytes(sizes: ModelSizes) -> int:
+    """What it takes to bring experts to the device while it decodes; see `expert_refills.py`."""
+    stacks = [matrix.nbytes for mixture in _mixtures(sizes) for matrix in mixture.expert.matrices()]
+    return REFILL_COPIES * min(REFILL_BYTES, max(stacks, default=0))
 
 
 def _drawing_bytes(vocabulary: int) -> int:

@@ -26,6 +26,13 @@ def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str
     return dict(spent)
 
 
+def release_pinned() -> None:
+    """Give the system back pinned main memory that nobody has any more: torch keeps it for who comes next."""
+    release = getattr(torch._C, "_host_emptyCache", None)  # builds with CUDA have it
+    if release is not None:
+        release()
+
+
 class MemoryMark:
     """How much of the current device's memory is taken from here on.
 

@@ -60,7 +60,6 @@ class StepTurns:
             routing.ids if used else space.state,
             routing.weights if used else space.x,
             space.state if places is None else places,
-            routing.asked[self.turns.within.index(turn)] if used else space.state,
             box.ids if used else box.words,
             box.weights if used else box.rows,
             WIDTH=width,

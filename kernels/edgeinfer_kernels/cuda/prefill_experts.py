@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.structures import ELSEWHERE
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.expert_kernels import GATINGS, choose_experts_kernel
@@ -148,7 +149,8 @@ class PrefillExperts:
         pairs = tokens * facts.used
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
-            send(w.places[1][ids], weights)
+            there = w.places[1][ids]
+            send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
         choice = self._group(facts, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:

@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cpu.structures import ELSEWHERE
 from edgeinfer_kernels.cuda.norm_kernels import normalised
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.words import INTERPRETED
 
 MOST_POLLS = tl.constexpr(1 << 26)
 """A minute or two: a host that hasn't come by then is gone, and mustn't hang the device."""
+_ELSEWHERE = tl.constexpr(ELSEWHERE)
 
 
 @triton.jit
@@ -66,7 +68,6 @@ def send_kernel(
     ids,
     weights,
     places,
-    asked,
     sent_ids,
     sent_weights,
     WIDTH: tl.constexpr,
@@ -79,8 +80,8 @@ def send_kernel(
     """TOKENS rows of x to the mailbox, then `turn` to `sent`; one program.
 
     With USED experts a token their `ids` become places: `places` (2, COUNT) says where each of the COUNT
-    experts lies on the device and where on the host, -1: not there. The host's go out with the weights;
-    `asked` (COUNT,) counts the experts. Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
+    experts lies on the device and where on the host, -1: not there. The host's go out with the weights, and
+    for others ELSEWHERE less their number. Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -96,14 +97,12 @@ def send_kernel(
         there = tl.load(places + expert, mask=chosen, other=-1)
         here = tl.load(places + COUNT + expert, mask=chosen, other=-1)
         weight = tl.load(weights + pair, mask=chosen, other=0.0)
+        here = tl.where(here < 0, _ELSEWHERE - expert, here)
         tl.store(sent_ids + pair, here.to(tl.int64), mask=chosen)
         tl.store(sent_weights + pair, weight, mask=chosen)
         tl.debug_barrier()
         tl.store(ids + pair, there, mask=chosen)
-        _raise_number(sent, turn.to(tl.int64))
-        tl.atomic_add(asked + expert, 1, mask=chosen, sem="relaxed")
-    else:
-        _raise_number(sent, turn.to(tl.int64))
+    _raise_number(sent, turn.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["turn"])

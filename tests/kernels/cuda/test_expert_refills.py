@@ -1,6 +1,7 @@
 """Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,21 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.memory import interleave
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cuda import expert_refills
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.expert_refills import TOKENS_A_LOOK, ExpertRefills
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.expert_refills import rows_of_groups
+from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.weights import Matrix
 from edgeinfer_offload.expert_slots import ExpertSlots, Swap
-from tests.kernels.cuda.decoders import Decoder, opened, worst
+from edgeinfer_quant_formats import block_format
+from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.divided import divided
 from tests.kernels.cuda.test_split_backend import TOLERANCE, read_split
 from tests.random_models import ZOO
@@ -25,19 +35,24 @@ class Restless(ExpertSlots):
     turn = 0
     noted: npt.NDArray[np.int64]
 
-    def note(self, chosen: npt.NDArray[np.int64], tokens: int) -> None:
+    def __init__(self, count: int, used: int, residents: Sequence[Sequence[int]]) -> None:
+        super().__init__(count, used, residents)
+        self.look_after = 1
+
+    def note(self, chosen: npt.NDArray[np.int64]) -> None:
         before = getattr(self, "noted", np.zeros_like(chosen))
         self.noted = before + chosen
-        super().note(chosen, tokens)
+        super().note(chosen)
 
-    def proposal(self) -> Swap | None:
+    def proposals(self) -> list[Swap]:
         self.turn += 1
+        self.look_after = 1
         row = self.turn % len(self.slots)
         leaves = int(np.argmax(self.slots[row]))
         expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > leaves, self.slots[row], 9)))
         if self.slots[row, expert] >= 0:
             expert = int(np.argmin(self.slots[row]))
-        return Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)
+        return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
 
 
 def changing(decoder: Decoder) -> list[LayerDivision]:
@@ -64,48 +79,159 @@ def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
         divisions, ids = changing(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
         with divided(decoder, device, divisions, kernels, send_from=send_from) as backend:
-            policy, device_half = Restless(count, experts_of(divisions)), backend.device
+            used = decoder.specification.layers[0].feed_forward.used  # type: ignore[union-attr]
+            policy, device_half = Restless(count, used, experts_of(divisions)), backend.device
             assert isinstance(device_half, CudaBackend)
             device_half.refill_experts(policy)
             found = read_split(backend, ids, steps)
             assert device_half.changed_experts or device == "cuda"
-        assert (policy.slots != ExpertSlots(count, experts_of(divisions)).slots).any()
+        assert (policy.slots != ExpertSlots(count, used, experts_of(divisions)).slots).any()
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-def test_the_policy_hears_of_every_expert_that_steps_asked_for(
+def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArray[np.int64]:
+    """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
+    facts = decoder.specification
+    routing = Routing.allocate(facts, len(ids))
+    caches = [LayerCache.allocate(layer.attention, CONTEXT, "f32") for layer in facts.layers]
+    backend = CpuBackend(facts, decoder.weights, caches, kernels, batch=len(ids), threads=1, routing=routing)
+    try:
+        backend.all_layers(backend.embed(ids), 0)
+    finally:
+        backend.close()
+    return routing.ids
+
+
+@pytest.mark.parametrize("name", ["granitemoe", "smallthinker"])
+def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
+    device: str, kernels: Kernels, tmp_path: Path, name: str
+) -> None:
+    with opened(ZOO[name], tmp_path) as decoder:
+        divisions, steps = changing(decoder), (4, 12, 3, 1, 1)
+        facts = decoder.specification.layers[0].feed_forward
+        with divided(decoder, device, divisions, kernels) as backend:
+            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            policy.look_after = 1 << 20
+            backend.device.refill_experts(policy)  # type: ignore[attr-defined]
+            read_split(backend, decoder.ids(sum(steps)), steps)
+            asked = np.array(list(backend.host.asked.values()))  # type: ignore[attr-defined]
+        ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
+        counts = [np.bincount(each.ravel(), minlength=facts.count) for each in ids]  # type: ignore[union-attr]
+        assert asked[0].tolist() == counts[0].tolist()
+        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.used] * len(counts)  # type: ignore[union-attr]
+        assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
+
+
+def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path) as decoder:
         divisions = changing(decoder)
         with divided(decoder, device, divisions, kernels) as backend:
             facts = decoder.specification.layers[0].feed_forward
-            policy = Restless(facts.count, experts_of(divisions))  # type: ignore[union-attr]
+            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            policy.look_after = 4
             assert isinstance(backend.device, CudaBackend)
             backend.device.refill_experts(policy)
-            widths = (4, 3, 1, 1)
-            assert sum(widths[:-1]) == TOKENS_A_LOOK
-            read_split(backend, decoder.ids(9), widths)
-            if device == "cuda":
-                backend.device._steps.refills.settle()  # type: ignore[union-attr]
+            read_split(backend, decoder.ids(5), (2, 2, 1))
             seen, _ = backend.pairs
-        # A device that is at the next step meanwhile may have counted that too.
-        assert policy.noted.sum() in ((seen, seen * 8 // 9) if device == "cuda" else (seen * 8 // 9,))
-        assert (policy.noted.sum(axis=1) == policy.noted.sum() // len(divisions)).all()
+        # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
+        heard = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
+        assert policy.noted.sum() in heard
 
 
-class Exhausting(Restless):
-    """Meets a device without memory."""
+class Garbling(expert_refills.Packer):
+    """Turns the groups round."""
 
-    def proposal(self) -> Swap | None:
-        raise torch.OutOfMemoryError("nothing left")
+    def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+        raise AssertionError("nobody comes")
+
+    def gives(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        return super().gives(groups.flip(1), target, first_row)
 
 
-def test_a_device_without_memory_ends_the_changes_and_not_the_answer() -> None:
-    refills = ExpertRefills([], torch.zeros((1, 4), dtype=torch.int32), Exhausting(4, []))
-    for _ in range(5):
-        refills.between_steps(TOKENS_A_LOOK)
-        refills.settle()
-    assert refills.ended
-    assert refills.changes == 0
-    refills.close()
+def exhausted(*arguments: object) -> None:
+    raise torch.OutOfMemoryError("nothing left")
+
+
+@pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
+def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
+    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
+) -> None:
+    monkeypatch.setattr(expert_refills, "Packer", packer)
+    with opened(ZOO["granitemoe"], tmp_path) as decoder:
+        divisions, ids = changing(decoder), decoder.ids(6)
+        facts = decoder.specification.layers[0].feed_forward
+        with divided(decoder, device, divisions, kernels) as backend:
+            assert isinstance(backend.device, CudaBackend)
+            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            told = backend.device.refill_experts(policy)
+            assert told is not None
+            assert why in told
+            found = read_split(backend, ids, (4, 1, 1))
+            assert backend.device.changed_experts == 0
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_experts_come_in_pieces(
+    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(expert_refills, "REFILL_BYTES", 1)
+    monkeypatch.setattr(expert_refills, "PIECES_A_STEP", pieces)
+    steps = (1,) * (12 // pieces + 12)
+    with opened(ZOO["granitemoe"], tmp_path) as decoder:
+        divisions, ids = changing(decoder), decoder.ids(len(steps))
+        facts = decoder.specification.layers[0].feed_forward
+        with divided(decoder, device, divisions, kernels) as backend:
+            assert isinstance(backend.device, CudaBackend)
+            backend.device.refill_experts(Restless(facts.count, facts.used, experts_of(divisions)))  # type: ignore[union-attr]
+            found = read_split(backend, ids, steps)
+            assert backend.device.changed_experts
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
+def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernels, name: str) -> None:
+    columns = 512
+    row_bytes = block_format(name).row_bytes(columns)
+    raw = np.random.default_rng(5).integers(0, 256, (48, row_bytes), np.uint8)
+    layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
+    groups = torch.from_numpy(layout[: raw.size].reshape(3, -1).copy())
+    assert torch.equal(rows_of_groups(groups, name), torch.from_numpy(raw))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
+def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name: str) -> None:
+    experts, rows, columns = 3, 64, 512
+    raw = np.random.default_rng(7).integers(
+        0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
+    )
+    stack, where = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
+    sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
+    loaded, target = (Arena(where, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2))
+    order = (2, 0, 1)
+    for slot, expert in enumerate(order):
+        loaded.fill(slot * rows, sources[expert].to(where))
+    pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
+    packers = {count: expert_refills.Packer(stack, count, where, pool) for count in (3, 1)}
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with torch.cuda.stream(stream) if stream else nullcontext():
+        for slot, expert in enumerate(order):
+            groups = groups_of_rows(sources[expert], name)
+            packers[3].bring(groups[:3], target, slot * rows)
+            packers[1].bring(groups[3:], target, slot * rows + 48)
+    if stream:
+        stream.synchronize()
+    for got, want in zip(target.parts, loaded.parts, strict=True):
+        assert torch.equal(got, want)
+
+
+def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
+    """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
+    group = 16 * rows.shape[1]
+    places = torch.arange(group).view(1, group)
+    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (places & 255, places >> 8))
+    found = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
+    found[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
+    return found

@@ -208,9 +208,9 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
 def test_experts_change_places_where_main_memory_holds_all_of_them(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeinfer.loading import split_loading
+    from edgeinfer_offload import plan
 
-    monkeypatch.setattr(split_loading, "CHANGING_EXPERTS", True)
+    monkeypatch.setattr(plan, "CHANGING_WORTH", 100.0)
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))

@@ -16,6 +16,7 @@ from edgeinfer_kernels.cpu.native.team import next_item
 from edgeinfer_kernels.cpu.native.vector_math import exponential, sigmoid
 from edgeinfer_kernels.cpu.structures import (
     CALL,
+    ELSEWHERE,
     EXPERTS,
     GATING_CODES,
     INPUT,
@@ -152,6 +153,15 @@ def count_pairs(block, seen, here):
 
 
 @inner
+def count_asked(block, expert):
+    """One more for an expert, wherever it is, if somebody wants to know."""
+    asked = load_i64(block + EXPERTS.asked)
+    if asked != 0:
+        count = asked + 8 * (expert if expert >= 0 else ELSEWHERE - expert)
+        store_i64(count, load_i64(count) + 1)
+
+
+@inner
 def sort_by_expert(block, tokens, scratch):
     """Rows for all pairs, those of an expert together, in the order of the tokens; -1 for an expert (below 0)
     that isn't here.
@@ -164,6 +174,7 @@ def sort_by_expert(block, tokens, scratch):
         ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
         for slot in range(used):
             expert = load_i64(ids + 8 * slot)
+            count_asked(block, expert)
             if expert >= 0:
                 store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
                 here += 1
