@@ -128,7 +128,7 @@ def _passes(
             if whole and tokens > 1:
                 backend.all_layers(x, 0)
             elif whole:
-                backend.logits_behind(0, 0)
+                backend.logits_behind([0], 0)
             else:
                 backend.logits(x)
             passes.append(time.perf_counter() - begin)
