@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgeinfer_kernels.backend import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import DecoderSpecification
 
 STRETCHES = (256, 16, 1)

@@ -16,10 +16,10 @@ from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.loading.wishes import CHOICES, is_device
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.machine_description import DescriptionError, describe_machine

@@ -21,12 +21,12 @@ from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format

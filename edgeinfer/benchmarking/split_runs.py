@@ -13,7 +13,7 @@ from edgeinfer.benchmarking.timings import MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context
 from edgeinfer.loading.loading import load
 from edgeinfer.planning import model_sizes, plan_model
-from edgeinfer_kernels.backend import LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.memory_plan import MemoryPlan
 

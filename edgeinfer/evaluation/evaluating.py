@@ -15,9 +15,9 @@ from edgeinfer.language_model import TextTokenizer
 from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.structures import SPARSE_TOKENS
+from edgeinfer_kernels.layer_cache import CacheType
 
 LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512

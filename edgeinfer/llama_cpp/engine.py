@@ -17,7 +17,7 @@ from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
-from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
 

@@ -5,7 +5,7 @@ from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CPU_CACHES, BackendError
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -13,6 +13,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free
 from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CPU_CACHES
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory

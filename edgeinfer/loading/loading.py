@@ -22,11 +22,11 @@ from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
 

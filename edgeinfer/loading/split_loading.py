@@ -10,7 +10,6 @@ from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.host_half import HostHalf
 from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
@@ -22,6 +21,7 @@ from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision, host_batch
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_offload.expert_slots import ExpertSlots
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError

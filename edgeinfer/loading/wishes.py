@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
-from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.layer_cache import CacheType
 
 MOST_THREADS = 1024
 MOST_LEAVES = 8

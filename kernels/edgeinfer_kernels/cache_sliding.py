@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgeinfer_kernels.backend import LANES, LayerCache
+from edgeinfer_kernels.layer_cache import LANES, LayerCache
 from edgeinfer_kernels.reference.backend import turn
 from edgeinfer_kernels.specification import AttentionSpecification
 

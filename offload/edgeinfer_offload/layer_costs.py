@@ -7,10 +7,10 @@ from functools import cache, cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import CPU_CACHES, LayerCache
 from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CPU_CACHES, LayerCache
 from edgeinfer_kernels.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
 from edgeinfer_offload.machine import (
     CHOOSING_SECONDS,

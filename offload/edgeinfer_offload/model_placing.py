@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.backend import CPU_CACHES, padded
 from edgeinfer_kernels.cpu.workspace import workspace_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost, Pricing, layer_costs
 from edgeinfer_offload.machine import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine

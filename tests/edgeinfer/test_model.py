@@ -10,7 +10,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, saying
 

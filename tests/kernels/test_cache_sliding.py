@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference.backend import rotate
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 

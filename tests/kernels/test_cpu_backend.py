@@ -12,10 +12,11 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import BlockBackend, CacheType, LayerCache
+from edgeinfer_kernels.backend import BlockBackend
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.kernel_units import kernel_units
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights

@@ -12,12 +12,12 @@ import pytest
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.host_half import HostHalf, MailboxRows
 from edgeinfer_kernels.cpu.memory import address
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.division import Block, LayerDivision, turns_of
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO
 

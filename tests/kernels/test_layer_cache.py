@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cache_elements import (
     packed_in_groups,
     packed_in_pairs,
@@ -15,6 +14,7 @@ from edgeinfer_kernels.cache_elements import (
     unpacked_pairs,
     widened,
 )
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
 from edgeinfer_quant_formats import decode
 

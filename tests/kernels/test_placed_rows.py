@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import PAGE, CacheType, LayerCache, Places, PlacingBackend
+from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO

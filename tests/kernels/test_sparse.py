@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.kernel_units import kernel_units, row_units, sparse_units
 from edgeinfer_kernels.cpu.memory import address, allocate
@@ -30,6 +29,7 @@ from edgeinfer_kernels.cpu.structures import (
     SPARSE_TOKENS,
     lane_activations_bytes,
 )
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import (

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, LayerCache, Places, padded
+from edgeinfer_kernels.backend import Activations, Places
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.calls import PlaceTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
@@ -37,6 +37,7 @@ from edgeinfer_kernels.cpu.structures import CALL, EMBED, FILE_ROWS, HEAD, STEP_
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.reference.backend import last_norm
 from edgeinfer_kernels.routing import Routing

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from edgeinfer_kernels.backend import LayerCache, padded
 from edgeinfer_kernels.cpu.memory import (
     Arena,
     bits,
@@ -25,6 +24,7 @@ from edgeinfer_kernels.cpu.structures import (
     TILE_TOKENS,
 )
 from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     FeedForwardSpecification,

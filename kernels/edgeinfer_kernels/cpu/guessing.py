@@ -7,7 +7,6 @@ from struct import pack_into
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.calls import fill_call
 from edgeinfer_kernels.cpu.memory import Arena, address, bits, int_fields
 from edgeinfer_kernels.cpu.objects import Kernels
@@ -22,6 +21,7 @@ from edgeinfer_kernels.cpu.structures import (
 )
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification
 
 MOST_GUESSES = 16

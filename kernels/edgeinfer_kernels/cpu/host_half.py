@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgeinfer_kernels.backend import Activations, LayerCache
+from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
@@ -25,6 +25,7 @@ from edgeinfer_kernels.cpu.structures import CALL, EXPERTS, SERVICE
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.division import Block, LayerDivision, host_feed_forward, turns_of
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.routing import PairCounts
 from edgeinfer_kernels.specification import (

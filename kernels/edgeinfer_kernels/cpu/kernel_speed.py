@@ -6,10 +6,10 @@ from statistics import median
 
 import numpy as np
 
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.bandwidth import uncached_bytes
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.layout import FIELDS, ROWS_A_GROUP
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import structure_bytes
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format, decode, encode
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.memory import Arena, allocate, padded_vector
 from edgeinfer_kernels.cpu.neuron_layout import (
@@ -28,6 +27,7 @@ from edgeinfer_kernels.cpu.structures import (
     lane_activations_bytes,
     quantised_bytes,
 )
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.specification import (
     DecoderSpecification,

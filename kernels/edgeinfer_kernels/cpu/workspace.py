@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.memory import Arena, allocate, is_float_format
@@ -13,6 +12,7 @@ from edgeinfer_kernels.cpu.structures import (
     attention_states,
     quantised_bytes,
 )
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.model_sizes import ExpertSizes, ModelSizes
 
 PAGE = 4096

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgeinfer_kernels.backend import padded
 from edgeinfer_kernels.cpu.structures import MAILBOX_BYTES
 from edgeinfer_kernels.cuda.plane_formats import (
     FLOAT_CODES,
@@ -18,6 +17,7 @@ from edgeinfer_kernels.cuda.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.model_sizes import (
     NEURON_GROUP,
     ExpertSizes,

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.backend import LANES, LayerCache, padded
 from edgeinfer_kernels.cpu.structures import SCALED
 from edgeinfer_kernels.cuda.device_layers import DeviceCache
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.rope_tables import head_order
+from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.specification import AttentionSpecification
 
 Array = npt.NDArray[Any]

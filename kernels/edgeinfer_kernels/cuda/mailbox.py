@@ -2,9 +2,10 @@
 
 import torch
 
-from edgeinfer_kernels.backend import BackendError, padded
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.host_half import MailboxRows
 from edgeinfer_kernels.cpu.structures import MAILBOX, MAILBOX_BYTES
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 
 EVERY_TURN = 1 << 30

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.memory import Bytes
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, ExpertStacks
 from edgeinfer_kernels.cuda.device_layers import (
@@ -27,6 +26,7 @@ from edgeinfer_kernels.cuda.host_caches import HostCaches
 from edgeinfer_kernels.cuda.sent_matrix import SentMatrix
 from edgeinfer_kernels.cuda.weight_sender import WeightSender
 from edgeinfer_kernels.division import LayerDivision, has_host_part, host_feed_forward
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification, LayerSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import LayerCache, Places
+from edgeinfer_kernels.backend import Places
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference.routing import route
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import (

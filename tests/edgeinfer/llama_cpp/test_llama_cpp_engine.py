@@ -12,7 +12,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer_kernels.backend import CacheType
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO, vocabulary_metadata

@@ -13,9 +13,9 @@ from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.backend import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.memory import HUGE_PAGE
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.machine import Machine, Processor
 from edgeinfer_offload.memory_plan import PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.host_half import HostHalf
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -13,6 +12,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_offload.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from edgeinfer_kernels.backend import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.memory import interleave
 from edgeinfer_kernels.cpu.objects import Kernels
@@ -19,6 +18,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.expert_refills import rows_of_groups
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.weights import Matrix
 from edgeinfer_offload.expert_slots import ExpertSlots, Swap

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.backend import CacheType, LayerCache
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.host_caches import HostCaches
 from edgeinfer_kernels.cuda.rope_tables import head_order
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 
 POSITIONS = 80

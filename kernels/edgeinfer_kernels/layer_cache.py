@@ -1,0 +1,206 @@
+"""One layer's keys and values in main memory, in the layout that kernels read, and what they take."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cache_elements import (
+    nibble_bytes,
+    packed_in_groups,
+    packed_in_pairs,
+    rotated,
+    rounded_to_bytes,
+    rounded_to_nibbles,
+    unpacked_groups,
+    unpacked_pairs,
+    widened,
+)
+from edgeinfer_kernels.cpu.structures import SCALED
+from edgeinfer_kernels.specification import AttentionSpecification
+
+LANES = 16
+SPARE_POSITIONS = 64
+CacheType = Literal["f16", "f32", "q8_0", "q4_0"]
+CPU_CACHES: tuple[CacheType, ...] = ("f32", "q4_0")
+"""Of these there are no kernels for a GPU."""
+
+
+def padded(count: int) -> int:
+    """`count` rounded up to whole lanes."""
+    return -(-count // LANES) * LANES
+
+
+class HeadFacts(Protocol):
+    """What the size of a cache depends on, of an attention's specification or of its sizes."""
+
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+_DTYPES: dict[str, "np.dtype[Any]"] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "q8_0": np.dtype(np.int8),
+    "q4_0": np.dtype(np.uint8),
+}
+
+
+def _row_bytes(width: int, kind: CacheType) -> tuple[int, int]:
+    """Bytes of a head's key and of its value, of `width` elements, without scales."""
+    if kind == "q4_0":
+        return width // 2, nibble_bytes(width)
+    return width * _DTYPES[kind].itemsize, width * _DTYPES[kind].itemsize
+
+
+def _scales(width: int, kind: CacheType) -> int:
+    """Scales of a head's key, and as many of its value."""
+    return -(-width // SCALED) if kind in ("q8_0", "q4_0") else 0
+
+
+def _by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(heads, tiles, elements, 16) as (heads, positions, elements)."""
+    return tiles.swapaxes(2, 3).reshape(len(tiles), -1, tiles.shape[2])
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's keys and values, head_dim rounded up to 16.
+
+    Keys: (kv_heads, tiles, head_dim, 16), tile t holding positions 16·t…, so that sixteen scores need no sum
+    across lanes. Values: (kv_heads, positions, head_dim). There is room for a tile of 64 positions behind the
+    last. Both are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16), a group being `SCALED`
+    elements of a head. In q4_0 heads are `rotated` and have four bits an element (uint8, and scales): of a
+    key two dimensions share a byte (`packed_in_pairs`), of a value two halves of a group do
+    (`packed_in_groups`).
+    """
+
+    keys: npt.NDArray[np.generic]
+    values: npt.NDArray[np.generic]
+    key_scales: npt.NDArray[np.float16] | None = None
+    value_scales: npt.NDArray[np.float16] | None = None
+
+    @staticmethod
+    def positions_for(context: int) -> int:
+        """Positions that are allocated for `context` tokens."""
+        return -(-context // LANES) * LANES + SPARE_POSITIONS
+
+    @classmethod
+    def nbytes_for(cls, specification: HeadFacts, context: int, kind: CacheType) -> int:
+        """Bytes that `allocate` will take."""
+        width = padded(specification.head_dim)
+        of_both = sum(_row_bytes(width, kind)) + 4 * _scales(width, kind)
+        return specification.kv_heads * cls.positions_for(context) * of_both
+
+    @classmethod
+    def allocate(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> "LayerCache":
+        """A zeroed cache."""
+        heads, positions = specification.kv_heads, cls.positions_for(context)
+        tiles, width, dtype = positions // LANES, padded(specification.head_dim), _DTYPES[kind]
+        of_key, of_value = (nbytes // dtype.itemsize for nbytes in _row_bytes(width, kind))
+        keys, values = (
+            np.zeros((heads, tiles, of_key, LANES), dtype),
+            np.zeros((heads, positions, of_value), dtype),
+        )
+        if not _scales(width, kind):
+            return cls(keys, values)
+        shape = (heads, tiles, _scales(width, kind), LANES)
+        return cls(keys, values, np.zeros(shape, np.float16), np.zeros(shape, np.float16))
+
+    @property
+    def positions(self) -> int:
+        """Positions that are allocated."""
+        return int(self.values.shape[1])
+
+    @property
+    def _has_nibbles(self) -> bool:
+        return self.keys.dtype == np.uint8
+
+    def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
+        """Put keys and values (tokens, kv_heads, head_dim) at positions start…"""
+        self.write_keys(start, keys)
+        position = np.arange(start, start + len(values))
+        given: npt.NDArray[np.generic] = values
+        if self.value_scales is not None:
+            codes, scales = self._rounded(values)
+            self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
+            given = packed_in_groups(codes) if self._has_nibbles else codes
+        self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
+
+    def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
+        """Put keys (tokens, kv_heads, head_dim) at positions start…"""
+        position = np.arange(start, start + len(keys))
+        tile, lane = position // LANES, position % LANES
+        given: npt.NDArray[np.generic] = keys
+        if self.key_scales is not None:
+            codes, scales = self._rounded(keys)
+            self.key_scales[:, tile, : scales.shape[-1], lane] = scales
+            given = packed_in_pairs(codes) if self._has_nibbles else codes
+        self.keys[:, tile, : given.shape[-1], lane] = given
+
+    def _rounded(
+        self, rows: npt.NDArray[np.floating]
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+        """Codes and scales of rows (tokens, kv_heads, head_dim); codes of four bits up to whole lanes."""
+        if not self._has_nibbles:
+            return rounded_to_bytes(rows)
+        missing = padded(rows.shape[-1]) - rows.shape[-1]
+        return rounded_to_nibbles(np.pad(rotated(rows), ((0, 0), (0, 0), (0, missing))))
+
+    def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
+        keys, values = self.read_keys(0, end, head_dim), self.values[:, :end]
+        if self.value_scales is None:
+            return keys, values[:, :, :head_dim]  # type: ignore[return-value]
+        scales = _by_position(self.value_scales)[:, :end]
+        if self._has_nibbles:
+            codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
+            return keys, rotated(widened(codes, scales)[:, :, :head_dim])
+        return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
+
+    def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
+        """Keys (kv_heads, end - start, head_dim) of positions start…end."""
+        tiles = slice(start // LANES, -(-end // LANES))
+        wanted = slice(start % LANES, start % LANES + end - start)
+        rows = _by_position(self.keys[:, tiles])[:, wanted]
+        if self.key_scales is None:
+            return rows[:, :, :head_dim]
+        scales = _by_position(self.key_scales[:, tiles])[:, wanted]
+        if self._has_nibbles:
+            return rotated(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
+        return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
+
+    def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """All that it consists of."""
+        return self.values, *self.parts()
+
+    def parts(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """Arrays whose second axis is tiles."""
+        parts = (self.keys, self.key_scales, self.value_scales)
+        return tuple(part for part in parts if part is not None)
+
+    def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Views of what holds the first `end` positions: values, and whole tiles of keys and of scales."""
+        return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self.parts())
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        for first in range(0, count, LANES):
+            a, b, some = source + first, target + first, min(LANES, count - first)
+            if a % LANES + some <= LANES and b % LANES + some <= LANES:
+                for part in self.parts():
+                    mine, theirs = part[:, a // LANES], part[:, b // LANES]
+                    theirs[:, :, b % LANES : b % LANES + some] = mine[:, :, a % LANES : a % LANES + some]
+                continue
+            for part, i in product(self.parts(), range(some)):
+                at, to = a + i, b + i
+                part[:, to // LANES, :, to % LANES] = part[:, at // LANES, :, at % LANES]
+        self.values[:, target : target + count] = self.values[:, source : source + count].copy()
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + sum(part.nbytes for part in self.parts())
