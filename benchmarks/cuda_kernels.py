@@ -23,18 +23,13 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
+from edgeinfer_kernels.cuda.expert_products import ExpertRows, add_experts, grouped_product, grouped_tile
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.host_turns import StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.cuda.plane_formats import TILES
-from edgeinfer_kernels.cuda.prefill_experts import (
-    GROUPED_PAIRS,
-    ExpertRows,
-    add_experts,
-    grouped_product,
-    grouped_tile,
-)
+from edgeinfer_kernels.cuda.prefill_experts import GROUPED_PAIRS
 from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows

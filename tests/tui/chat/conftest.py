@@ -59,6 +59,14 @@ class Chat:
         """Until nothing is going on any more."""
         await self.until(lambda: self.screen.running is None and not any(self.app.workers))
 
+    async def click(self, turn: int, word: str) -> None:
+        """Click a word of a turn's head, once that lies where it stays."""
+        head, seen = self.views()[turn].query_one(".head"), None
+        while seen != (found := (head.region, str(head.render()))):
+            seen = found
+            await self.pilot.pause(0.1)
+        await self.pilot.click(head, offset=(found[1].index(word) + 1, 0))
+
     async def until(self, holds: Callable[[], object]) -> None:
         end = time.monotonic() + PATIENCE_SECONDS
         while not holds():

@@ -115,14 +115,11 @@ def test_the_mouse_answers_again_and_edits(opened: Opened) -> None:
         model = FakeModel()
         async with opened(model) as chat:
             await chat.say("Hi")
-            heads = [view.query_one(".head") for view in chat.views()]
-            place = str(heads[1].render()).index("[again]") + 1
-            await chat.pilot.click(heads[1], offset=(place, 0))
+            await chat.click(1, "[again]")
             await chat.until(lambda: len(model.asked) == 2)
             await chat.settle()
             assert "2/2" in str(chat.views()[1].query_one(".head").render())
-            head = chat.views()[0].query_one(".head")
-            await chat.pilot.click(head, offset=(str(head.render()).index("[edit]") + 1, 0))
+            await chat.click(0, "[edit]")
             await chat.until(lambda: chat.screen.input.text == "Hi")
 
     run(body())
