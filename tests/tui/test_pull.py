@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_came_and_says_how_to_go_on(
     opened.append(terminal)
     terminal.wait_for("0 B/144.4 KiB (0%)")
     for _ in range(500):
-        if any(path.stat().st_size > 0 for path in tmp_path.rglob("small.gguf.partial")):
+        if any(path.stat().st_size == 100_000 for path in tmp_path.rglob("small.gguf.partial")):
             break
         select.select([], [], [], 0.01)
     os.kill(terminal.process.pid, signal.SIGINT)
