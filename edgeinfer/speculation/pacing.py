@@ -158,9 +158,11 @@ class Pace:
         self._trials = max(0, self._trials - 1)
         self._earned_tokens = EARNED_MEMORY * self._earned_tokens + tokens
         self._earned_cost = EARNED_MEMORY * self._earned_cost + cost
-        # What was missed is read for all drafts to come; if there will be any.
-        gain = tokens - cost - (missed if self._steps >= EVIDENCE and not self.earns else 0.0)
-        self._purse = min(FULL_PURSE, self._purse + gain)
+        # Trials pay what they took, disturbed or not, but for what was missed: that is read for all drafts to
+        # come, if there will be any.
+        paid = (looked + (read if rows > 1 else self._plain)) / self._plain
+        free = missed if self._steps < EVIDENCE or self.earns else 0.0
+        self._purse = min(FULL_PURSE, self._purse + tokens - (paid - free))
 
     @property
     def earns(self) -> bool:
