@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.guessing import Guesses, Wanted
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
@@ -104,15 +104,7 @@ class GuessingEngine(Protocol):
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         ...
 
-    def guesses(
-        self,
-        ids: Sequence[int],
-        least: Sequence[float],
-        further: Sequence[float],
-        choices: int,
-        manner: Manner,
-        numbers: Sequence[float] = (),
-    ) -> Guesses:
+    def guesses(self, ids: Sequence[int], wanted: Wanted) -> Guesses:
         """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; it holds what was read."""
         ...
 

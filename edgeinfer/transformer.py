@@ -24,7 +24,7 @@ from edgeinfer_kernels.backend import (
     SteppingBackend,
 )
 from edgeinfer_kernels.cache_sliding import slide
-from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Manner
+from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Wanted
 from edgeinfer_kernels.specification import DecoderSpecification
 
 
@@ -145,20 +145,12 @@ class Transformer:
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def guesses(
-        self,
-        ids: Sequence[int],
-        least: Sequence[float],
-        further: Sequence[float],
-        choices: int,
-        manner: Manner,
-        numbers: Sequence[float] = (),
-    ) -> Guesses:
+    def guesses(self, ids: Sequence[int], wanted: Wanted) -> Guesses:
         """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; the cache holds what was read."""
-        self._check(ids, len(least))
+        self._check(ids, len(wanted.least))
         assert self._guesser is not None
         with DEVICE_FAILURES:
-            found = self._guesser.guesses(ids, len(self.cache.ids), least, further, choices, manner, numbers)
+            found = self._guesser.guesses(ids, len(self.cache.ids), wanted)
         self.cache.append([*ids, *found.ids][: found.read])
         return found
 

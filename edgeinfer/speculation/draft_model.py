@@ -13,7 +13,7 @@ from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
 from edgeinfer.speculation.one_by_one import OneByOne
 from edgeinfer.speculation.pacing import MOST_DRAFTED
-from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
 
 
 class DraftModel(OneByOne):
@@ -65,7 +65,8 @@ class DraftModel(OneByOne):
         if len(missed) > self._most_given:
             self._engine.append(missed[:-1])
             missed = missed[-1:]
-        found = self._guessing.guesses(missed, least, further, self._choices, manner, numbers)
+        wanted = Wanted(least, further, self._choices, manner, numbers)
+        found = self._guessing.guesses(missed, wanted)
         distributions = _distributions(found) if drawn else None
         return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
 

@@ -21,6 +21,23 @@ class Manner:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What guesses are asked for, len(least) at most.
+
+    They end before a guess i whose chance of being reached, the product of its own and those before, is below
+    least[i], or behind one whose chance is below further[i], if that is given. `choices`: the first so many
+    tokens may be guessed. `numbers`: none, or one from 0 to 1 for each guess, which is drawn with it; without
+    them the best token is guessed.
+    """
+
+    least: Sequence[float]
+    further: Sequence[float]
+    choices: int
+    manner: Manner
+    numbers: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
 class Guesses:
     """Tokens in a row, each with its chance where it stands, float32.
 
@@ -44,22 +61,9 @@ class GuessingBackend(Protocol):
         """Tokens that it reads before a first guess, at most; 0: it can't guess with this model."""
         ...
 
-    def guesses(
-        self,
-        ids: Sequence[int],
-        start: int,
-        least: Sequence[float],
-        further: Sequence[float],
-        choices: int,
-        manner: Manner,
-        numbers: Sequence[float] = (),
-    ) -> Guesses:
-        """Read `ids` at positions start…, then guess and read on, len(least) guesses at most.
+    def guesses(self, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
+        """Read `ids` at positions start…, then guess and read on; it ends where no logit is a finite number.
 
-        It ends before a guess i whose chance of being reached, the product of its own and those before, is
-        below least[i], behind one whose chance is below further[i], if that is given, or where no logit is a
-        finite number. `choices`: the first so many tokens may be
-        guessed. `numbers`: none, or one from 0 to 1 for each guess, which is drawn with it; without them the
-        best token is guessed. A backend may draw from fewer candidates than the manner leaves, and says so.
+        A backend may draw from fewer candidates than the manner leaves, and says so.
         """
         ...

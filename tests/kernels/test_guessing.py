@@ -12,7 +12,7 @@ import edgeinfer
 from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.cpu.structures import LOGITS_A_PART, MOST_CANDIDATES
-from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import cpu, engine_for
 from tests.random_models import VOCABULARY, ZOO
@@ -44,7 +44,7 @@ def check_greedy(engine: Transformer, begin: list[int], given: int, count: int, 
     want = one_by_one(engine, begin[-given:], count, choices)
     behind = engine.append([5])
     engine.rewind(len(begin) - given)
-    got = engine.guesses(begin[-given:], [0.0] * count, (), choices, GREEDY)
+    got = engine.guesses(begin[-given:], Wanted([0.0] * count, (), choices, GREEDY))
     assert got.ids == [token for token, _ in want]
     assert got.chances == pytest.approx([chance for _, chance in want], rel=1e-5)
     assert got.candidates == ()
@@ -84,14 +84,14 @@ def test_any_number_of_threads_gives_the_same_chances() -> None:
     found = []
     for threads in (1, 2, 5):
         engine = engine_for(DRAFT, cpu(threads=threads), "f16")
-        found.append(engine.guesses(IDS[:9], [0.0] * 6, (), engine.vocabulary_size, GREEDY))
+        found.append(engine.guesses(IDS[:9], Wanted([0.0] * 6, (), engine.vocabulary_size, GREEDY)))
         engine.close()
     assert found[0] == found[1] == found[2]
 
 
 def guessed(engine: Transformer, least: list[float], further: list[float] | tuple[()] = ()) -> Guesses:
     engine.rewind(0)
-    return engine.guesses(IDS[:9], least, further, engine.vocabulary_size, GREEDY)
+    return engine.guesses(IDS[:9], Wanted(least, further, engine.vocabulary_size, GREEDY))
 
 
 def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: Transformer) -> None:
@@ -136,7 +136,9 @@ def test_candidates_are_those_of_the_sampler(draft: Transformer, name: str) -> N
         want_ids, want = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         for number in (0.0, 0.3, 0.9999999):
             draft.rewind(end - 1)
-            got = draft.guesses(IDS[end - 1 : end], [0.0], (), draft.vocabulary_size, manner, [number])
+            got = draft.guesses(
+                IDS[end - 1 : end], Wanted([0.0], (), draft.vocabulary_size, manner, [number])
+            )
             (ids, weights), chance = got.candidates[0], got.chances[0]
             assert ids.tolist() == want_ids.tolist()
             np.testing.assert_allclose(weights / weights.sum(), want, rtol=2e-5)
@@ -154,7 +156,7 @@ def test_top_p_may_leave_some_of_what_the_sampler_leaves(draft: Transformer, man
         draft.rewind(0)
         wanted, chances = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         draft.rewind(end - 1)
-        got = draft.guesses(IDS[end - 1 : end], [0.0], (), draft.vocabulary_size, manner, [0.5])
+        got = draft.guesses(IDS[end - 1 : end], Wanted([0.0], (), draft.vocabulary_size, manner, [0.5]))
         ids, weights = got.candidates[0]
         places = np.searchsorted(wanted, ids)
         assert wanted[places].tolist() == ids.tolist()
@@ -167,7 +169,7 @@ def test_too_many_candidates_are_cut_to_the_nearest(draft: Transformer) -> None:
     logits = draft.append(IDS[:9])
     draft.rewind(0)
     manner = Manner(2.0, 0, 1.0, 0.0)
-    got = draft.guesses(IDS[:9], [0.0], (), draft.vocabulary_size, manner, [0.5])
+    got = draft.guesses(IDS[:9], Wanted([0.0], (), draft.vocabulary_size, manner, [0.5]))
     ids, weights = got.candidates[0]
     assert MOST_CANDIDATES // 2 < len(ids) <= MOST_CANDIDATES
     assert set(ids.tolist()) == set(np.argsort(-logits, kind="stable")[: len(ids)].tolist())
@@ -180,7 +182,7 @@ def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(dr
     sampler, manner = Sampler(settings, draft.vocabulary_size), Manner(0.7, 0, 1.0, 0.1)
     ids, chances = sampler.distribution(draft.append(IDS[:12]), IDS[:12])
     draft.rewind(0)
-    got = draft.guesses(IDS[:12], [0.0] * 3, (), draft.vocabulary_size, manner)
+    got = draft.guesses(IDS[:12], Wanted([0.0] * 3, (), draft.vocabulary_size, manner))
     assert got.ids[0] == int(ids[chances.argmax()])
     assert got.chances[0] == pytest.approx(float(chances.max()), rel=2e-5)
     assert got.candidates == ()
@@ -189,7 +191,7 @@ def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(dr
 def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, lambda s, w, c: cpu()(replace(s, logit_scale=1e38), w, c))
-    got = engine.guesses(IDS[:5], [0.0] * 3, (), VOCABULARY, GREEDY)
+    got = engine.guesses(IDS[:5], Wanted([0.0] * 3, (), VOCABULARY, GREEDY))
     assert (got.ids, got.read, engine.ids) == ([], 5, IDS[:5])
     engine.close()
 
@@ -208,5 +210,5 @@ def test_a_loop_takes_so_many_tokens_and_guesses(draft: Transformer) -> None:
     draft.rewind(0)
     for ids, most in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
         with pytest.raises(ValueError, match="wanted 1 to 16 of each"):
-            draft.guesses(ids, [0.0] * most, (), draft.vocabulary_size, GREEDY)
+            draft.guesses(ids, Wanted([0.0] * most, (), draft.vocabulary_size, GREEDY))
     assert draft.ids == []

@@ -36,7 +36,7 @@ from edgeinfer_kernels.cpu.sparse import (
 from edgeinfer_kernels.cpu.structures import CALL, EMBED, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
-from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.guessing import Guesses, Wanted
 from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.reference.backend import last_norm
@@ -262,23 +262,14 @@ class CpuBackend:
         possible = self._head and self._embed_block and not self.specification.logit_soft_cap
         return min(MOST_GUESSES, self.batch) if possible else 0
 
-    def guesses(
-        self,
-        ids: Sequence[int],
-        start: int,
-        least: Sequence[float],
-        further: Sequence[float],
-        choices: int,
-        manner: Manner,
-        numbers: Sequence[float] = (),
-    ) -> Guesses:
+    def guesses(self, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
         """As `GuessingBackend.guesses`: one run of the team for all guesses."""
         if self._guess_loop is None:
             block, steps = self._embed_block, self._step_run[1:]
             head = self._call, self._head_fields
             made = GuessLoop(self.specification, self._kernels, self._programs, steps, block, head)
             self._guess_loop = made
-        return self._guess_loop.run(self.team, ids, start, least, further, choices, manner, numbers)
+        return self._guess_loop.run(self.team, ids, start, wanted)
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """Both blocks of these layers, for a step of STEP_TOKENS at most."""

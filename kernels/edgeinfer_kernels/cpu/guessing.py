@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.structures import (
     PART_BYTES,
 )
 from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.guessing import Guesses, Manner
+from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification
 
@@ -89,23 +89,13 @@ class GuessLoop:
         self._numbers_address = address(self._numbers)
         self._choice: tuple[int, Manner] | None = None
 
-    def run(
-        self,
-        team: Team,
-        ids: Sequence[int],
-        start: int,
-        least: Sequence[float],
-        further: Sequence[float],
-        choices: int,
-        manner: Manner,
-        numbers: Sequence[float],
-    ) -> Guesses:
+    def run(self, team: Team, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
         """As `GuessingBackend.guesses`, for MOST_GUESSES of ids and of guesses at most."""
-        fields, given, most = self._fields, len(ids), len(least)
+        fields, given, most = self._fields, len(ids), len(wanted.least)
         if not 0 < given <= MOST_GUESSES or not 0 < most <= MOST_GUESSES:
             raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MOST_GUESSES} of each")
-        if self._choice != (choices, manner):
-            self._choose(choices, manner)
+        if self._choice != (wanted.choices, wanted.manner):
+            self._choose(wanted.choices, wanted.manner)
         programs = self._programs
         programs.fill(given, start, span=given + most)
         for index, (table, _) in enumerate(programs.calls):
@@ -114,11 +104,11 @@ class GuessLoop:
         fill_call(self._head_call, last, programs.stride, 1, 0, 0)
         self._head[HEAD.logits // 8] = self._logits_address
         self._embed[EMBED.ids // 8] = self._given_address
-        self._given[:given], self._least[:most] = ids, least
-        self._further[:most] = further or 0.0
-        if numbers:
-            self._numbers[:most] = numbers
-        at = self._numbers_address if numbers else 0
+        self._given[:given], self._least[:most] = ids, wanted.least
+        self._further[:most] = wanted.further or 0.0
+        if wanted.numbers:
+            self._numbers[:most] = wanted.numbers
+        at = self._numbers_address if wanted.numbers else 0
         pack_into(TURN, fields.data, GUESSING.most, most, at, 0, 1, ONE)
         team.run(self._function, self._block, 0)
         found = int(fields[GUESSING.count // 8])
@@ -126,7 +116,7 @@ class GuessLoop:
             self._ids[:found].tolist(),
             self._chances[:found].tolist(),
             given + int(fields[GUESSING.passes // 8]) - 1,
-            self._drawn_from(found) if numbers else (),
+            self._drawn_from(found) if wanted.numbers else (),
         )
 
     def _choose(self, choices: int, manner: Manner) -> None:
