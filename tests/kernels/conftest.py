@@ -35,7 +35,7 @@ class _WithoutTiles(Kernels):
 
 
 @cache
-def _objects() -> dict[str, dict[str, bytes]]:
+def objects() -> dict[str, dict[str, bytes]]:
     """Instruction set -> unit -> object file, of all that a test may want.
 
     They are built together: most of a compiler's work is the same for all instruction sets, and each process
@@ -56,7 +56,7 @@ def _objects() -> dict[str, dict[str, bytes]]:
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
     given = instruction_set(isa)
-    found = _objects()[ISA_NAMES[-1] if given is EMULATED_TILES else given.name]
+    found = objects()[ISA_NAMES[-1] if given is EMULATED_TILES else given.name]
     wanted = [found[unit] for unit in dict.fromkeys([BLOCKS, *units])]
     return (_WithoutTiles if isa == ISA_NAMES[-1] else Kernels)(wanted)
 
