@@ -19,6 +19,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.cpu import CPUContext
 
 from edgeinfer_kernels.cpu.native.lanes import emit_bodies, target_operations
+from edgeinfer_kernels.cpu.native.pipeline import forget_arrays
 from edgeinfer_kernels.cpu.native.units import Target, unit_exports
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -27,10 +28,12 @@ OBJECTS_BEFORE_COLLECTION = 200_000
 
 
 def stop_before_linking() -> None:
-    """Have numba make the LLVM code of each function and leave it: whole units are linked here, once.
+    """Have numba make the LLVM code of each function and leave it: whole units are linked here, once. And
+    have it forget what no kernel has.
 
     numba itself would link what a function calls into it, function by function, a quarter of the time.
     """
+    forget_arrays()
     JITCodeLibrary.add_ir_module = keep_code
     JITCodeLibrary.finalize = lambda library: None
     CPUContext.get_executable = lambda context, library, description, environment: no_callable()

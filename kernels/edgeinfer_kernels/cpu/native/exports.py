@@ -5,12 +5,16 @@ from typing import Any
 
 from numba import njit, types
 
+from edgeinfer_kernels.cpu.native.pipeline import KernelCompiler
+
 inner = njit(
     nogil=True,
     boundscheck=False,
     error_model="numpy",
     no_cpython_wrapper=True,
     no_cfunc_wrapper=True,
+    pipeline_class=KernelCompiler,
+    _nrt=False,  # nothing that a kernel has is counted
 )
 """A function that only other kernels call; LLVM inlines it."""
 
