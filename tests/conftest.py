@@ -1,7 +1,13 @@
-"""Compiled kernels, built once for the whole suite."""
+"""What the whole suite shares: processors, and compiled kernels."""
+
+import os
 
 import pytest
 
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    # As many workers run as there are processors: numpy's and torch's threads would spin for one, a third of
+    # all processor time. Read when they are imported first.
+    os.environ.setdefault(name, "1")
 BY_KERNELS = {"kernels", "kernels_for"}
 
 
