@@ -27,12 +27,12 @@ def zoo_file(tmp_path_factory: pytest.TempPathFactory) -> ZooFile:
 @pytest.fixture(scope="session")
 def loaded(zoo_file: ZooFile) -> Iterator[Model]:
     """A random model of 256 tokens of context; whoever takes it leaves it usable."""
-    with edgeinfer.load(zoo_file("llama"), threads=2) as model:
+    with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         yield model
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Iterator[Model]:
     """The built-in model."""
-    with edgeinfer.load("tiny", threads=2) as model:
+    with edgeinfer.load("tiny", threads=1) as model:
         yield model

@@ -21,7 +21,7 @@ VARIED: dict[str, Any] = {"temperature": 1.1, "seed": 5}
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=512) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=512) as model:
         yield model
 
 

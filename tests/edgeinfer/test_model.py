@@ -86,7 +86,7 @@ def test_several_threads_may_ask_at_once(loaded: Model) -> None:
 def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None:
     calls: list[tuple[int, int]] = []
     ids = np.random.default_rng(3).integers(3, 288, 600).tolist()
-    with edgeinfer.load(zoo_file("llama"), context=620, threads=2) as model:
+    with edgeinfer.load(zoo_file("llama"), context=620, threads=1) as model:
         answer = model.generate(ids, max_tokens=50, seed=1, progress=lambda *seen: calls.append(seen))
         assert calls == [(256, 600), (512, 600), (600, 600)]
         assert answer.finish_reason in ("context", "stop")
@@ -200,7 +200,7 @@ def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) ->
     answers = []
     kinds: tuple[CacheType, ...] = ("f16", "f32")
     for kv in kinds:
-        with edgeinfer.load(zoo_file("llama"), kv=kv, threads=2) as model:
+        with edgeinfer.load(zoo_file("llama"), kv=kv, threads=1) as model:
             answers.append(model.logits([1, 50, 60, 70])[-1])
     assert np.linalg.norm(answers[0] - answers[1]) < 2e-3 * np.linalg.norm(answers[1])
     assert not np.array_equal(*answers)

@@ -1,6 +1,7 @@
 """The built-in pair: drafts change the speed of an answer and nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_loading import same_tokens
+from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.draft_model import DraftModel, manner_of
 from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
+PlainAnswer = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
 REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 
@@ -31,13 +34,19 @@ def always_draft(model: Model, length: int) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=256) as model:
         yield model
+
+
+@pytest.fixture(scope="module")
+def plain_answer(plain: Model) -> PlainAnswer:
+    """60 tokens behind a prompt under some settings, which all drafts are held against."""
+    return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
 
 @pytest.fixture(scope="module", params=["auto", "lookup", "self"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=2, draft=request.param, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=request.param, context=256) as model:
         yield model
 
 
@@ -52,11 +61,11 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     ],
 )
 def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
-    plain: Model, drafting: Model, settings: dict[str, Any], length: int
+    plain_answer: PlainAnswer, drafting: Model, settings: dict[str, Any], length: int
 ) -> None:
     always_draft(drafting, length)
     for prompt in (PROMPT, REPEATED):
-        want = plain.generate(prompt, max_tokens=60, **settings)
+        want = plain_answer(prompt, tuple(settings.items()))
         got = drafting.generate(prompt, max_tokens=60, **settings)
         assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
 
@@ -113,7 +122,7 @@ def test_logprobs_are_those_of_plain_decoding(plain: Model, drafting: Model) -> 
 
 
 def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> None:
-    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         always_draft(model, 3)
         shares = [
             model.generate(PROMPT, max_tokens=60, temperature=0.8).speed.accepted_share or 0.0
@@ -199,7 +208,7 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
     path.write_text(PROMPT + want.text, encoding="utf-8")
     for draft, kind in (("lookup", PromptLookup), ("auto", FirstOf)):
         with edgeinfer.load(
-            "tiny", device="cpu", threads=2, draft=draft, references=path, context=256
+            "tiny", device="cpu", threads=1, draft=draft, references=path, context=256
         ) as model:
             assert model.speculator is not None
             assert isinstance(model.speculator.drafter, kind)
@@ -231,7 +240,7 @@ def test_the_first_drafter_with_a_guess_makes_it() -> None:
 
 
 def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
-    with edgeinfer.load("tiny", device="cpu", threads=2) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
@@ -253,7 +262,7 @@ def proposed(drafter: Any, settings: SamplerSettings, natively: bool, texts: lis
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
 def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
     asked = SamplerSettings(**settings)
-    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
         assert drafter._most_given == 16

@@ -22,13 +22,13 @@ SIZE = 6
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=2, draft=None, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=256) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def growing() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=2, context=256) as model:
+    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         assert isinstance(model.speculator.drafter, DraftModel)
         model.speculator.drafter.leaves = 4
