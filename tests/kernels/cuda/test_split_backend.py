@@ -60,9 +60,9 @@ def halves(decoder: Decoder, index: int) -> LayerDivision:
 Divide = Callable[[Decoder, int], LayerDivision]
 
 
-def on_a_gpu(name: str, divide: Divide) -> Any:
+def on_a_gpu(*values: Any) -> Any:
     """A case that isn't interpreted: what it adds to the others isn't worth its seconds."""
-    return pytest.param(name, divide, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
+    return pytest.param(*values, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
 
 
 CASES = [
@@ -92,11 +92,24 @@ def model_for(name: str, divide: Divide) -> RandomModel:
     return replace(model, feed_forward=1280 if HAS_GPU else 320, formats=("Q8_0", "Q4_0", "F16"))
 
 
+FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
+"""Four layers for the four kinds of `mixed`, one of which sees more than a window."""
+
+
+def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
+    """The layers of a model that are read, all if none is named: interpreted, those that show something."""
+    if HAS_GPU:
+        return ()
+    if divide is mixed:
+        return FOUR_KINDS.get(name, ())
+    return (0, 1) if divide is attention_alone or ZOO[name].experts else ()
+
+
 @pytest.mark.parametrize(("name", "divide"), CASES)
 def test_a_prompt_and_steps_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path) as decoder:
+    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
         divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
         with divided(decoder, device, divisions, kernels) as backend:
@@ -121,7 +134,7 @@ SENT = [
 def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path) as decoder:
+    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
         divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(22)
         with divided(decoder, device, divisions, kernels, send_from=6) as backend:
@@ -133,7 +146,7 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
 def test_steps_of_every_width_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
-    with opened(model_for(name, halves), tmp_path) as decoder:
+    with opened(model_for(name, halves), tmp_path, layers_for(name, halves)) as decoder:
         divisions = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
         widths = tuple(range(1, 9)) if HAS_GPU else (1, 2, 5)
         ids = decoder.ids(sum(widths))
@@ -171,7 +184,7 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
 def test_the_host_tells_how_many_experts_it_was_asked_for(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
-    with opened(ZOO["granitemoe"], tmp_path) as decoder:
+    with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", halves)) as decoder:
         count = len(decoder.weights.layers)
         for divide, expected in ((attention_alone, 1.0), (halves, None)):
             divisions = [divide(decoder, index) for index in range(count)]
