@@ -184,9 +184,12 @@ def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
     assert build_groups(["blocks"], 4) == [["blocks"]]
     assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
     assert build_groups([*rows[:2], "blocks"], 8) == [["blocks"], rows[:1], rows[1:2]]
-    many = build_groups(["blocks", *rows], 2)
-    assert [len(group) for group in many] == [2, 9]
+    many = build_groups([*rows, "blocks"], 2)
+    assert [len(group) for group in many] == [4, 7]
+    assert many[0][0] == "blocks"
     assert sorted(unit for group in many for unit in group) == ["blocks", *rows]
+    small = [f"neurons_{index}" for index in range(10)]
+    assert [len(group) for group in build_groups(["rows_Q4_0", *small], 2)] == [4, 7]
 
 
 def test_a_compiler_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, ma
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
 """The unit that every model needs."""
-BUILD_TIMES = {BLOCKS: 8.0, "experts": 2.5, "sparse": 2.5, "service": 0.5}
-"""How long a unit takes to build, the rows of a format taking 1."""
+BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "service": 0.1}
+BUILD_TIMES |= {f"rows_{name}": 0.1 for name in ("BF16", "F16", "F32")}
+NEURONS_BUILD_TIME = 0.3
+"""How long a unit takes to build, the rows of a quantised format taking 1."""
 IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]
 """Called with (units built, units to build), from any thread; not at all when everything is cached."""
@@ -201,11 +203,16 @@ def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
     """Units to build in one process each, so that all take about as long; the longest first."""
     groups: list[list[str]] = [[] for _ in range(min(processes, len(units)))]
     waits = [0.0] * len(groups)
-    for unit in sorted(units, key=lambda unit: -BUILD_TIMES.get(unit, 1.0)):
+    for unit in sorted(units, key=build_time, reverse=True):
         group = waits.index(min(waits))
         groups[group].append(unit)
-        waits[group] += BUILD_TIMES.get(unit, 1.0)
+        waits[group] += build_time(unit)
     return groups
+
+
+def build_time(unit: str) -> float:
+    """In units of what the rows of a quantised format take."""
+    return BUILD_TIMES.get(unit, NEURONS_BUILD_TIME if unit.startswith("neurons_") else 1.0)
 
 
 class Kernels:
