@@ -102,15 +102,20 @@ def _refusal(placing: ModelPlacing, side: int) -> PlanError:
     """What doesn't fit if everything is to be on one side: there, or in the main memory that this takes."""
     items, allowed = _refusable(placing, side), placing.vram if side == GPU else placing.ram
     if side == GPU and sum(item.bytes for item in items) <= allowed:
-        everything, _ = _items(placing, placing.whole(side))
-        side, allowed = CPU, placing.ram
-        items = [item for item in everything if item.device == "cpu"]
+        items, allowed = _held(placing, side, CPU), placing.ram
+        side = CPU
     return refuse(PLACES[side], sum(item.bytes for item in items), allowed, items)
 
 
 def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
     """What the device of that side would have to hold."""
-    items, _ = _items(placing, placing.whole(side))
+    return _held(placing, side, side)
+
+
+def _held(placing: ModelPlacing, whole: int, side: int) -> list[PlannedItem]:
+    """What the device of `side` has to hold if everything is on the side `whole`."""
+    chosen = placing.whole(whole)
+    items, _ = _items(placing, chosen, PromptSpeed(placing, chosen))
     return [item for item in items if item.device == PLACES[side]]
 
 
@@ -125,7 +130,8 @@ def _plan(placing: ModelPlacing) -> MemoryPlan:
 
 
 def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
-    items, layers = _items(placing, chosen)
+    speed = PromptSpeed(placing, chosen)
+    items, layers = _items(placing, chosen, speed)
     items, layers, waiting = spilled(items, layers, placing)
     here = [item for item in items if item.device == "cpu"]
     if sum(item.bytes for item in here) > placing.ram:
@@ -141,7 +147,7 @@ def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
         wishes=placing.wishes,
         vram_bytes=placing.vram,
         ram_bytes=placing.ram,
-        prediction=_prediction(placing, chosen, items, waiting),
+        prediction=_prediction(placing, chosen, items, speed, waiting),
         next_gibibyte=_with_more(placing, chosen),
         why_not=_why_not(placing, chosen, items),
     )
@@ -153,7 +159,9 @@ def _head_place(items: Sequence[PlannedItem]) -> Place:
     return device
 
 
-def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem], list[LayerPlacement]]:
+def _items(
+    placing: ModelPlacing, chosen: Placement, speed: PromptSpeed
+) -> tuple[list[PlannedItem], list[LayerPlacement]]:
     """All items of a placement, nothing spilled yet."""
     items: list[PlannedItem] = []
     layers = []
@@ -171,11 +179,11 @@ def _items(placing: ModelPlacing, chosen: Placement) -> tuple[list[PlannedItem],
         items += placed.items
         layers.append(placed.placement)
     overlapped = [item for item in items if item.overlapped]
-    return items + _around_the_layers(placing, chosen, overlapped), layers
+    return items + _around_the_layers(placing, chosen, speed, overlapped), layers
 
 
 def _around_the_layers(
-    placing: ModelPlacing, chosen: Placement, overlapped: Sequence[PlannedItem]
+    placing: ModelPlacing, chosen: Placement, speed: PromptSpeed, overlapped: Sequence[PlannedItem]
 ) -> list[PlannedItem]:
     ends, sizes = chosen.ends, placing.sizes
     items = []
@@ -198,7 +206,7 @@ def _around_the_layers(
     if ends.draft is not None and placing.draft:
         add("draft model", PLACES[ends.draft], ends.draft, placing.draft[ends.draft])
     if placing.works_on_cpu(chosen):
-        fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen)))
+        fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen, speed)))
     if not chosen.uses_gpu:
         between = 1000 * placing.host_seconds(chosen)
         return [*items, PlannedItem("between tokens", "cpu", 0, between, "CPU latency")] if between else items
@@ -220,15 +228,18 @@ def _around_the_layers(
     return items
 
 
-def _cpu_batch(placing: ModelPlacing, chosen: Placement) -> int:
+def _cpu_batch(placing: ModelPlacing, chosen: Placement, speed: PromptSpeed) -> int:
     """Tokens that the CPU computes in one step at most: longer ones send its weights to the GPU."""
-    wishes = placing.wishes
-    send_from = PromptSpeed(placing, chosen).send_from if chosen.ends.head == GPU else None
-    return host_batch(wishes.batch, send_from)
+    send_from = speed.send_from if chosen.ends.head == GPU else None
+    return host_batch(placing.wishes.batch, send_from)
 
 
 def _prediction(
-    placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem], waiting: float
+    placing: ModelPlacing,
+    chosen: Placement,
+    items: Sequence[PlannedItem],
+    speed: PromptSpeed,
+    waiting: float,
 ) -> Prediction:
     """Of plain decoding: what drafting brings comes on top."""
     draft = sum(item.ms_per_token for item in items if item.item == "draft model") / 1000
@@ -245,7 +256,6 @@ def _prediction(
 
     wishes = placing.wishes
     prompt = min(wishes.prompt, wishes.context)
-    speed = PromptSpeed(placing, chosen)
     return Prediction(
         seconds_empty=at(0),
         seconds=dry,
@@ -266,8 +276,9 @@ def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
         more = placing.spread(more, vram) or more
     if more is None:
         return None
-    items, _ = _items(placing, more)
-    return _prediction(placing, more, items, 0.0).decode_tokens_per_second
+    speed = PromptSpeed(placing, more)
+    items, _ = _items(placing, more, speed)
+    return _prediction(placing, more, items, speed, 0.0).decode_tokens_per_second
 
 
 def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:
