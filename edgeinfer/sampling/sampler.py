@@ -98,7 +98,7 @@ class Sampler:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
         `chance`: a number that `uniform` gave, in place of a fresh one. At a temperature of 0 nothing is
-        drawn, and `last` is forgotten.
+        drawn.
         """
         if self.settings.temperature == 0:
             self._last = None
@@ -186,11 +186,6 @@ class Sampler:
             return
         surprise = -math.log2(probabilities[position])
         self._surprise_limit -= self.settings.mirostat_eta * (surprise - self.settings.mirostat_tau)
-
-    @property
-    def last(self) -> Distribution | None:
-        """What `distribution` gave last; None: nothing, or not since `restore` or a greedy `sample`."""
-        return self._last
 
     def snapshot(self) -> SamplerState:
         """The state to come back to if the tokens that follow are rejected."""

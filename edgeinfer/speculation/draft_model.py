@@ -10,9 +10,9 @@ from edgeinfer.language_model import Engine, GuessingEngine
 from edgeinfer.sampling.penalties import penalties_are_on
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.drafts import Draft
 from edgeinfer.speculation.one_by_one import OneByOne
-from edgeinfer.speculation.pacing import MOST_DRAFTED
 from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
 
 
