@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
+from edgeinfer.chosen_token import Chosen
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.expert_use import ExpertUse
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
@@ -65,15 +66,6 @@ def check_count(name: str, value: object) -> None:
 
 class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
     """Leaves the middle of a prompt that nobody waits for any more."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A token that follows; the logits that it was drawn from, if they came to the host."""
-
-    id: int
-    logits: npt.NDArray[np.float32] | None
-    drafted: bool = False
 
 
 class TokenStream:
@@ -254,16 +246,14 @@ class TokenStream:
             if len(certain) < 2:
                 return [self._one(history, sampler, chooser, follows)]
             end_ids = self._tokenizer.end_ids
-            found = speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
-            return [Chosen(token.id, token.logits, token.drafted) for token in found]
+            return speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
         if pace.rest:
             pace.rest -= 1
             return [self._one(history, sampler, chooser, follows)]
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
-            found = speculator.read(draft, history, sampler, end_ids, self._drafts)
-            return [Chosen(token.id, token.logits, token.drafted) for token in found]
+            return speculator.read(draft, history, sampler, end_ids, self._drafts)
         begin = time.perf_counter()
         chosen = self._one(history, sampler, chooser, follows)
         speculator.plain(sampler, time.perf_counter() - begin)

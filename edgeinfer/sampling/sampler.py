@@ -166,12 +166,10 @@ class Sampler:
         if self.settings.temperature != 0 or not self._all_alike or self.constraint:
             return None
         self._last = None
-        found = logits.argmax(axis=1)
-        peaks = logits[np.arange(len(logits)), found]
-        if not np.isfinite(peaks).all():
-            broken = int(np.flatnonzero(~np.isfinite(peaks))[0])
-            raise _unusable(logits[broken], float(peaks[broken]))
-        best: list[int] = found.tolist()
+        best: list[int] = logits.argmax(axis=1).tolist()
+        for row, found in zip(logits, best, strict=True):
+            if not math.isfinite(row[found]):
+                raise _unusable(row, float(row[found]))
         return best
 
     def accept(self, token_id: int) -> None:

@@ -1,9 +1,11 @@
 """What passes of a model and drafts for it take, as seen so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 MOST_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
+MOST_ROWS = 16
+"""Of a pass: a draft may have leaves beside it."""
 ROW_SHARE = 0.08
 """What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
 COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
@@ -40,9 +42,9 @@ class DraftCosts:
         """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
         self.begin = self.each = 0.0
         """Seconds that a draft takes whatever its length, and those of each guess."""
-        self._shape: dict[int, float] = {1: 1.0}
+        self._shape = [1 + ROW_SHARE * index for index in range(MOST_ROWS)]
+        """Of passes of 1, 2, … rows."""
         self._since_plain, self._plain_run = 0, 0
-        self._curve: list[float] = []
 
     def measured(self, seconds: Mapping[int, float]) -> None:
         """What passes of some rows, one of them 1, took one after the other, maybe long ago: where all
@@ -50,8 +52,8 @@ class DraftCosts:
         """
         self.scale, self.plain = seconds[1], None
         # More rows never take less: what says so was measured while something else ran.
-        self._shape = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
-        self._curve = []
+        known = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
+        self._shape = [_on_lines(known, rows) for rows in range(1, MOST_ROWS + 1)]
         self.time_plain()
 
     def time_plain(self) -> None:
@@ -75,9 +77,8 @@ class DraftCosts:
                 self.scale = _learnt(self.scale, seconds)
                 self.plain = min(self.plain or seconds, DISTURBED * self.scale)
                 self._since_plain = PLAIN_EVERY
-            known = self._shape_of(rows)
-            self._shape[rows] = max(1.0, _learnt(known, min(seconds / self.scale, DISTURBED * known)))
-            self._curve = []
+            known = self._shape[rows - 1]
+            self._shape[rows - 1] = max(1.0, _learnt(known, min(seconds / self.scale, DISTURBED * known)))
 
     def _plain_behind(self, seconds: float) -> float:
         known = self.plain or seconds
@@ -107,26 +108,19 @@ class DraftCosts:
         return COLD * self.of_draft(guesses) + READ_SHARE * self.each * text
 
     def of_pass(self, rows: int) -> float:
-        """Seconds of a pass, 0 before one was seen."""
-        return (self.scale or 0.0) * self._shape_of(rows)
+        """Seconds of a pass of so many rows, MOST_ROWS at most; 0 before one was seen."""
+        return (self.scale or 0.0) * self._shape[rows - 1]
 
-    def of_passes(self) -> Sequence[float]:
-        """Seconds of passes of 1, 2, … rows, to the longest draft's."""
-        if not self._curve:
-            self._curve = [self._shape_of(rows) for rows in range(1, MOST_DRAFTED + 2)]
-        scale = self.scale or 0.0
-        return [scale * share for share in self._curve]
 
-    def _shape_of(self, rows: int) -> float:
-        """A pass of `rows` beside one of 1: as measured, or between and beyond that on a straight line."""
-        known = self._shape
-        if rows in known:
-            return known[rows]
-        below = max(n for n in known if n < rows)
-        above = min((n for n in known if n > rows), default=None)
-        if above is None:
-            return known[below] + (rows - below) * ROW_SHARE
-        return _mixed((above - rows) / (above - below), known[below], known[above])
+def _on_lines(known: Mapping[int, float], rows: int) -> float:
+    """A pass of `rows` beside one of 1: as measured, or between and beyond that on a straight line."""
+    if rows in known:
+        return known[rows]
+    below = max(n for n in known if n < rows)
+    above = min((n for n in known if n > rows), default=None)
+    if above is None:
+        return known[below] + (rows - below) * ROW_SHARE
+    return _mixed((above - rows) / (above - below), known[below], known[above])
 
 
 def _learnt(known: float, seen: float) -> float:

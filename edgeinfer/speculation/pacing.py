@@ -199,8 +199,8 @@ class Pace:
         """The chance of being reached that pays for a row of a draft of this length, all alike: costs that
         are measured one by one are too uncertain to tell a row from the next.
         """
-        rows = self.costs.of_passes()
-        return max(0.0, rows[length] - rows[0]) / (length * self._worth(scale))
+        more = self.costs.of_pass(1 + length) - scale
+        return max(0.0, more) / (length * self._worth(scale))
 
     def _said(self, chance: float, length: int) -> list[float]:
         """What a drafter must say of each of its guesses where this chance is wanted."""
@@ -212,10 +212,10 @@ class Pace:
 
     def _rates(self, most: int) -> Sequence[float]:
         """Tokens a second with drafts of 0, 1, … `most` tokens."""
-        costs, passes = self.costs, self.costs.of_passes()
+        costs = self.costs
         rates, tokens, reached = [], 0.0, 1.0
         for length in range(most + 1):
             tokens += reached
             reached *= self.acceptance
-            rates.append(tokens / (passes[length] + costs.of_draft(length)))
+            rates.append(tokens / (costs.of_pass(1 + length) + costs.of_draft(length)))
         return rates

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edgeinfer.chosen_token import Chosen
 from edgeinfer.language_model import Engine
 from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.drafts import Draft, Drafter
 from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.tree_pass import TreePass
-from edgeinfer.speculation.verification import Verified, leaf_taken, verify
+from edgeinfer.speculation.verification import leaf_taken, verify
 
 KINDS = ("greedy", "seeded", "drawn")
 """Of answers: a pass costs more where tokens are drawn, and guesses stand less often."""
@@ -147,7 +148,7 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
-    ) -> list[Verified]:
+    ) -> list[Chosen]:
         """Read the last token of `history`, all others of which are in the cache, and the draft behind it.
 
         The tokens that follow; the cache then holds the history and those of them before the last.
@@ -182,7 +183,7 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
-    ) -> list[Verified]:
+    ) -> list[Chosen]:
         """`read` for tokens that a grammar leaves no choice about: they say nothing of the drafter."""
         draft = Draft(tuple(ids[:MOST_DRAFTED]))
         logits = self._engine.append_all([history[-1], *draft.ids])
