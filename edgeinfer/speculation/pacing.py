@@ -27,7 +27,7 @@ GAIN = 1.05
 """A draft has to promise, and drafts have to earn, so much more tokens a second than none."""
 EARNED_MEMORY = 0.9
 """Weight of the steps before in what drafting earns, when there is one more."""
-EVIDENCE = 4
+EVIDENCE = 3
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
 FIRST_LENGTH = 2
 """Most tokens of the first of some drafts that are tried in a row, and of those that promise nothing."""
@@ -199,8 +199,9 @@ class Pace:
         """The chance of being reached that pays for a row of a draft of this length, all alike: costs that
         are measured one by one are too uncertain to tell a row from the next.
         """
-        more = self.costs.of_pass(1 + length) - scale
-        return max(0.0, more) / (length * self._worth(scale))
+        least = min(length, 2)
+        more = self.costs.of_pass(1 + length) - self.costs.of_pass(least)
+        return max(0.0, more) / ((1 + length - least) * self._worth(scale))
 
     def _said(self, chance: float, length: int) -> list[float]:
         """What a drafter must say of each of its guesses where this chance is wanted."""

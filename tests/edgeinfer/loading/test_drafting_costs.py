@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.speculation.pacing import Learnt, Pace
+from edgeinfer.speculation.pacing import EVIDENCE, Learnt, Pace
 from edgeinfer.speculation.speculator import KINDS, DraftingCosts
 from edgeinfer_offload.remembered import RememberedFigures
 
@@ -58,7 +58,7 @@ def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> N
 
 
 def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) -> None:
-    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, 4, -0.25), begun(tmp_path, COSTS)
+    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, -0.25), begun(tmp_path, COSTS)
     first.paces["greedy"].begin(learnt)
     first.on_close()
     again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
@@ -67,10 +67,10 @@ def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) ->
 
 
 def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) -> None:
-    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, 4, 0.5), begun(tmp_path, COSTS)
+    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5), begun(tmp_path, COSTS)
     first.paces["greedy"].begin(learnt)
     first.on_close()
     second = begun(tmp_path, COSTS)
-    second.paces["drawn"].begin(Learnt(0.5, 1.0, 3.0, 5.0, 4, -2.0))
+    second.paces["drawn"].begin(Learnt(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
     second.on_close()
     assert begun(tmp_path, COSTS).paces["greedy"].learnt == learnt
