@@ -31,7 +31,7 @@ EVIDENCE = 3
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
 FIRST_LENGTH = 2
 """Most tokens of the first of some drafts that are tried in a row, and of those that promise nothing."""
-ALLOWANCE = 0.015
+ALLOWANCE = 0.01
 """What trials may cost, in tokens of plain decoding a pass; what they gain is theirs too."""
 FIRST_PURSE, FULL_PURSE = 0.25, 1.0
 """Tokens that trials may cost at once: in the beginning, and when much has been saved."""
