@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-REVISION = 3
+REVISION = 4
 """Raised when what is measured, or how, changes."""
 
 
