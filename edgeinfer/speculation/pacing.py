@@ -29,6 +29,8 @@ EARNED_MEMORY = 0.9
 """Weight of the steps before in what drafting earns, when there is one more."""
 EVIDENCE = 3
 """Steps with drafts, or with looking for them, after which what they earned is believed."""
+TRIALS = 4
+"""So many drafts are tried in a row if they promise to pay; others while each gives more than it takes."""
 FIRST_LENGTH = 2
 """Most tokens of the first of some drafts that are tried in a row, and of those that promise nothing."""
 ALLOWANCE = 0.01
@@ -64,9 +66,9 @@ class Pace:
         self._trust = 1.0
         """The power to which what a drafter says of its guesses is raised."""
         self._purse = FIRST_PURSE
-        self._first = self._gives = False
-        """Whether this draft is the first of some that are tried in a row, and whether these give more than
-        they take.
+        self._trials, self._first, self._gives = 0, False, False
+        """How many drafts of a trial are to come, however little the last ones gave, if they promise to pay;
+        whether this one is the first; and whether the last one gave more than it took.
         """
         self._known = False
         """Whether anything has been tried."""
@@ -110,7 +112,7 @@ class Pace:
         due = costs.of_pass(rows) if rows > 1 else plain
         cost = (usual + (min(read, DISTURBED * due) if rows > 1 else plain)) / plain
         paid = looked / plain + (min(read, COLD * due) / plain if rows > 1 else 1.0)
-        first, self._first = self._first, False
+        first, self._first, self._trials = self._first, False, max(0, self._trials - 1)
         if first:
             # Other work has driven from the caches what it needs: it tells what a trial costs, nothing else.
             self._gives = tokens > 1
@@ -163,11 +165,11 @@ class Pace:
         promised = rates[best] > GAIN * rates[0]
         if promised and self.earns:
             return best
-        if not self._gives:
+        if not self._gives and not (promised and self._trials):
             if self._purse <= 0:
                 self._take_rest()
                 return 0
-            self._first = True
+            self._first, self._trials = True, TRIALS
         return best if promised and not self._first else min(most, FIRST_LENGTH)
 
     def _take_rest(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED, PLAIN_EVERY, PLAIN_RUN
-from edgeinfer.speculation.pacing import ALLOWANCE, EVIDENCE, FIRST_LENGTH, FIRST_PURSE, Pace
+from edgeinfer.speculation.pacing import ALLOWANCE, EVIDENCE, FIRST_LENGTH, FIRST_PURSE, TRIALS, Pace
 
 
 def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> Pace:
@@ -64,6 +64,8 @@ def test_a_useless_draft_is_given_up_after_its_first_step() -> None:
     pace.costs.each = 0.2
     assert pace.length(7) == FIRST_LENGTH
     pace.stepped(1, 3, 2, 0.4, 1.4)
+    for _ in range(4):
+        pace.judged(2, 0)
     assert pace.length(7) == 0
     assert pace.rest == pytest.approx((0.8 - FIRST_PURSE) / ALLOWANCE - PLAIN_RUN, abs=2)
 
@@ -229,7 +231,18 @@ def test_trials_go_on_while_they_give_more_than_they_take() -> None:
     for tokens, looked in ((2, 4.0), (2, 0.2), (2, 0.2), (1, 0.4), (1, 0.4)):
         assert pace.length(7) > 0
         pace.stepped(tokens, 3, 2, looked, 1.4)
+    for _ in range(4):
+        pace.judged(2, 0)
     assert pace.length(7) == 0
+
+
+def test_four_drafts_are_tried_while_they_promise_to_pay() -> None:
+    pace = certain({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    tried = 0
+    while pace.length(7):
+        steps(pace, 1, 1, 1.6)
+        tried += 1
+    assert tried == TRIALS
 
 
 def test_a_rest_is_as_long_as_its_tokens_save_what_trials_took() -> None:
@@ -258,6 +271,8 @@ def test_a_rest_goes_on_in_another_process() -> None:
     pace, again = begun({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}), begun({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4})
     pace.length(7)
     pace.stepped(1, 3, 2, 0.4, 2.4)
+    for _ in range(4):
+        pace.judged(2, 0)
     assert pace.length(7) == 0
     rest = pace.rest
     pace.rest -= 10
