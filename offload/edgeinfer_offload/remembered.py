@@ -43,6 +43,10 @@ class RememberedFigures:
         content = {"machine": self._fingerprint, "figures": self.known() | figures}
         _replace(self._file, json.dumps(content))
 
+    def forget(self) -> None:
+        """Know nothing from now on."""
+        self._file.unlink(missing_ok=True)
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
