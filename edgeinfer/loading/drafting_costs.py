@@ -3,6 +3,7 @@
 Both are remembered, so that a new process begins with what is known.
 """
 
+from contextlib import suppress
 from dataclasses import asdict, fields
 
 from edgeinfer.speculation.pacing import Learnt, Pace
@@ -72,5 +73,7 @@ def _keep_learnt(
     for kind, pace in speculator.paces.items():
         if pace.learnt not in (Pace().learnt, begun.get(kind)):
             found |= {_of_kind(of, kind, name): value for name, value in asdict(pace.learnt).items()}
-    if found:
-        figures.keep(found)
+    # On a full disk the next process begins with what this one began with.
+    with suppress(OSError):
+        if found:
+            figures.keep(found)

@@ -74,3 +74,13 @@ def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) 
     second.paces["drawn"].begin(Learnt(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
     second.on_close()
     assert begun(tmp_path, COSTS).paces["greedy"].learnt == learnt
+
+
+def test_a_model_is_closed_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+    first = begun(tmp_path / "cache", COSTS)
+    first.paces["greedy"].begin(Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5))
+    (tmp_path / "cache" / "measured.json").unlink()
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_bytes(b"")
+    first.on_close()
+    assert (tmp_path / "cache").is_file()
