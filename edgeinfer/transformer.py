@@ -13,7 +13,9 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.attention_votes import attention_votes
 from edgeinfer_kernels.backend import (
+    AskingBackend,
     Backend,
     CachingBackend,
     DividingBackend,
@@ -23,7 +25,7 @@ from edgeinfer_kernels.backend import (
     Rows,
     SteppingBackend,
 )
-from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Wanted
 from edgeinfer_kernels.specification import DecoderSpecification
 
@@ -225,15 +227,37 @@ class Transformer:
         return len(self.cache.layers) == len(self.specification.layers)
 
     @property
+    def can_vote(self) -> bool:
+        """Whether it can say which tokens are looked at."""
+        return self.can_slide and isinstance(self.backend, AskingBackend)
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens that it holds, with all that it has forgotten between them."""
+        return self.cache.text
+
+    @property
     def slid_at(self) -> int | None:
         """How many first tokens were read with all tokens before them in place; None: all were."""
         return self.cache.slid_at
 
-    def slide(self, keep: int, count: int) -> None:
-        """Forget `count` tokens, a multiple of 16, behind the first `keep`; those behind them move up."""
+    def held_of(self, length: int) -> int:
+        """How many tokens it holds of the first `length` of `text`."""
+        return self.cache.held_of(length)
+
+    def forget(self, gone: Sequence[int]) -> None:
+        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        places = np.asarray(gone, np.int64)
         for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
-            slide(layer, facts.attention, keep, count, len(self.cache.ids))
-        self.cache.slide(keep, count)
+            forget(layer, facts.attention, places, len(self.cache.ids))
+        self.cache.forget(gone)
+
+    def votes(self, count: int) -> npt.NDArray[np.float64]:
+        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
+        assert isinstance(self.backend, AskingBackend)
+        ids = self.cache.ids
+        start = max(0, len(ids) - min(count, self.batch))
+        return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.layer_cache import LANES
 from edgeinfer_kernels.routing import PairCounts
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
 
 Activations = npt.NDArray[np.float32]
 
@@ -164,4 +166,18 @@ class BlockBackend(Backend[Activations], Protocol):
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         """x += feed-forward."""
+        ...
+
+
+@runtime_checkable
+class AskingBackend(BlockBackend, Protocol):
+    """A backend that tells what its attention blocks ask with."""
+
+    specification: DecoderSpecification
+    weights: DecoderWeights
+
+    def queries(self, layer: int, tokens: int) -> Activations:
+        """(tokens, heads, head_dim) of a layer's last attention block, turned by their positions; for a cache
+        of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """
         ...

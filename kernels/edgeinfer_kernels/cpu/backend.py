@@ -197,6 +197,7 @@ class CpuBackend:
         self._programs = Programs(self._arena, self._functions["run_program"], layers, x, stride)
         self._layers_run = self._programs.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
+        self._step_ids_address = address(self._step_ids)
         self._embed_block, before = 0, []
         if self._embedding.by_kernel:
             scale, scratch_stride = self.specification.embedding_scale, self._workspace.scratch_stride
@@ -245,7 +246,7 @@ class CpuBackend:
         count, programs = len(ids), self._programs
         if self._embed_block:
             self._step_ids[:count] = ids
-            self._embed_fields[EMBED.ids // 8] = address(self._step_ids)
+            self._embed_fields[EMBED.ids // 8] = self._step_ids_address
         else:
             self.embed(ids)
         programs.fill(count, start)
@@ -306,6 +307,15 @@ class CpuBackend:
             at, stride = self._workspace.rows(name)
             found.append(float_rows(at, tokens, stride // 4)[:, :columns])
         return found[0], found[1]
+
+    def queries(self, layer: int, tokens: int) -> Activations:
+        """(tokens, heads, head_dim): what the attention block of a layer has just asked with, turned by its
+        positions; for a cache of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """
+        facts = self.specification.layers[layer].attention
+        at, stride = self._workspace.rows("queries")
+        rows = float_rows(at, tokens, stride // 4)[:, : facts.heads * padded(facts.head_dim)]
+        return rows.reshape(tokens, facts.heads, -1)[:, :, : facts.head_dim]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         whole = self._room_for_logits(len(x))
