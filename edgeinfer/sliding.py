@@ -25,11 +25,6 @@ class SlidingEngine(Protocol):
     """An engine that can forget tokens in the middle of what it holds."""
 
     @property
-    def can_slide(self) -> bool:
-        """Whether it can where its cache lies."""
-        ...
-
-    @property
     def slid_at(self) -> int | None:
         """How many first tokens were read with all tokens before them in place; None: all were."""
         ...
@@ -61,9 +56,9 @@ class Sliding:
             raise SettingError(f"on_full: saw {on_full!r}, wanted 'stop' or 'slide'")
         if on_full == "stop":
             return None
-        if not (isinstance(engine, SlidingEngine) and engine.can_slide):
+        if not isinstance(engine, SlidingEngine):
             raise SettingError(
-                "on_full: a cache slides where all of it is our own in main memory (--device cpu); "
+                "on_full: saw 'slide', which llama.cpp's cache doesn't do here; leave the engine out, "
                 "or take 'stop'"
             )
         if engine.context < LEAST_CONTEXT or keep > engine.context // 2:

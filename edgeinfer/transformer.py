@@ -21,6 +21,7 @@ from edgeinfer_kernels.backend import (
     Places,
     PlacingBackend,
     Rows,
+    SlidingBackend,
     SteppingBackend,
 )
 from edgeinfer_kernels.cache_sliding import slide
@@ -52,6 +53,7 @@ class Transformer:
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
         # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
         self._guesser = backend if isinstance(backend, GuessingBackend) else None
+        self._slider = backend if isinstance(backend, SlidingBackend) else None
         self.most_given = self._guesser.most_given if self._guesser else 0
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
@@ -220,19 +222,19 @@ class Transformer:
         self.cache.append(snapshot.ids[:length])
 
     @property
-    def can_slide(self) -> bool:
-        """Whether all keys and values are in main memory."""
-        return len(self.cache.layers) == len(self.specification.layers)
-
-    @property
     def slid_at(self) -> int | None:
         """How many first tokens were read with all tokens before them in place; None: all were."""
         return self.cache.slid_at
 
     def slide(self, keep: int, count: int) -> None:
         """Forget `count` tokens, a multiple of 16, behind the first `keep`; those behind them move up."""
-        for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
-            slide(layer, facts.attention, keep, count, len(self.cache.ids))
+        end = len(self.cache.ids)
+        if self._slider is not None:
+            with DEVICE_FAILURES:
+                self._slider.slide(keep, count, end)
+        else:
+            for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
+                slide(layer, facts.attention, keep, count, end)
         self.cache.slide(keep, count)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:

@@ -30,6 +30,20 @@ class CachingBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class SlidingBackend(Protocol):
+    """A backend that has keys and values on a device, and itself makes all of its caches slide."""
+
+    def slide(self, keep: int, dropped: int, end: int) -> None:
+        """Forget `dropped` positions behind the first `keep`, whole sixteens; those up to `end` move to where
+        these lay, their keys turned back by as many positions.
+
+        Raises:
+            ValueError: there is not so much.
+        """
+        ...
+
+
 PAGE = LANES
 """Positions of a page: texts that share a cache lie in such pages."""
 

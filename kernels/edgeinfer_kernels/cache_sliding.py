@@ -15,19 +15,23 @@ from edgeinfer_kernels.specification import AttentionSpecification
 POSITIONS_AT_ONCE = 1024
 
 
+def check_slide(keep: int, dropped: int, end: int) -> None:
+    """Raises `ValueError`: `dropped` isn't whole tiles of 16, or there is not so much."""
+    if dropped <= 0 or dropped % LANES or keep + dropped > end:
+        raise ValueError(
+            f"{dropped} positions behind {keep} of {end}: wanted whole sixteens of what is there"
+        )
+
+
 def slide(cache: LayerCache, facts: AttentionSpecification, keep: int, dropped: int, end: int) -> None:
     """Forget `dropped` positions behind the first `keep`; those up to `end` move to where these lay.
 
     Keys are widened, turned and rounded once more; values and scales move as they are. Moves
     (end - keep - dropped) positions, a thousand widened keys at a time beside the cache.
 
-    Raises:
-        ValueError: `dropped` isn't whole tiles of 16, or there is not so much.
+    Raises what `check_slide` raises.
     """
-    if dropped <= 0 or dropped % LANES or keep + dropped > end:
-        raise ValueError(
-            f"{dropped} positions behind {keep} of {end}: wanted whole sixteens of what is there"
-        )
+    check_slide(keep, dropped, end)
     _move_tiles(cache, keep, dropped, end)
     for begin in range(keep, end - dropped, dropped):
         stop = min(begin + dropped, end - dropped)

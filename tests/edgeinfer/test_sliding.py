@@ -23,8 +23,6 @@ CONTEXT = 64
 class SlidingFake(FakeEngine):
     """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
 
-    can_slide = True
-
     def __init__(self) -> None:
         super().__init__(drawn, CONTEXT)
         self.slid_at: int | None = None
@@ -172,15 +170,11 @@ def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, object
         model.generate(PROMPT, **settings)
 
 
-def test_an_engine_that_cannot_slide_says_so_before_anything_is_read(engine: SlidingFake) -> None:
-    engine.can_slide = False
-    with pytest.raises(
-        SettingError, match="on_full: a cache slides where all of it is our own in main memory"
-    ):
-        model_on(engine).generate(PROMPT, on_full="slide")
-    with pytest.raises(SettingError, match="on_full: a cache slides where"):
-        model_on(FakeEngine(drawn)).generate(PROMPT, on_full="slide")
-    assert engine.read == []
+def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:
+    other = FakeEngine(drawn)
+    with pytest.raises(SettingError, match=r"on_full: saw 'slide', which llama\.cpp's cache doesn't do here"):
+        model_on(other).generate(PROMPT, on_full="slide")
+    assert other.read == []
 
 
 def test_a_context_too_small_for_what_stays_is_refused(engine: SlidingFake) -> None:

@@ -8,7 +8,7 @@ positions; the program that arrives last adds the stretches up, in a fixed order
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile
+from edgeinfer_kernels.cuda.cache_tiles import Q4_0, hadamard, load_cache_tile
 from edgeinfer_kernels.cuda.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
@@ -92,7 +92,7 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     QK_NORM: tl.constexpr,
     CAPPED: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    CACHE: tl.constexpr,
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
@@ -131,7 +131,10 @@ def decode_attention_kernel(
         HEAD_DIM,
         DIMENSIONS,
         QK_NORM,
-    ).to(tl.float16)
+    )
+    if CACHE == Q4_0:
+        queries = hadamard(queries, HEAD_DIM)
+    queries = queries.to(tl.float16)
     position = tl.load(state + 8 + token, mask=asks, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
     total = tl.zeros((QUERIES,), tl.float32)
@@ -158,7 +161,7 @@ def decode_attention_kernel(
             V_AT,
             TOKENS,
             QK_NORM,
-            QUANTISED,
+            CACHE,
         )
         visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
         highest, total, mixed = _attend(
@@ -168,11 +171,9 @@ def decode_attention_kernel(
     for start in range(first, last, POSITIONS):
         at = start + offset
         inside = at < last
-        key_tile = load_cache_tile(
-            keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
+        key_tile = load_cache_tile(keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE)
         value_tile = load_cache_tile(
-            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         visible = inside[None, :] & (row >= 0)[:, None]
         if WINDOW > 0:
@@ -209,6 +210,7 @@ def decode_attention_kernel(
             PLANES,
             DIRECT,
             SINKS,
+            CACHE,
         )
 
 
@@ -242,6 +244,7 @@ def _combine(
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
     SINKS: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """Add up the first `used` stretches of one key-value head, of all tokens; as activations or floats."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
@@ -277,6 +280,8 @@ def _combine(
     if SINKS:
         total += tl.exp2(sink - peak)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    if CACHE == Q4_0:
+        mixed = hadamard(mixed, HEAD_DIM)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
@@ -129,7 +130,7 @@ class StepLaunches:
             WINDOW=facts.window,
             QK_NORM=QK_NORMS[facts.qk_norm],
             CAPPED=facts.soft_cap != 0,
-            QUANTISED=self.model.quantised_cache,
+            CACHE=CACHES[cache.keys.dtype],
             BLOCKS=out.blocks,
             PLANES=out.planes,
             DIRECT=direct,

@@ -14,7 +14,7 @@ TARGETS = (75, 80, 86, 89, 90, 100, 120)
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 PROMPT_KERNELS = {
     "norm_rows_kernel", "join_rows_kernel", "activation_rows_kernel", "rope_append_kernel",
-    "flash_attention_kernel", "unpack_kernel", "unpack_floats_kernel",
+    "flash_attention_kernel", "rotate_heads_kernel", "slide_kernel", "unpack_kernel", "unpack_floats_kernel",
     "group_pairs_kernel", "grouped_product_kernel", "add_experts_kernel",
     "candidates_kernel", "draw_kernel", "best_of_slices_kernel", "argmax_kernel",
 }  # fmt: skip
