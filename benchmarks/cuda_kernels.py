@@ -173,6 +173,10 @@ SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
 SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_used=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
+SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")
+"""In brief, prompts of a target read one of the small caches beside float16: this, or q8_0."""
+SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
+"""In brief, the cache of the divided step; f16 for others."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
@@ -189,7 +193,8 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
     for shape, (kind, tokens) in product(shapes, steps):
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability, options.kv)
-            divided_step(shape, kind, tokens, capability, options.kv)
+            kv = SMALL_STEP_CACHES.get(capability, "f16") if options.smoke else options.kv
+            divided_step(shape, kind, tokens, capability, kv)
         for launch in found:
             if launch.key not in seen:
                 seen.add(launch.key)
@@ -201,7 +206,8 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
     width, hidden = (512, 1024) if smoke else (4096, 14336)
     vocabulary, kept, piece = (1000, 16, 128) if smoke else (128256, KEPT, SLICE)
     groups: list[tuple[str, Callable[[], None]]] = [(f"width {width}", partial(prompt_rows, width, hidden))]
-    for head_dim, kind in product(head_dims, CACHE_ELEMENTS):
+    kinds = ("f16", SMALL_CACHES.get(capability, "q8_0")) if smoke else tuple(CACHE_ELEMENTS)
+    for head_dim, kind in product(head_dims, kinds):
         label = f"head of {head_dim}, {kind}"
         groups.append((label, partial(attention, head_dim, kind, capability)))
     groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))

@@ -2,13 +2,14 @@
 
 One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
 program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
-positions; the program that arrives last adds the stretches up, in a fixed order.
+positions; the program that arrives last adds the stretches up, in a fixed order. Programs that find none are
+gone at once: there may be many for a cache that is still short.
 """
 
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import Q4_0, hadamard, load_cache_tile
+from edgeinfer_kernels.cuda.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
@@ -114,6 +115,8 @@ def decode_attention_kernel(
     token, member = row // GROUP, row % GROUP
     asks = row < GROUP * TOKENS
     first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
+    if split >= used:
+        return
     wait_for_producers(DEPENDENT)
     inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
@@ -133,7 +136,7 @@ def decode_attention_kernel(
         QK_NORM,
     )
     if CACHE == Q4_0:
-        queries = hadamard(queries, HEAD_DIM)
+        queries = hadamard_of_halves(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
     position = tl.load(state + 8 + token, mask=asks, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
@@ -183,13 +186,12 @@ def decode_attention_kernel(
         )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    found = asks & (split < used)
-    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
-    tl.store(peaks + part * 2, highest, mask=found)
-    tl.store(peaks + part * 2 + 1, total, mask=found)
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=asks[:, None])
+    tl.store(peaks + part * 2, highest, mask=asks)
+    tl.store(peaks + part * 2 + 1, total, mask=asks)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
-    if before == SPLITS - 1:
+    if before == used - 1:
         tl.store(arrived + head, 0)
         _combine(
             parts,
@@ -281,7 +283,7 @@ def _combine(
         total += tl.exp2(sink - peak)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
     if CACHE == Q4_0:
-        mixed = hadamard(mixed, HEAD_DIM)
+        mixed = hadamard_of_halves(mixed, HEAD_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk

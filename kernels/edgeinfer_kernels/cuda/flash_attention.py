@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard, load_cache_tile
+from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
 
@@ -137,14 +137,14 @@ def flash_attention_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
-    """Heads (count, HEAD_DIM) float16 as `hadamard` has them, ROWS a program. Reads and writes them once."""
+    """Heads (count, HEAD_DIM) float16 rotated in place, ROWS a program. Reads and writes them once."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dimension = tl.arange(0, DIMENSIONS)
     mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
     at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
-    rotated = hadamard(tl.load(at, mask=mask, other=0.0).to(tl.float32), HEAD_DIM)
+    rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
     tl.debug_barrier()  # as in `residual_kernel`
-    tl.store(at, rotated.to(tl.float16), mask=mask)
+    tl.store(at, rotated, mask=mask)
 
 
 @dataclass(frozen=True)

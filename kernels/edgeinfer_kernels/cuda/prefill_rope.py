@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard, store_cache_rows
+from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard_of_halves, store_cache_rows
 from edgeinfer_kernels.cuda.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
@@ -109,7 +109,7 @@ def rope_append_kernel(
     q = _rotated(row, scale, bias, q_norm, epsilon, cosine, sine,
                  HEADS, HEADS_2, HEAD_DIM, DIMENSIONS, NORM, ROW, BIAS)  # fmt: skip
     if CACHE == Q4_0:
-        q = hadamard(q, HEAD_DIM)
+        q = hadamard_of_halves(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import F16, load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
 
 NEW = tl.constexpr(16)
 """Rows of the tile that holds the step's own tokens."""
@@ -101,9 +101,10 @@ def append_new(
 ):
     """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
 
-    They are put behind the cached ones. Those of q4_0 are rotated.
+    They are put behind the cached ones. Those of q4_0 are rotated, which takes long: no row that isn't there.
     """
-    new = tl.arange(0, NEW)
+    ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
+    new = tl.arange(0, ROWS)
     written = new < TOKENS
     inverses = row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
     norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
@@ -130,7 +131,8 @@ def append_new(
     store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
-        at = cached + new
+        at = cached + tl.arange(0, NEW)
+        written = tl.arange(0, NEW) < TOKENS
         key_tile = load_cache_tile(keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE)
         value_tile = load_cache_tile(
             values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE
