@@ -16,7 +16,7 @@ from edgeinfer.expert_use import ExpertUse
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
-from edgeinfer.sliding import Sliding, SlidingEngine, shared_with
+from edgeinfer.sliding import Sliding, shared_with
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
@@ -188,11 +188,10 @@ class TokenStream:
         sliding, engine = self._request.sliding, self._engine
         if sliding is None or len(history) <= engine.context:
             return history
-        if isinstance(engine, SlidingEngine) and engine.ids == history[:-1]:
-            engine.slide(sliding.keep, sliding.step)
+        kept = sliding.shorten(engine, history)
         self._slides += 1
-        self._left_out += sliding.step
-        return sliding.rest(history, sliding.step)
+        self._left_out += len(history) - len(kept)
+        return kept
 
     def _progress(self, done: int, total: int) -> None:
         if self._request.progress:

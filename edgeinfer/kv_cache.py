@@ -1,5 +1,6 @@
 """The keys and values of the tokens read so far, and which tokens these are."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
@@ -20,8 +21,8 @@ class KVCache:
         self.context = context
         self.layers = list(layers)
         self.ids: list[int] = []
-        self.slid_at: int | None = None
-        """So many first tokens were read with all before them in place; None: all were."""
+        self.forgotten: list[tuple[int, int]] = []
+        """(place in the whole text, token) of those in the middle that have been given up, rising."""
         self._device_bytes = device_bytes
 
     @classmethod
@@ -51,16 +52,35 @@ class KVCache:
         """The backends have written these tokens' keys and values behind those before."""
         self.ids.extend(ids)
 
+    @property
+    def text(self) -> list[int]:
+        """`ids` with all that has been forgotten between them."""
+        gaps, held = dict(self.forgotten), iter(self.ids)
+        return [gaps[at] if at in gaps else next(held) for at in range(len(self.ids) + len(gaps))]
+
+    @property
+    def slid_at(self) -> int | None:
+        """So many first tokens were read with all before them in place; None: all were."""
+        return self.forgotten[0][0] if self.forgotten else None
+
+    def held_of(self, length: int) -> int:
+        """How many tokens it holds of the first `length` of its text."""
+        return length - bisect_left(self.forgotten, (length, -1))
+
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens; nothing is copied."""
         del self.ids[length:]
-        if self.slid_at is not None and length <= self.slid_at:
-            self.slid_at = None
+        # A gap is there as long as a token behind it is.
+        while self.forgotten and self.forgotten[-1][0] >= length + len(self.forgotten) - 1:
+            del self.forgotten[-1]
 
-    def slide(self, keep: int, count: int) -> None:
-        """The keys and values of `count` tokens behind the first `keep` have been given up."""
-        del self.ids[keep : keep + count]
-        self.slid_at = keep if self.slid_at is None else min(self.slid_at, keep)
+    def forget(self, gone: Sequence[int]) -> None:
+        """The keys and values of tokens at `gone` (rising places in `ids`) have been given up."""
+        gaps, dropped = {place for place, _ in self.forgotten}, set(gone)
+        places = [place for place in range(len(self.ids) + len(gaps)) if place not in gaps]
+        self.forgotten += [(places[at], self.ids[at]) for at in gone]
+        self.forgotten.sort()
+        self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
 
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:

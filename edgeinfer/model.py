@@ -156,9 +156,10 @@ class Model:
         `raw` False puts a text into the chat template.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
-        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide": a text
-        that outgrows the context goes on without tokens of its middle (`sliding.py`), which the answer
-        counts. `progress` hears of the prompt's tokens read. `sampling`: the fields of `SamplerSettings`.
+        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide" and
+        "heavy-hitters": a text that outgrows the context goes on without tokens of its middle (`sliding.py`),
+        which the answer counts. `progress` hears of the prompt's tokens read. `sampling`: the fields of
+        `SamplerSettings`.
 
         Raises:
             SettingError: a setting or token id out of its range, `raw` False without a chat template, or a

@@ -106,7 +106,7 @@ class Chat:
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
         formed = wishes.get("schema") is not None or wishes.get("grammar") is not None
-        if wishes.get("on_full") == "slide":
+        if wishes.get("on_full", "stop") != "stop":
             ids, dropped = self._encode([*before, turn], formed), 0
             wishes["keep"] = self._kept_tokens()
         else:

@@ -1,36 +1,61 @@
-"""What a text keeps of itself once it outgrows the context: its first tokens, and its last.
+"""What a text keeps of itself once it outgrows the context: its first tokens, its last, and if asked for, of
+those between them the ones that the last look at most.
 
 The first ones are where attention goes that has nowhere else to go; without them a model falls apart.
-Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
+Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Zhang et al. 2023, "H2O:
+Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from edgeinfer.errors import SettingError
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine
 
-OnFull = Literal["stop", "slide"]
+OnFull = Literal["stop", "slide", "heavy-hitters"]
 SINKS = 4
 """First tokens that are kept at least."""
 LEAST_CONTEXT = 64
 STEP = 16
 """What is left out at a time is a multiple of so many tokens."""
+VOTERS = 32
+"""Last tokens that say by their attention which others stay."""
 
 
 @runtime_checkable
-class SlidingEngine(Protocol):
+class SlidingEngine(Engine, Protocol):
     """An engine that can forget tokens in the middle of what it holds."""
+
+    @property
+    def can_vote(self) -> bool:
+        """Whether it has `votes`."""
+        ...
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens that it holds, with all that it has forgotten between them."""
+        ...
 
     @property
     def slid_at(self) -> int | None:
         """How many first tokens were read with all tokens before them in place; None: all were."""
         ...
 
-    def slide(self, keep: int, count: int) -> None:
-        """Forget `count` tokens, a multiple of STEP, behind the first `keep`; those behind them move up."""
+    def held_of(self, length: int) -> int:
+        """How many tokens it holds of the first `length` of `text`."""
+        ...
+
+    def forget(self, gone: Sequence[int]) -> None:
+        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        ...
+
+    def votes(self, count: int) -> npt.NDArray[np.float64]:
+        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
         ...
 
 
@@ -38,8 +63,7 @@ class SlidingEngine(Protocol):
 class Sliding:
     """Keep the first `keep` tokens, half of the context at most, and of the others the last that fit.
 
-    What is left out of a text depends on its length alone, so that its next turn finds in the cache what
-    this one left there.
+    What is left out of a text depends on its length alone.
     """
 
     keep: int
@@ -50,23 +74,29 @@ class Sliding:
         """What `on_full` asks for; None: the answer ends where the context does.
 
         Raises:
-            SettingError: it is neither, or can't be done here.
+            SettingError: it is unknown, or can't be done here.
         """
-        if on_full not in ("stop", "slide"):
-            raise SettingError(f"on_full: saw {on_full!r}, wanted 'stop' or 'slide'")
-        if on_full == "stop":
+        if on_full not in POLICIES:
+            raise SettingError(f"on_full: saw {on_full!r}, wanted {_either(POLICIES)}")
+        policy = POLICIES[on_full]
+        if policy is None:
             return None
         if not isinstance(engine, SlidingEngine):
             raise SettingError(
-                "on_full: saw 'slide', which llama.cpp's cache doesn't do here; leave the engine out, "
+                f"on_full: saw {on_full!r}, which llama.cpp's cache doesn't do here; leave the engine out, "
                 "or take 'stop'"
+            )
+        if policy is HeavyHitters and not engine.can_vote:
+            raise SettingError(
+                "on_full: heavy hitters are found where the CPU computes all layers (--device cpu); "
+                "or take 'slide'"
             )
         if engine.context < LEAST_CONTEXT or keep > engine.context // 2:
             raise SettingError(
                 f"on_full: {keep} first tokens stay (the system message, {SINKS} at least), and the context "
                 f"holds {engine.context}; wanted a context of at least {max(LEAST_CONTEXT, 2 * keep)}"
             )
-        return cls(keep, engine.context)
+        return policy(keep, engine.context)
 
     @property
     def step(self) -> int:
@@ -78,23 +108,66 @@ class Sliding:
         return max(0, -(-(length - self.context) // self.step) * self.step)
 
     def rest(self, ids: Sequence[int], left_out: int) -> list[int]:
-        """The text without them."""
+        """A text without its first tokens behind those that stay."""
         return [*ids[: self.keep], *ids[self.keep + left_out :]]
 
     def begin(self, engine: Engine, ids: Sequence[int]) -> list[int]:
-        """What the engine is to hold of a text; if it holds the text with less left out, it slides."""
+        """What the engine is to hold of a text: it goes on with what it has of its beginning, unless more of
+        that is gone than has to be, and forgets what the text needs room for; a text too long even so goes
+        without its middle.
+        """
         assert isinstance(engine, SlidingEngine)
-        left_out = self.left_out(len(ids))
-        wanted = self.rest(ids, left_out)
-        held = shared_with(engine, wanted, left_out > 0)
-        for less in range(self.step, min(left_out, self.context) + 1, self.step):
-            other = self.rest(ids, left_out - less)
-            shared = shared_with(engine, other, left_out > less)
-            if shared - less > max(held, self.keep):
-                engine.rewind(shared)
-                engine.slide(self.keep, less)
-                break
-        return wanted
+        held = engine.held_of(shared_prefix(engine.text, ids))
+        engine.rewind(held)
+        if engine.slid_at is not None and len(engine.text) - held > self.left_out(len(ids)):
+            held = engine.slid_at
+            engine.rewind(held)
+        rest = ids[len(engine.text) :]
+        excess = self.left_out(held + len(rest))
+        if excess > held - self.keep:
+            engine.rewind(min(held, self.keep))
+            return self.rest(ids, self.left_out(len(ids)))
+        if excess:
+            engine.forget(self.least_wanted(engine, excess))
+        return [*engine.ids, *rest]
+
+    def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
+        """A history that has outgrown the context, a step shorter."""
+        if not (isinstance(engine, SlidingEngine) and engine.ids == history[:-1]):
+            return self.rest(history, self.step)
+        engine.forget(self.least_wanted(engine, self.step))
+        return [*engine.ids, history[-1]]
+
+    def least_wanted(self, engine: SlidingEngine, count: int) -> Sequence[int]:
+        """The places of `count` tokens, of those that the engine holds, that go first."""
+        return range(self.keep, self.keep + count)
+
+
+class HeavyHitters(Sliding):
+    """Keep the first tokens, the last quarter of the context, and of those between them the ones that the
+    last `VOTERS` look at most.
+    """
+
+    def least_wanted(self, engine: SlidingEngine, count: int) -> Sequence[int]:
+        """As told; where so many aren't between them, the oldest."""
+        last = len(engine.ids) - self.context // 4
+        if last - self.keep < count:
+            return super().least_wanted(engine, count)
+        votes = engine.votes(VOTERS)[self.keep : last]
+        return sorted((self.keep + np.argsort(votes, kind="stable")[:count]).tolist())
+
+
+POLICIES: dict[str, type[Sliding] | None] = {
+    "stop": None,
+    "slide": Sliding,
+    "heavy-hitters": HeavyHitters,
+}
+"""By the names of `OnFull`."""
+
+
+def _either(names: Iterable[str]) -> str:
+    *first, last = map(repr, names)
+    return f"{', '.join(first)} or {last}"
 
 
 def shared_with(engine: Engine, ids: Sequence[int], slid: bool = False) -> int:

@@ -13,18 +13,20 @@ from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.attention_votes import attention_votes
 from edgeinfer_kernels.backend import (
+    AskingBackend,
     Backend,
     CachingBackend,
     DividingBackend,
+    ForgettingBackend,
     LayeredBackend,
     Places,
     PlacingBackend,
     Rows,
-    SlidingBackend,
     SteppingBackend,
 )
-from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Wanted
 from edgeinfer_kernels.specification import DecoderSpecification
 
@@ -53,7 +55,7 @@ class Transformer:
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
         # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
         self._guesser = backend if isinstance(backend, GuessingBackend) else None
-        self._slider = backend if isinstance(backend, SlidingBackend) else None
+        self._forgetter = backend if isinstance(backend, ForgettingBackend) else None
         self.most_given = self._guesser.most_given if self._guesser else 0
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
@@ -222,20 +224,41 @@ class Transformer:
         self.cache.append(snapshot.ids[:length])
 
     @property
+    def can_vote(self) -> bool:
+        """Whether it can say which tokens are looked at."""
+        return isinstance(self.backend, AskingBackend)
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens that it holds, with all that it has forgotten between them."""
+        return self.cache.text
+
+    @property
     def slid_at(self) -> int | None:
         """How many first tokens were read with all tokens before them in place; None: all were."""
         return self.cache.slid_at
 
-    def slide(self, keep: int, count: int) -> None:
-        """Forget `count` tokens, a multiple of 16, behind the first `keep`; those behind them move up."""
-        end = len(self.cache.ids)
-        if self._slider is not None:
+    def held_of(self, length: int) -> int:
+        """How many tokens it holds of the first `length` of `text`."""
+        return self.cache.held_of(length)
+
+    def forget(self, gone: Sequence[int]) -> None:
+        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        places, end = np.asarray(gone, np.int64), len(self.cache.ids)
+        if self._forgetter is not None:
             with DEVICE_FAILURES:
-                self._slider.slide(keep, count, end)
+                self._forgetter.forget(places, end)
         else:
             for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
-                slide(layer, facts.attention, keep, count, end)
-        self.cache.slide(keep, count)
+                forget(layer, facts.attention, places, end)
+        self.cache.forget(gone)
+
+    def votes(self, count: int) -> npt.NDArray[np.float64]:
+        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
+        assert isinstance(self.backend, AskingBackend)
+        ids = self.cache.ids
+        start = max(0, len(ids) - min(count, self.batch))
+        return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
         """The backend as chooser of a stream's tokens, where it can be that."""

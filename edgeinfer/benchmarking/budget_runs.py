@@ -20,14 +20,16 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning import model_sizes
 from edgeinfer.transformer import Transformer
+from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
+from edgeinfer_offload.measure import read_bandwidth, remembered_bandwidth, thread_choice
 from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.peak_memory import own_resident_bytes
 from edgeinfer_offload.split_backend import SplitBackend
 
 HEAD = (
     "model", "budget", "share", "placed", "GPU MiB", "planned/held", "at most MiB", "CPU MiB", "planned/held",
-    "kept", "tokens/s", "measured/planned", "prompt tokens/s", "measured/planned",
+    "kept", "tokens/s", "measured/planned", "prompt tokens/s", "measured/planned", "memory now",
 )  # fmt: skip
 MIB = 1 << 20
 MOST_OVER, SLACK = 1.01, 8 * MIB
@@ -54,7 +56,8 @@ class HostMemoryMark:
 @dataclass(frozen=True)
 class Measured:
     """Bytes of both sides that were `held` when everything had run, and on the GPU `at_most`; rates in tokens
-    per second, of the median token and the median prompt.
+    per second, of the median token and the median prompt. `memory`: how fast main memory is read right behind
+    them, of what the plan counts on; others may use it too.
     """
 
     gpu_held: int
@@ -62,6 +65,7 @@ class Measured:
     cpu_held: int
     rate: float
     prompt_rate: float
+    memory: float
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class BudgetRow:
         speeds = zip((found.rate, found.prompt_rate), self.promises, strict=True)
         kept = "yes" if self.is_kept else "NO"
         shown = [cell for rate, promise in speeds for cell in (f"{rate:.4g}", f"{rate / promise:.2f}")]
-        return [*begin, placed(self.plan), *memory, kept, *shown]
+        return [*begin, placed(self.plan), *memory, kept, *shown, f"{found.memory:.2f}"]
 
 
 def _against(planned: int, held: int) -> tuple[str, str]:
@@ -149,10 +153,18 @@ def _row(
             while len(seconds) < PROMPTS - 1 and sum(seconds) < PROMPT_SECONDS:
                 seconds.append(own_seconds(model, prompt))
             _take_buffers(model, model.plan)
-            found = Measured(mark.held(), mark.at_most(), here.held(), rate, prompt.tokens / median(seconds))
-            return BudgetRow(model.name, budget, share, model.plan, found)
+            held = mark.held(), mark.at_most(), here.held()
+            name, plan = model.name, model.plan
+        found = Measured(*held, rate, prompt.tokens / median(seconds), _memory_now(threads))
+        return BudgetRow(name, budget, share, plan, found)
     except EdgeInferError as error:
         return BudgetRow(path.stem, budget, share, failure=str(error))
+
+
+def _memory_now(threads: int | None) -> float:
+    folder = user_folder("cache")
+    count = threads or thread_choice(folder).count
+    return read_bandwidth(folder, count) / remembered_bandwidth(folder, count)
 
 
 def _take_buffers(model: Model, plan: MemoryPlan | None) -> None:

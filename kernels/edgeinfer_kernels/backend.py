@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.layer_cache import LANES
 from edgeinfer_kernels.routing import PairCounts
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
 
 Activations = npt.NDArray[np.float32]
 
@@ -31,15 +33,14 @@ class CachingBackend(Protocol):
 
 
 @runtime_checkable
-class SlidingBackend(Protocol):
-    """A backend that has keys and values on a device, and itself makes all of its caches slide."""
+class ForgettingBackend(Protocol):
+    """A backend that has keys and values on a device, and itself forgets in all of its caches."""
 
-    def slide(self, keep: int, dropped: int, end: int) -> None:
-        """Forget `dropped` positions behind the first `keep`, whole sixteens; those up to `end` move to where
-        these lay, their keys turned back by as many positions.
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """Forget positions `gone` (rising); the others up to `end` move together, their keys turned back.
 
         Raises:
-            ValueError: there is not so much.
+            ValueError: some of `gone` aren't there, or they don't rise.
         """
         ...
 
@@ -178,4 +179,18 @@ class BlockBackend(Backend[Activations], Protocol):
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
         """x += feed-forward."""
+        ...
+
+
+@runtime_checkable
+class AskingBackend(BlockBackend, Protocol):
+    """A backend that tells what its attention blocks ask with."""
+
+    specification: DecoderSpecification
+    weights: DecoderWeights
+
+    def queries(self, layer: int, tokens: int) -> Activations:
+        """(tokens, heads, head_dim) of a layer's last attention block, turned by their positions; for a cache
+        of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """
         ...

@@ -7,50 +7,38 @@ as rotations add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from edgeinfer_kernels.layer_cache import LANES, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference.backend import turn
 from edgeinfer_kernels.specification import AttentionSpecification
 
 POSITIONS_AT_ONCE = 1024
 
 
-def check_slide(keep: int, dropped: int, end: int) -> None:
-    """Raises `ValueError`: `dropped` isn't whole tiles of 16, or there is not so much."""
-    if dropped <= 0 or dropped % LANES or keep + dropped > end:
-        raise ValueError(
-            f"{dropped} positions behind {keep} of {end}: wanted whole sixteens of what is there"
-        )
+def check_gone(gone: npt.NDArray[np.int64], end: int) -> None:
+    """Raises `ValueError`: some of `gone` aren't there, or they don't rise."""
+    if len(gone) == 0 or gone[0] < 0 or gone[-1] >= end or (np.diff(gone) <= 0).any():
+        raise ValueError(f"saw positions {gone[:3]}… to forget, wanted rising ones of {end}")
 
 
-def slide(cache: LayerCache, facts: AttentionSpecification, keep: int, dropped: int, end: int) -> None:
-    """Forget `dropped` positions behind the first `keep`; those up to `end` move to where these lay.
+def forget(cache: LayerCache, facts: AttentionSpecification, gone: npt.NDArray[np.int64], end: int) -> None:
+    """Forget positions `gone` (rising); the others up to `end` move together, a thousand at a time.
 
-    Keys are widened, turned and rounded once more; values and scales move as they are. Moves
-    (end - keep - dropped) positions, a thousand widened keys at a time beside the cache.
+    Keys that move are widened, turned and rounded once more; values and scales move as they are.
 
-    Raises what `check_slide` raises.
+    Raises what `check_gone` raises.
     """
-    check_slide(keep, dropped, end)
-    _move_tiles(cache, keep, dropped, end)
-    for begin in range(keep, end - dropped, dropped):
-        stop = min(begin + dropped, end - dropped)
-        cache.values[:, begin:stop] = cache.values[:, begin + dropped : stop + dropped]
-    if facts.rope is None:
-        return
-    rope = replace(facts.rope, magnitude=1.0)
-    table = rope.table(-dropped, 1)
-    for begin in range(keep, end - dropped, POSITIONS_AT_ONCE):
-        stop = min(begin + POSITIONS_AT_ONCE, end - dropped)
-        keys = cache.read_keys(begin, stop, facts.head_dim).astype(np.float32)
-        cache.write_keys(begin, turn(keys, rope, table).swapaxes(0, 1))
-
-
-def _move_tiles(cache: LayerCache, keep: int, dropped: int, end: int) -> None:
-    """Keys and scales: the lanes behind the kept ones of the tile in which they end, then whole tiles."""
-    first, last, tiles = keep // LANES, -(-(end - dropped) // LANES), dropped // LANES
-    for part in cache.parts():
-        part[:, first, :, keep % LANES :] = part[:, first + tiles, :, keep % LANES :]
-        for begin in range(first + 1, last, tiles):
-            stop = min(begin + tiles, last)
-            part[:, begin:stop] = part[:, begin + tiles : stop + tiles]
+    check_gone(gone, end)
+    kept = np.setdiff1d(np.arange(gone[0], end), gone, assume_unique=True)
+    rope = replace(facts.rope, magnitude=1.0) if facts.rope else None
+    table = rope.table(-len(gone), len(gone)) if rope else None
+    for begin in range(0, len(kept), POSITIONS_AT_ONCE):
+        source = kept[begin : begin + POSITIONS_AT_ONCE]
+        first = int(gone[0]) + begin
+        cache.move(source, first)
+        if rope is None or table is None:
+            continue
+        distance = source - np.arange(first, first + len(source))
+        keys = cache.read_keys(first, first + len(source), facts.head_dim).astype(np.float32)
+        cache.write_keys(first, turn(keys, rope, table[len(gone) - distance]).swapaxes(0, 1))

@@ -117,7 +117,8 @@ class LayerCache:
         return int(self.values.shape[1])
 
     @property
-    def _has_nibbles(self) -> bool:
+    def has_rotated_heads(self) -> bool:
+        """Whether it is in q4_0: four bits an element, of heads times the Hadamard matrix."""
         return self.keys.dtype == np.uint8
 
     def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
@@ -128,7 +129,7 @@ class LayerCache:
         if self.value_scales is not None:
             codes, scales = self._rounded(values)
             self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
-            given = packed_in_groups(codes) if self._has_nibbles else codes
+            given = packed_in_groups(codes) if self.has_rotated_heads else codes
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
@@ -139,14 +140,14 @@ class LayerCache:
         if self.key_scales is not None:
             codes, scales = self._rounded(keys)
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            given = packed_in_pairs(codes) if self._has_nibbles else codes
+            given = packed_in_pairs(codes) if self.has_rotated_heads else codes
         self.keys[:, tile, : given.shape[-1], lane] = given
 
     def _rounded(
         self, rows: npt.NDArray[np.floating]
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
         """Codes and scales of rows (tokens, kv_heads, head_dim); codes of four bits up to whole lanes."""
-        if not self._has_nibbles:
+        if not self.has_rotated_heads:
             return rounded_to_bytes(rows)
         missing = padded(rows.shape[-1]) - rows.shape[-1]
         return rounded_to_nibbles(np.pad(rotated(rows), ((0, 0), (0, 0), (0, missing))))
@@ -157,7 +158,7 @@ class LayerCache:
         if self.value_scales is None:
             return keys, values[:, :, :head_dim]  # type: ignore[return-value]
         scales = _by_position(self.value_scales)[:, :end]
-        if self._has_nibbles:
+        if self.has_rotated_heads:
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
             return keys, rotated(widened(codes, scales)[:, :, :head_dim])
         return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
@@ -170,7 +171,7 @@ class LayerCache:
         if self.key_scales is None:
             return rows[:, :, :head_dim]
         scales = _by_position(self.key_scales[:, tiles])[:, wanted]
-        if self._has_nibbles:
+        if self.has_rotated_heads:
             return rotated(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 
@@ -200,6 +201,13 @@ class LayerCache:
                 at, to = a + i, b + i
                 part[:, to // LANES, :, to % LANES] = part[:, at // LANES, :, at % LANES]
         self.values[:, target : target + count] = self.values[:, source : source + count].copy()
+
+    def move(self, source: npt.NDArray[np.int64], first: int) -> None:
+        """Move the keys and values of positions `source` (rising, none below its target) to first…"""
+        target = np.arange(first, first + len(source))
+        self.values[:, target] = self.values[:, source]
+        for part in self.parts():
+            part[:, target // LANES, :, target % LANES] = part[:, source // LANES, :, source % LANES]
 
     @property
     def nbytes(self) -> int:

@@ -38,6 +38,15 @@ def narrow_layers(format_name: str, rows: int, layers: int) -> tuple[DecoderSpec
     return _decoder(format_name, rows, NARROW, NARROW, attention, layers, neurons=4 * NARROW)
 
 
+def wide_layers(format_name: str, nbytes: int) -> tuple[DecoderSpecification, DecoderWeights]:
+    """As many layers as large models have them, WIDTH wide, as `nbytes` hold; their weights are zeros."""
+    attention = AttentionSpecification(WIDTH // SMALL, WIDTH // SMALL, SMALL, SMALL**-0.5, NORM, None)
+    layer = block_format(format_name).nbytes((12 * WIDTH * WIDTH,))
+    return _decoder(
+        format_name, 16, WIDTH, WIDTH, attention, max(1, round(nbytes / layer)), neurons=4 * WIDTH
+    )
+
+
 def _decoder(
     format_name: str,
     rows: int,

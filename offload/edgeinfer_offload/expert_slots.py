@@ -31,9 +31,9 @@ class Habits:
     """What a copy costs, in times that the CPU reads an expert: launching it takes the host half a
     millisecond on a server.
     """
-    certainty: float = 4.0
-    """Standard deviations of what chance alone makes of two equal rates that a difference has to exceed: the
-    best and the worst of many are far apart by chance.
+    certainty: float = 5.0
+    """Standard deviations of what chance alone makes of two equal rates that a difference has to reach, in
+    the slow mean or in both weighed: the best and the worst of many are far apart by chance.
     """
     look_after: int = 16
     """Tokens from one look to the next, if that finds something."""
@@ -107,11 +107,9 @@ class ExpertSlots:
         resident = self.slots >= 0
         best = _lowest(np.where(resident | self._coming, np.inf, -rates), habits.a_layer)
         worst = _lowest(np.where(resident, rates, np.inf), habits.a_layer)
-        share = habits.fast_share
-        spread = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
-        high, low = rates[rows, best], rates[rows, worst]
-        surely = high - low - habits.certainty * np.sqrt((high + low) * spread)
-        gain = surely * min(self._slow.tokens, habits.horizon) - habits.cost
+        sure = self._certainty(rows, best, worst) >= habits.certainty
+        difference = rates[rows, best] - rates[rows, worst]
+        gain = np.where(sure, difference * min(self._slow.tokens, habits.horizon) - habits.cost, 0.0)
         gain[(resident | self._coming)[rows, best] | ~resident[rows, worst]] = 0.0
         found = []
         for flat in np.argsort(-gain, axis=None)[: habits.at_once]:
@@ -122,6 +120,18 @@ class ExpertSlots:
             found.append(
                 Swap(int(row), expert, int(self.slots[row, leaves]), leaves, float(gain[row, place]))
             )
+        return found
+
+    def _certainty(self, rows: Ints, best: Ints, worst: Ints) -> Floats:
+        """How many standard deviations of chance lie between the rates of `best` and `worst`: in the slow
+        mean, which shows small differences that last, or in both weighed, which show a change soon.
+        """
+        share = self.habits.fast_share
+        both = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
+        found = np.zeros(best.shape)
+        for rates, spread in ((self._slow.rates, self._slow.spread), (self.rates, both)):
+            high, low = rates[rows, best], rates[rows, worst]
+            found = np.maximum(found, (high - low) / np.sqrt(np.maximum((high + low) * spread, 1e-12)))
         return found
 
     def begin(self, swap: Swap) -> None:

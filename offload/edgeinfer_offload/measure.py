@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from edgeinfer_kernels.cpu.bandwidth import read_bandwidth as measure_reading
-from edgeinfer_kernels.cpu.bandwidth import uncached_bytes
+from edgeinfer_kernels.cpu.bandwidth import uncached_bytes, usual_bandwidths
 from edgeinfer_kernels.cpu.features import choose, detect, usable_cpus
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
@@ -78,10 +78,8 @@ def thread_counts(usable: int) -> list[int]:
 
 
 def sweep(kernels: Kernels, usable: int) -> dict[int, float]:
-    """Count -> bytes per second."""
-    counts = thread_counts(usable)
-    seconds = SWEEP_SECONDS / len(counts)
-    return {count: measure_reading(kernels, count, reading_bytes(), seconds) for count in counts}
+    """Count -> bytes per second of the usual pass."""
+    return usual_bandwidths(kernels, thread_counts(usable), reading_bytes(), SWEEP_SECONDS)
 
 
 def best_threads(rates: dict[int, float]) -> int:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-REVISION = 3
+REVISION = 4
 """Raised when what is measured, or how, changes."""
 
 
@@ -42,6 +42,10 @@ class RememberedFigures:
         """Add these, or put them in the place of older ones."""
         content = {"machine": self._fingerprint, "figures": self.known() | figures}
         _replace(self._file, json.dumps(content))
+
+    def forget(self) -> None:
+        """Know nothing from now on."""
+        self._file.unlink(missing_ok=True)
 
 
 def _is_number(value: object) -> bool:

@@ -37,7 +37,7 @@ class DeviceHalf(Protocol):
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None: ...
 
-    def slide(self, keep: int, dropped: int, end: int) -> None: ...
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -54,7 +54,7 @@ class HostPart(Protocol):
         """How many experts the device has asked for, and how many of them were the host's."""
         ...
 
-    def slide(self, keep: int, dropped: int, end: int) -> None: ...
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -114,10 +114,10 @@ class SplitBackend:
         """As `CachingBackend.put_cached`."""
         self.device.put_cached(arrays, end)
 
-    def slide(self, keep: int, dropped: int, end: int) -> None:
-        """As `SlidingBackend.slide`: the caches of both halves."""
-        self.device.slide(keep, dropped, end)
-        self.host.slide(keep, dropped, end)
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """As `ForgettingBackend.forget`, in the caches of both halves."""
+        self.device.forget(gone, end)
+        self.host.forget(gone, end)
 
     def choose(
         self,

@@ -102,18 +102,19 @@ def _measured_format(
 ) -> dict[str, float]:
     """What isn't known yet of a format, and of blocks, which any format tells."""
     prefix, found = f"{threads} threads ", dict[str, float]()
-    few = f"{prefix}{name}{_few(model_bytes)}"
-    if f"{few} prompt" not in known:
-        size = _read_mebibytes(model_bytes) * MEBIBYTE
-        speed = (
-            cached_speed(kernels, name, threads, size)
-            if _few(model_bytes)
-            else kernel_speed(kernels, name, threads, reading_bytes())
-        )
-        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
     if f"{prefix}block" not in known:
         step = step_speed(kernels, name, threads)
         found |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
+    few = f"{prefix}{name}{_few(model_bytes)}"
+    if f"{few} prompt" not in known:
+        size = _read_mebibytes(model_bytes) * MEBIBYTE
+        block_seconds = {**known, **found}[f"{prefix}block"]
+        speed = (
+            cached_speed(kernels, name, threads, size)
+            if _few(model_bytes)
+            else kernel_speed(kernels, name, threads, reading_bytes(), block_seconds)
+        )
+        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
     return found
 
 

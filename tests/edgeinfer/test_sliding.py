@@ -1,17 +1,23 @@
 """A text that outgrows the context goes on without tokens of its middle, if asked to, and says so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
+from edgeinfer.kv_cache import KVCache
 from edgeinfer.sliding import Sliding
 from edgeinfer.transformer import Transformer
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.reference import backend as reference
+from edgeinfer_kernels.reference.backend import attention_weights
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
 from tests.random_models import ZOO
@@ -23,21 +29,37 @@ CONTEXT = 64
 class SlidingFake(FakeEngine):
     """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
 
+    can_vote = True
+
     def __init__(self) -> None:
         super().__init__(drawn, CONTEXT)
-        self.slid_at: int | None = None
-        self.slid: list[tuple[int, int]] = []
+        self._cache = KVCache(CONTEXT)
+        self._cache.ids = self.ids
+        self.gone: list[list[int]] = []
+        self.looked_at: set[int] = set()
+        """Ids that get votes."""
 
-    def slide(self, keep: int, count: int) -> None:
-        assert keep + count < len(self.ids)
-        del self.ids[keep : keep + count]
-        self.slid_at = keep
-        self.slid.append((keep, count))
+    @property
+    def text(self) -> list[int]:
+        return self._cache.text
+
+    @property
+    def slid_at(self) -> int | None:
+        return self._cache.slid_at
+
+    def held_of(self, length: int) -> int:
+        return self._cache.held_of(length)
+
+    def forget(self, gone: Sequence[int]) -> None:
+        self._cache.forget(gone)
+        self.gone.append(list(gone))
+
+    def votes(self, count: int) -> npt.NDArray[np.float64]:
+        return np.array([float(token in self.looked_at) for token in self.ids])
 
     def rewind(self, length: int) -> None:
+        self._cache.rewind(length)
         super().rewind(length)
-        if self.slid_at is not None and length <= self.slid_at:
-            self.slid_at = None
 
 
 @pytest.fixture
@@ -61,7 +83,7 @@ def one_layer(tmp_path: Path) -> Iterator[Model]:
 def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
     answer = model.generate(PROMPT, max_tokens=100, temperature=0.0, on_full="slide")
     assert (len(answer.ids), answer.finish_reason) == (100, "length")
-    assert engine.slid == [(4, 16)] * 4
+    assert engine.gone == [list(range(4, 20))] * 4
     assert (answer.slides, answer.left_out_tokens) == (4, 64)
     whole = [*PROMPT, *answer.ids]
     assert engine.ids == [*whole[:4], *whole[68:-1]]
@@ -81,7 +103,7 @@ def test_without_being_asked_the_answer_ends_where_the_context_does(
 ) -> None:
     answer = model.generate(PROMPT, temperature=0.0)
     assert (answer.finish_reason, len(answer.ids)) == ("context", CONTEXT - len(PROMPT))
-    assert (answer.slides, answer.left_out_tokens, engine.slid) == (0, 0, [])
+    assert (answer.slides, answer.left_out_tokens, engine.gone) == (0, 0, [])
 
 
 def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
@@ -91,7 +113,7 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     second = model.generate(following, max_tokens=1, temperature=0.0, on_full="slide")
     # The last token of the first answer wasn't read, and the longer text slides once more.
     assert engine.read == [15]
-    assert engine.slid == [(4, 16), (4, 16)]
+    assert engine.gone == [list(range(4, 20))] * 2
     assert second.left_out_tokens == 32
     rule = Sliding(4, CONTEXT)
     assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
@@ -127,7 +149,7 @@ def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) 
     assert [answer.dropped_turns for answer in answers] == [0] * 6
     assert answers[-1].left_out_tokens >= answers[2].left_out_tokens > 0
     assert chat.context_used <= CONTEXT
-    (kept,) = {keep for keep, _ in engine.slid}
+    (kept,) = {gone[0] for gone in engine.gone}
     first, other = answers[0].prompt_ids, answers[-1].prompt_ids
     assert first[:kept] == other[:kept] == engine.ids[:kept]
     assert first[kept] != other[kept + answers[-1].left_out_tokens]
@@ -138,7 +160,7 @@ def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) ->
     assert isinstance(engine, Transformer)
     ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
     engine.append(ids)
-    engine.slide(5, 32)
+    engine.forget(range(5, 37))
     assert (engine.slid_at, len(engine.ids)) == (5, 64)
     slid = engine.append([7])
     engine.rewind(0)
@@ -147,9 +169,10 @@ def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) ->
     np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("on_full", ["slide", "heavy-hitters"])
 @pytest.mark.parametrize("draft", ["lookup", "self"])
-def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str) -> None:
-    settings = {"max_tokens": 220, "temperature": 0.0, "on_full": "slide"}
+def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str, on_full: str) -> None:
+    settings = {"max_tokens": 220, "temperature": 0.0, "on_full": on_full}
     found = []
     for drafter in (None, draft):
         with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
@@ -161,13 +184,109 @@ def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"on_full": "fold"}, "on_full: saw 'fold', wanted 'stop' or 'slide'"),
+        ({"on_full": "fold"}, "on_full: saw 'fold', wanted 'stop', 'slide' or 'heavy-hitters'"),
         ({"on_full": "slide", "n": 2}, "on_full: several answers end where the context does"),
     ],
 )
 def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, object], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         model.generate(PROMPT, **settings)
+
+
+def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+    engine.looked_at = {7, 11, 13}
+    answer = model.generate(PROMPT, max_tokens=50, temperature=0.0, on_full="heavy-hitters")
+    (gone,) = engine.gone
+    assert len(gone) == 16
+    whole = [*PROMPT, *answer.ids]
+    assert not engine.looked_at & {whole[at] for at in gone[:10]}
+    assert gone[0] >= 4
+    assert gone[-1] < CONTEXT - CONTEXT // 4
+    assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in gone]
+    assert engine.text == whole[:-1]
+    assert (answer.slides, answer.left_out_tokens) == (1, 16)
+
+
+def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
+    engine.looked_at = {7, 11, 13}
+    first = model.generate(PROMPT, max_tokens=50, temperature=0.0, on_full="heavy-hitters")
+    held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
+    engine.read.clear()
+    second = model.generate(following, max_tokens=1, temperature=0.0, on_full="heavy-hitters")
+    assert engine.read == [4]
+    assert engine.ids == [*held, *following[-4:]]
+    assert second.left_out_tokens == 16
+    changed = [*PROMPT[:9], 90, *PROMPT[10:]]
+    third = model.generate(changed, max_tokens=1, temperature=0.0, on_full="heavy-hitters")
+    assert engine.text == engine.ids == changed
+    assert third.left_out_tokens == 0
+
+
+def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
+    model: Model, engine: SlidingFake
+) -> None:
+    model.generate(PROMPT, max_tokens=50, temperature=0.0, on_full="heavy-hitters")
+    text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
+    model.generate(text, max_tokens=1, temperature=0.0, on_full="heavy-hitters")
+    rule = Sliding(4, CONTEXT)
+    assert engine.ids == rule.rest(text, rule.left_out(len(text)))
+
+
+def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
+    cache = KVCache(100)
+    cache.append(range(20))
+    cache.forget([3, 4, 8])
+    cache.forget([3, 9, 10])  # 5, 12 and 13 of the text
+    cache.append([20, 21])
+    assert cache.ids == [0, 1, 2, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21]
+    assert cache.text == list(range(22))
+    assert [cache.held_of(length) for length in (3, 4, 6, 7, 9, 22)] == [3, 3, 3, 4, 5, 16]
+    assert cache.slid_at == 3
+    cache.rewind(8)
+    assert cache.text == list(range(12))
+    cache.rewind(4)
+    assert cache.text == [0, 1, 2, 3, 4, 5, 6]
+    cache.rewind(3)
+    assert (cache.text, cache.forgotten) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize(("name", "kv", "near"), [("llama", "f32", 1e-3), ("gpt-oss", "q4_0", 0.2)])
+def test_votes_are_the_attention_of_the_last_tokens(
+    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, name: str, kv: Any, near: float
+) -> None:
+    seen: list[npt.NDArray[np.floating]] = []
+
+    def recorded(*arguments: Any) -> Iterator[npt.NDArray[np.floating]]:
+        for weights in attention_weights(*arguments):
+            seen.append(weights)
+            yield weights
+
+    monkeypatch.setattr(reference, "attention_weights", recorded)
+    ids = np.random.default_rng(3).integers(3, 60, 50).tolist()
+    with edgeinfer.load(zoo_file(name), device="cpu", draft=None, context=96, kv=kv) as loaded:
+        engine = loaded.engine
+        assert isinstance(engine, Transformer)
+        assert isinstance(engine.backend, CpuBackend)
+        engine.append(ids)
+        before = engine.append([5])
+        engine.rewind(50)
+        votes = engine.votes(8)
+        caches = KVCache.allocate(engine.specification, 96, "f32").layers
+        exact = reference.ReferenceBackend(engine.specification, engine.backend.weights, caches)
+        for first, some in ((0, ids[:42]), (42, ids[42:])):
+            seen.clear()
+            exact.all_layers(exact.embed(some), first)
+        np.testing.assert_allclose(engine.append([5]), before, rtol=1e-2, atol=1e-2)
+    wanted = sum(weights.sum(axis=0) for weights in seen)
+    assert votes.shape == (50,)
+    assert np.linalg.norm(votes - wanted) < near * np.linalg.norm(wanted)
+    assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
+
+
+def test_heavy_hitters_need_an_engine_that_votes(engine: SlidingFake) -> None:
+    engine.can_vote = False
+    with pytest.raises(SettingError, match="heavy hitters are found where the CPU computes all layers"):
+        model_on(engine).generate(PROMPT, on_full="heavy-hitters")
 
 
 def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer_kernels.cpu import bandwidth
+from edgeinfer_kernels.cpu.objects import Kernels
 
 
 def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, shared: str) -> None:
@@ -43,3 +44,9 @@ def test_where_nothing_is_told_of_caches_a_quarter_of_a_gibibyte_is_read(two_soc
 def test_a_size_that_makes_no_sense_is_left_out(two_sockets: Path) -> None:
     (two_sockets / "cpu2" / "cache" / "index3" / "size").write_text("many\n")
     assert bandwidth.last_level_bytes(two_sockets) == 300 << 20
+
+
+def test_numbers_of_threads_take_turns(kernels: Kernels) -> None:
+    found = bandwidth.usual_bandwidths(kernels, [1, 2], 64 << 20, 0.05)
+    assert list(found) == [1, 2]
+    assert all(1e8 < rate < 1e13 for rate in found.values())

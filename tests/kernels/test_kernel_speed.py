@@ -9,7 +9,7 @@ from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.kernel_speed import kernel_speed
 from edgeinfer_kernels.cpu.kernel_units import row_units
 from edgeinfer_kernels.cpu.objects import load_kernels
-from edgeinfer_kernels.one_layer import WIDTH, one_layer
+from edgeinfer_kernels.one_layer import WIDTH, one_layer, wide_layers
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
@@ -25,3 +25,10 @@ def test_the_measured_decoder_has_the_head_that_was_asked_for() -> None:
     assert (weights.output.rows, weights.output.columns) == (48, WIDTH)
     assert specification.vocabulary_size == 48
     assert {matrix.format for matrix in weights.matrices()} == {"Q6_K"}
+
+
+def test_wide_layers_hold_about_as_many_bytes_as_were_asked_for() -> None:
+    specification, weights = wide_layers("Q4_0", 100 << 20)
+    assert len(specification.layers) == 4
+    assert 0.9 < sum(matrix.nbytes for matrix in weights.matrices(head=False)) / (100 << 20) < 1.1
+    assert len(wide_layers("Q8_0", 1)[0].layers) == 1

@@ -45,6 +45,21 @@ def test_experts_that_are_used_alike_hardly_change() -> None:
     assert replay(alike, ExpertSlots(EXPERTS, USED, [range(16)], restless)).copies > 400
 
 
+def test_experts_of_tokens_that_take_turns_come_also_behind_even_routing() -> None:
+    random = np.random.default_rng(4)
+    even, few = (
+        np.array([[random.choice(128, 8, replace=False) for _ in range(count)]]) for count in (600, 6)
+    )
+    slots = ExpertSlots(128, 8, [range(72)])
+    assert replay(even, slots).copies == 0
+    turns = np.tile(few, (1, 100, 1))
+    before = replay(turns[:, :60], slots).hit_rate
+    replay(turns[:, 60:], slots)
+    settled = replay(turns[:, :60], slots)
+    assert before < 0.8
+    assert settled.hit_rate == 1.0
+
+
 def test_nothing_is_proposed_before_anything_was_seen_nor_where_nothing_can_change() -> None:
     assert ExpertSlots(4, 2, [[0, 1]]).proposals() == []
     empty: list[list[int]] = [[]]

@@ -17,6 +17,15 @@ def test_figures_are_kept_and_added_to(tmp_path: Path) -> None:
     assert RememberedFigures(tmp_path / "new", "one machine").known() == {"reading": 3e9, "copying": 2e9}
 
 
+def test_all_can_be_forgotten(tmp_path: Path) -> None:
+    figures = RememberedFigures(tmp_path, "one machine")
+    figures.forget()
+    figures.keep({"reading": 1e9})
+    figures.forget()
+    assert figures.known() == {}
+    assert figures.figure("reading", lambda: 2e9) == 2e9
+
+
 def test_another_machine_or_another_way_of_measuring_forgets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

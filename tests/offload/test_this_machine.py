@@ -26,7 +26,8 @@ def test_what_is_free_is_known_without_measuring() -> None:
 def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def speed(kernels: object, name: str, threads: int, read_bytes: int) -> KernelSpeed:
+    def speed(kernels: object, name: str, threads: int, read_bytes: int, block_seconds: float) -> KernelSpeed:
+        assert block_seconds == 7e-6
         asked.append(name)
         return KernelSpeed(1e10 * threads, 1e12 if name == "Q4_K" else 5e11)
 

@@ -9,6 +9,8 @@ import pytest
 import edgeinfer as library
 from edgeinfer import planning
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload import measure
+from edgeinfer_offload.remembered import RememberedFigures
 from edgeinfer_offload.this_machine import with_gpu
 from tests.edgeinfer.description.test_file_sizes import write_mixture
 from tests.random_models import ZOO
@@ -64,6 +66,18 @@ def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: py
     monkeypatch.setattr(planning, "usable_gpu", lambda wished: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
     assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
+
+
+def test_a_machine_can_be_measured_anew(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = RememberedFigures(tmp_path, "one machine")
+    figures.keep({"2 threads": 1.0})
+    monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
+    assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
+    assert figures.known() == {"2 threads": 1.0}
+    assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0
+    assert figures.known() == {}
 
 
 def test_a_gpu_here_is_measured_and_planned_for(

@@ -18,6 +18,7 @@ class OnFull(StrEnum):
 
     stop = "stop"
     slide = "slide"
+    heavy_hitters = "heavy-hitters"
 
 
 class EngineName(StrEnum):
@@ -87,6 +88,7 @@ WhenFull = Annotated[
         "--on-full",
         help="When the context is full. stop: the answer ends; a chat drops its oldest turns. slide: go on "
         "without tokens of the middle, keeping the first (with the system prompt) and the last. "
+        "heavy-hitters: the same, keeping of the middle what the last tokens look at most; on the CPU. "
         "[dim](stop)[/]",
         rich_help_panel=ANSWER,
     ),

@@ -33,6 +33,14 @@ def plan(
     layers: Annotated[
         bool, typer.Option("--layers", "-v", help="Every layer in lines of its own.", show_default=False)
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure this machine anew, where what is remembered was measured in a busy moment.",
+            show_default=False,
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Show where every byte of a model would go, what bounds it, and the speed to expect. Loads nothing.
@@ -46,6 +54,8 @@ def plan(
       edgeinfer plan qwen3-30b.gguf --device "rtx 4060 laptop, 32GiB ram, 80GB/s ram"
     """
     from edgeinfer.planning import plan_model
+    from edgeinfer.user_folders import user_folder
+    from edgeinfer_offload.measure import remembered_figures
 
     given = {"context": context, "vram": vram, "ram": ram, "device": device, "threads": threads}
     given |= {"model": model, "kv": kv, "repack": repack, "draft": draft}
@@ -55,6 +65,8 @@ def plan(
         settings["kv"] = settings["kv"].value
     if settings.get("draft") == "none":
         settings["draft"] = None
+    if measure:
+        remembered_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = plan_model(wanted, **settings, build_progress=progress.step("compiling kernels to measure"))

@@ -307,6 +307,15 @@ class CpuBackend:
             found.append(float_rows(at, tokens, stride // 4)[:, :columns])
         return found[0], found[1]
 
+    def queries(self, layer: int, tokens: int) -> Activations:
+        """(tokens, heads, head_dim): what the attention block of a layer has just asked with, turned by its
+        positions; for a cache of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """
+        facts = self.specification.layers[layer].attention
+        at, stride = self._workspace.rows("queries")
+        rows = float_rows(at, tokens, stride // 4)[:, : facts.heads * padded(facts.head_dim)]
+        return rows.reshape(tokens, facts.heads, -1)[:, :, : facts.head_dim]
+
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         whole = self._room_for_logits(len(x))
         self._run("head_block", self._head, x)

@@ -2,7 +2,10 @@
 
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -23,21 +26,52 @@ def read_bandwidth(kernels: Kernels, threads: int, nbytes: int = 0, seconds: flo
     """Bytes per second that `threads` read together from `nbytes` of memory (0: more than caches hold); the
     best pass of `seconds`.
     """
+    with _readers(kernels, [threads], nbytes) as (read,):
+        best, end = 0.0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            best = max(best, read())
+    return best
+
+
+def usual_bandwidths(
+    kernels: Kernels, counts: Sequence[int], nbytes: int = 0, seconds: float = 0.8
+) -> dict[int, float]:
+    """The same of the median pass, for several numbers of threads that take turns for `seconds` in all: what
+    else runs here slows them alike, and those it hinders most show it.
+    """
+    with _readers(kernels, counts, nbytes) as readers:
+        found: list[list[float]] = [[] for _ in counts]
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not found[0]:
+            for rates, read in zip(found, readers, strict=True):
+                read()  # its threads wake up
+                rates.append(read())
+    return dict(zip(counts, map(median, found), strict=True))
+
+
+@contextmanager
+def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[list[Callable[[], float]]]:
+    """For each number of threads what reads all memory once, and gives bytes per second."""
     nbytes = nbytes or uncached_bytes()
     memory = allocate(nbytes)
     memory[:] = 1
-    sums = np.zeros(8 * threads, np.int64)
+    sums = np.zeros(8 * max(counts), np.int64)
     call = np.array([nbytes, address(sums)], np.int64)
-    team = Team(kernels, threads)
-    best, end = 0.0, time.perf_counter() + seconds
-    try:
-        while time.perf_counter() < end:
+    teams = [Team(kernels, threads) for threads in counts]
+
+    def reader(team: Team) -> Callable[[], float]:
+        def read() -> float:
             begin = time.perf_counter()
             team.run(kernels.address("read_memory"), address(memory), address(call))
-            best = max(best, nbytes / (time.perf_counter() - begin))
+            return nbytes / (time.perf_counter() - begin)
+
+        return read
+
+    try:
+        yield [reader(team) for team in teams]
     finally:
-        team.close()
-    return best
+        for team in teams:
+            team.close()
 
 
 def uncached_bytes(folder: Path = CACHES, most: int | None = None) -> int:

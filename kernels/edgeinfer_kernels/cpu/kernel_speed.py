@@ -1,4 +1,4 @@
-"""How fast the CPU's kernels go through weights of a format: the whole way of a head, from rows to logits."""
+"""How fast the CPU's kernels go through weights of a format: the whole way of a token through layers."""
 
 import time
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.bandwidth import uncached_bytes
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer
+from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer, wide_layers
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
@@ -32,17 +32,25 @@ class KernelSpeed:
 
 
 def kernel_speed(
-    kernels: Kernels, format_name: str, threads: int, read_bytes: int = 0, seconds: float = 0.3
+    kernels: Kernels,
+    format_name: str,
+    threads: int,
+    read_bytes: int = 0,
+    block_seconds: float = 0.0,
+    seconds: float = 0.3,
 ) -> KernelSpeed:
     """Measure both, `seconds` each, the median pass counting: what else runs here will run later too.
 
-    `kernels`: with those of the format. `read_bytes` 0: more than caches hold.
+    Reading is measured on whole layers, whose threads meet and wait for one that was kept away; less what
+    their blocks take beside reading (`StepSpeed.block_seconds`). `kernels`: with those of the format.
+    `read_bytes` 0: more than caches hold.
     """
-    read_bytes = read_bytes or uncached_bytes()
-    rows = max(read_bytes // block_format(format_name).row_bytes(WIDTH) // 16, 1) * 16
-    reading = median(_passes(one_layer(format_name, rows), kernels, 1, threads, seconds))
+    wide = wide_layers(format_name, read_bytes or uncached_bytes())
+    specification, weights = wide
+    whole = median(_passes(wide, kernels, 1, threads, seconds, whole=True))
+    reading = max(whole - 2 * len(specification.layers) * block_seconds, whole / 2)
     multiplying = median(_passes(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
-    nbytes = block_format(format_name).nbytes((rows, WIDTH))
+    nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
     return KernelSpeed(nbytes / reading, 2 * PROMPT * PROMPT_ROWS * WIDTH / multiplying)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cache_sliding import check_slide
+from edgeinfer_kernels.cache_sliding import check_gone
 from edgeinfer_kernels.cuda.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_caches import DeviceCaches
@@ -304,13 +304,13 @@ class CudaBackend:
             self._caches.put(arrays, end)
             self._synchronise()
 
-    def slide(self, keep: int, dropped: int, end: int) -> None:
-        """As `SlidingBackend.slide`; what was begun ahead is forgotten. Raises `ValueError`."""
-        check_slide(keep, dropped, end)
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """As `ForgettingBackend.forget`; what was begun ahead is forgotten too."""
+        check_gone(gone, end)
         with device_errors():
             self._check_open()
             self._choices.forget()
-            self._caches.slide(keep, dropped, end)
+            self._caches.forget(gone, end)
             self._synchronise()
 
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:

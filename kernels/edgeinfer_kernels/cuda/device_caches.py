@@ -1,4 +1,4 @@
-"""All keys and values on a device: copied out and in, and slid."""
+"""All keys and values on a device: copied out and in, and parts of them forgotten."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,12 @@ class DeviceCaches:
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
 
-    def slide(self, keep: int, dropped: int, end: int) -> None:
-        """Forget `dropped` positions behind the first `keep`; those up to `end` move to where these lay."""
-        for facts, layer in zip(self._model.specification.layers, self._model.layers, strict=True):
-            slide(layer.cache, layer.attention.table, facts.attention, keep, dropped, end)
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """Forget positions `gone` (rising), stretch by stretch, the last first; the others up to `end` move
+        together.
+        """
+        for stretch in reversed(np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1)):
+            for facts, layer in zip(self._model.specification.layers, self._model.layers, strict=True):
+                keep, dropped = int(stretch[0]), len(stretch)
+                slide(layer.cache, layer.attention.table, facts.attention, keep, dropped, end)
+            end -= len(stretch)

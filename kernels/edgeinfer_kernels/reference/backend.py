@@ -5,7 +5,7 @@ evaluation that is exact for our purposes; the cache then stays in float64 as we
 asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,17 @@ def attend(
     """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
     head_dim); sinks (heads,) are one more score each, whose value is nothing.
     """
+    group = facts.heads // facts.kv_heads
+    mixed = np.empty_like(queries)
+    for head, weights in enumerate(attention_weights(queries, keys, start, facts, sinks)):
+        mixed[:, head] = weights @ values[head // group]
+    return mixed
+
+
+def attention_weights(
+    queries: Array, keys: Array, start: int, facts: AttentionSpecification, sinks: Vector | None = None
+) -> Iterator[Array]:
+    """What `attend` weighs values by: (tokens, positions) for each head in turn."""
     tokens, heads, _ = queries.shape
     group = heads // facts.kv_heads
     position = np.arange(keys.shape[1])
@@ -115,7 +126,6 @@ def attend(
     visible = position <= asking
     if facts.window:
         visible &= position > asking - facts.window
-    mixed = np.empty_like(queries)
     for head in range(heads):
         scores = soft_cap(queries[:, head] @ keys[head // group].T * facts.scale, facts.soft_cap)
         scores = np.where(visible, scores, -np.inf)
@@ -124,8 +134,7 @@ def attend(
         top = np.maximum(top, sink)
         weights = np.exp(scores - top)
         total = weights.sum(axis=1, keepdims=True) + np.exp(sink - top)
-        mixed[:, head] = weights / total @ values[head // group]
-    return mixed
+        yield weights / total
 
 
 class ReferenceBackend:

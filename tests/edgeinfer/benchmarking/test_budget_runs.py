@@ -29,7 +29,7 @@ OURS = sum(
     if item.device == "gpu" and item.item not in ("loading, then libraries", "CUDA context")
 )
 HERE = PLAN.bytes_on("cpu")
-FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4)
+FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4, 0.876)
 ROW = BudgetRow("m", 3 * GIB, 0.25, PLAN, FOUND)
 
 
@@ -43,6 +43,7 @@ def test_a_row_shows_what_was_held_beside_what_was_planned() -> None:
     decode, prompt = 1 / PLAN.prediction.seconds_empty, PLAN.prediction.prefill_tokens_per_second
     assert cells[10:12] == ["12.35", f"{12.3456 / decode:.2f}"]
     assert cells[12:14] == ["321.4", f"{321.4 / prompt:.2f}"]
+    assert cells[14] == "0.88"
 
 
 def test_a_budget_that_is_overdrawn_is_told() -> None:

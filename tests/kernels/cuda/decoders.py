@@ -12,7 +12,7 @@ import torch
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.cache_sliding import slide
+from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.step_shapes import Tuning
@@ -55,17 +55,17 @@ class Decoder:
         return np.asarray(backend.logits(x), np.float64)
 
     def slid_logits(
-        self, ids: Sequence[int], keep: int, dropped: int, more: Sequence[int], kind: CacheType
+        self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
     ) -> Logits:
-        """Of `more` behind what is left of `ids` without `dropped` tokens behind the first `keep`."""
+        """Of `more` behind what is left of `ids` without the tokens at `gone`."""
         facts = self.specification
         caches = [LayerCache.allocate(layer.attention, CONTEXT, kind) for layer in facts.layers]
         backend = ReferenceBackend(facts, self.weights, caches, np.float64)
         backend.all_layers(backend.embed(ids), 0)
         for layer, cache in zip(facts.layers, caches, strict=True):
-            slide(cache, layer.attention, keep, dropped, len(ids))
+            forget(cache, layer.attention, gone, len(ids))
         x = backend.embed(more)
-        backend.all_layers(x, len(ids) - dropped)
+        backend.all_layers(x, len(ids) - len(gone))
         return np.asarray(backend.logits(x), np.float64)
 
     def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:

@@ -56,7 +56,7 @@ def test_a_row_too_large_for_float16_is_divided_by_a_power_of_two(device: str) -
     norm_rows(on(device, x), RMS, None, None, out, scales)
     assert scales[0] == 1
     assert scales[3] == 1
-    assert (torch.log2(scales.double()) % 1 == 0).all()
+    assert (np.frexp(scales.cpu().numpy())[0] == 0.5).all()
     assert out.abs().max() <= 30000
     assert out[1:].abs().amax(dim=1).min() >= 14000
     np.testing.assert_allclose(rescaled(out, scales), x, rtol=1e-3, atol=float(1e-3 * scales.max()))

@@ -52,6 +52,8 @@ def test_a_cache_of_four_bits_is_that_of_the_reference(device: str, tmp_path: Pa
             assert worst(found, same) < min(AGREES["q4_0"], lost / 3)
 
 
+GONE = np.r_[5:9, 12:24]
+"""Of 45 positions, in two stretches."""
 SLID = [
     (ORDERED, "f16"),
     ("windows, two kinds of RoPE", "q4_0"),
@@ -72,21 +74,21 @@ def test_a_cache_that_slid_is_that_of_the_reference(
         backend = decoder.backend(device, kv=kind, chunk=45)
         taken = backend.nbytes
         read(backend, ids, (45,))
-        backend.slide(5, 16, 45)
+        backend.forget(GONE, 45)
         found = read(backend, ids[45:], (1, 2, 3) if HAS_GPU else (2,), wanted=3, start=29)
         assert backend.nbytes == taken
         backend.close()
-        want = decoder.slid_logits(ids[:45], 5, 16, ids[45:], kind)
+        want = decoder.slid_logits(ids[:45], GONE, ids[45:], kind)
         assert worst(found, want) < AGREES[kind]
         if kind == "f16":
             assert worst(found, decoder.reference_logits(ids)[45:]) > 0.02
 
 
-def test_no_more_than_there_is_can_be_dropped(device: str, tmp_path: Path) -> None:
+def test_no_more_than_there_is_can_be_forgotten(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
-        with pytest.raises(ValueError, match="16 positions behind 4 of 19: wanted whole sixteens"):
-            backend.slide(4, 16, 19)
+        with pytest.raises(ValueError, match="to forget, wanted rising ones of 19"):
+            backend.forget(np.arange(4, 20), 19)
         backend.close()
 
 
@@ -113,6 +115,6 @@ def test_halves_of_a_divided_decoder_slide_together(
         with divided(decoder, device, divisions, kernels, send_from=send_from, kv=kind) as backend:
             half: Any = backend
             read(half, ids, (16, 16, 13), wanted=1)
-            backend.slide(5, 16, 45)
+            backend.forget(GONE, 45)
             found = read(half, ids[45:], (1, 3) if HAS_GPU else (2,), wanted=3, start=29)
-        assert worst(found, decoder.slid_logits(ids[:45], 5, 16, ids[45:], kind)) < 2 * AGREES[kind]
+        assert worst(found, decoder.slid_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]
