@@ -257,10 +257,9 @@ def _combine(
     token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
     taken = row < GROUP * TOKENS
-    peak = tl.zeros((ROWS,), tl.float32) + FAR
-    for split in tl.static_range(SPLITS):
-        at = (head * SPLITS + split) * QUERIES + row
-        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
+    stretch = tl.arange(0, SPLITS)
+    at = (head * SPLITS + stretch[:, None]) * QUERIES + row[None, :]
+    peak = tl.max(tl.load(peaks + at * 2, mask=taken[None, :] & (stretch < used)[:, None], other=FAR), axis=0)
     if SINKS:
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)
