@@ -104,7 +104,8 @@ class Pricing:
         if self.graphics is None or self.kv in CPU_CACHES:
             return None
         nbytes = device_sizes.cache_bytes(layer, self.context, self.kv)
-        reading = self._read_share(layer, depth) * nbytes / self.graphics.cache_rate
+        as_halves = device_sizes.cache_bytes(layer, self.context, "f16")
+        reading = self._read_share(layer, depth) * self.graphics.cache_seconds(nbytes, as_halves)
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, layer: LayerSizes, depth: int | None) -> float:

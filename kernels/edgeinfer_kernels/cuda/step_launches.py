@@ -19,6 +19,8 @@ from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning, next_power_of_
 from edgeinfer_kernels.cuda.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
+MOST_WARPS = 16
+"""Of a program of attention; more would leave its threads few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
@@ -135,7 +137,7 @@ class StepLaunches:
             PLANES=out.planes,
             DIRECT=direct,
             SINKS=attention.sinks is not None,
-            warps=tuning.attention_warps * max(1, rows // 16),
+            warps=min(tuning.attention_warps * max(1, rows // 16), MOST_WARPS),
         )
         if not direct:
             self._quantise(space.flat, facts.heads * facts.head_dim, out, tokens)
