@@ -130,13 +130,14 @@ class Suite:
             speculator = drafting.speculator
             assert speculator is not None
             drafter: Any = speculator.drafter
+            pace = speculator.paces["greedy"]
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
 
             def answer(length: int, leaves: int) -> Generation:
                 drafter.leaves = leaves
-                setattr(speculator.pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-                setattr(speculator.pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
-                setattr(speculator.pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
+                setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+                setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+                setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
                 said: Generation = drafting.generate(STORY, **settings)
                 return said
 
@@ -215,7 +216,7 @@ def _begun(engine: Engine, drafter: Drafter) -> Speculator:
     """A speculator that has measured what it costs, as one has that is loaded for the first time."""
     engine.rewind(0)
     speculator = Speculator(engine, drafter)
-    speculator.begin(speculator.measure())
+    speculator.begin(speculator.measure(), {})
     return speculator
 
 

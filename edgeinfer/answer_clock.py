@@ -35,10 +35,15 @@ class AnswerClock:
             self._first_seconds = seconds
         self._sampled += tokens
 
+    @property
+    def decoded_tokens(self) -> int:
+        """Those behind the first, which the prompt's reading gave."""
+        return max(0, self._sampled - 1)
+
     def speed(self, generated: int, bytes_per_token: int) -> Speed:
         """`generated`: tokens of the answer, without the one that ended it."""
         prefill, decode = self._prefill_seconds, self._decode_seconds
-        rate = (self._sampled - 1) / decode if decode > 0 else 0.0
+        rate = self.decoded_tokens / decode if decode > 0 else 0.0
         return Speed(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached,

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
 from edgeinfer.branches import Branches, CacheFullError, branches_of
-from edgeinfer.decoding import Chosen, Request, described, read_prompt
+from edgeinfer.chosen_token import Chosen
+from edgeinfer.decoding import Request, described, read_prompt
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.answer_clock import AnswerClock
+from edgeinfer.chosen_token import Chosen
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.expert_use import ExpertUse
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
@@ -67,15 +68,6 @@ class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
     """Leaves the middle of a prompt that nobody waits for any more."""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A token that follows; the logits that it was drawn from, if they came to the host."""
-
-    id: int
-    logits: npt.NDArray[np.float32] | None
-    drafted: bool = False
-
-
 class TokenStream:
     """An iterator of tokens; `result` is the answer so far, and the whole answer once the stream has ended.
 
@@ -101,6 +93,7 @@ class TokenStream:
         self._clock = AnswerClock()
         self._experts = ExpertUse(engine)
         self._speculator = speculator
+        self._pace = speculator.pace_of(request.sampling) if speculator else None
         self._drafts = DraftCount()
         self._tokens: list[Token] = []
         self._slides = self._left_out = 0
@@ -163,13 +156,14 @@ class TokenStream:
     def _speed(self) -> Speed:
         speed = self._clock.speed(len(self._tokens), self._engine.bytes_per_token)
         speed = replace(speed, gpu_experts=self._experts.gpu_share)
-        if not self._speculator or not self._drafts.drafted:
+        if not self._pace or not self._drafts.drafted:
             return speed
+        plain = self._pace.costs.plain
         return replace(
             speed,
             accepted_share=self._drafts.accepted_share,
-            tokens_per_pass=self._drafts.tokens_per_pass,
-            speculation_gain=self._drafts.gain(self._speculator.pace.plain_seconds),
+            tokens_per_pass=self._drafts.tokens_per_pass(self._clock.decoded_tokens),
+            speculation_gain=plain * speed.decode_tokens_per_second if plain else None,
         )
 
     def _prefill(self) -> tuple[npt.NDArray[np.float32], list[int]]:
@@ -242,29 +236,26 @@ class TokenStream:
         self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, room: int
     ) -> list[Chosen]:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
-        engine, speculator = self._engine, self._speculator
+        engine, speculator, pace = self._engine, self._speculator, self._pace
         follows = engine.ids == history[: len(history) - 1]
-        if not speculator or not follows:
+        if not speculator or not pace or not follows:
             return [self._one(history, sampler, chooser, follows)]
         if self._request.constraint:
             certain = self._request.constraint.forced()[: min(room, engine.context - len(history))]
             if len(certain) < 2:
                 return [self._one(history, sampler, chooser, follows)]
             end_ids = self._tokenizer.end_ids
-            found = speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
-            return [Chosen(token.id, token.logits, token.drafted) for token in found]
-        begin = time.perf_counter()
+            return speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
+        if pace.rest:
+            pace.rest -= 1
+            return [self._one(history, sampler, chooser, follows)]
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
-            found = speculator.read(draft, history, sampler, end_ids, self._drafts)
-            self._drafts.seconds += time.perf_counter() - begin
-            return [Chosen(token.id, token.logits, token.drafted) for token in found]
-        drafted = time.perf_counter()
+            return speculator.read(draft, history, sampler, end_ids, self._drafts)
+        begin = time.perf_counter()
         chosen = self._one(history, sampler, chooser, follows)
-        end = time.perf_counter()
-        speculator.plain(history, chosen.id, sampler, end - drafted, self._drafts)
-        self._drafts.seconds += end - begin
+        speculator.plain(sampler, time.perf_counter() - begin)
         return [chosen]
 
     def _one(

@@ -86,6 +86,8 @@ class KVCache:
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     """How many first tokens two sequences have in common."""
     count, most = 0, min(len(held), len(wanted))
+    if held[:most] == wanted[:most]:
+        return most
     # Stretches are compared by one call each: this is asked for every pass with a draft.
     for stretch in STRETCHES:
         while count + stretch <= most and held[count : count + stretch] == wanted[count : count + stretch]:

@@ -1,16 +1,31 @@
-"""What passes and drafts of a model cost: measured when it is first loaded, then remembered."""
+"""What passes and drafts of a model cost, measured when it is first loaded, and what drafts have come to.
 
-from edgeinfer.speculation.speculator import MEASURED_ROWS, DraftingCosts, Speculator
+Both are remembered, so that a new process begins with what is known.
+"""
+
+from contextlib import suppress
+from dataclasses import asdict, fields
+
+from edgeinfer.speculation.pacing import Learnt, Pace
+from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, DraftingCosts, Speculator
 from edgeinfer_offload.remembered import RememberedFigures
+
+LEARNT = tuple(field.name for field in fields(Learnt))
 
 
 def begin_drafting(speculator: Speculator, figures: RememberedFigures, of: str) -> None:
-    """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second."""
-    costs = _remembered(figures, of)
+    """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second.
+
+    When it is closed, what it has learnt is remembered.
+    """
+    known = figures.known()
+    costs = _remembered(known, of)
     if costs is None:
         costs = speculator.measure()
         _remember(figures, of, costs)
-    speculator.begin(costs)
+    begun = {kind: learnt for kind in KINDS if (learnt := _learnt(known, of, kind)) is not None}
+    speculator.begin(costs, begun)
+    speculator.on_close = lambda: _keep_learnt(figures, of, speculator, begun)
 
 
 def _pass(of: str, rows: int) -> str:
@@ -25,8 +40,11 @@ def _begun_draft(of: str) -> str:
     return f"{of}: draft"
 
 
-def _remembered(figures: RememberedFigures, of: str) -> DraftingCosts | None:
-    known = figures.known()
+def _of_kind(of: str, kind: str, name: str) -> str:
+    return f"{of}: {kind}: {name}"
+
+
+def _remembered(known: dict[str, float], of: str) -> DraftingCosts | None:
     passes = {rows: known[_pass(of, rows)] for rows in MEASURED_ROWS if _pass(of, rows) in known}
     if 1 not in passes:
         return None
@@ -38,3 +56,24 @@ def _remember(figures: RememberedFigures, of: str, costs: DraftingCosts) -> None
     if costs.drafted_token is not None:
         found[_draft(of)], found[_begun_draft(of)] = costs.drafted_token, costs.draft
     figures.keep(found)
+
+
+def _learnt(known: dict[str, float], of: str, kind: str) -> Learnt | None:
+    """What was learnt of answers of a kind; None: not all of it is known."""
+    found = [known.get(_of_kind(of, kind, name)) for name in LEARNT]
+    numbers = [number for number in found if number is not None]
+    return Learnt(*numbers) if len(numbers) == len(LEARNT) else None
+
+
+def _keep_learnt(
+    figures: RememberedFigures, of: str, speculator: Speculator, begun: dict[str, Learnt]
+) -> None:
+    """Remember what was learnt of the kinds of answers that there were."""
+    found = dict[str, float]()
+    for kind, pace in speculator.paces.items():
+        if pace.learnt not in (Pace().learnt, begun.get(kind)):
+            found |= {_of_kind(of, kind, name): value for name, value in asdict(pace.learnt).items()}
+    # On a full disk the next process begins with what this one began with.
+    with suppress(OSError):
+        if found:
+            figures.keep(found)

@@ -179,7 +179,7 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
     if model.speculator is None:
         return
     if loaded.team is None:
-        model.speculator.begin(model.speculator.measure())
+        model.speculator.begin(model.speculator.measure(), {})
         return
     wishes, drafter = source.wishes, model.speculator.drafter
     of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_leaves)

@@ -98,7 +98,7 @@ class Sampler:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
         `chance`: a number that `uniform` gave, in place of a fresh one. At a temperature of 0 nothing is
-        drawn, and `last` is forgotten.
+        drawn.
         """
         if self.settings.temperature == 0:
             self._last = None
@@ -166,12 +166,10 @@ class Sampler:
         if self.settings.temperature != 0 or not self._all_alike or self.constraint:
             return None
         self._last = None
-        found = logits.argmax(axis=1)
-        peaks = logits[np.arange(len(logits)), found]
-        if not np.isfinite(peaks).all():
-            broken = int(np.flatnonzero(~np.isfinite(peaks))[0])
-            raise _unusable(logits[broken], float(peaks[broken]))
-        best: list[int] = found.tolist()
+        best: list[int] = logits.argmax(axis=1).tolist()
+        for row, found in zip(logits, best, strict=True):
+            if not math.isfinite(row[found]):
+                raise _unusable(row, float(row[found]))
         return best
 
     def accept(self, token_id: int) -> None:
@@ -186,11 +184,6 @@ class Sampler:
             return
         surprise = -math.log2(probabilities[position])
         self._surprise_limit -= self.settings.mirostat_eta * (surprise - self.settings.mirostat_tau)
-
-    @property
-    def last(self) -> Distribution | None:
-        """What `distribution` gave last; None: nothing, or not since `restore` or a greedy `sample`."""
-        return self._last
 
     def snapshot(self) -> SamplerState:
         """The state to come back to if the tokens that follow are rejected."""

@@ -10,9 +10,9 @@ from edgeinfer.language_model import Engine, GuessingEngine
 from edgeinfer.sampling.penalties import penalties_are_on
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.drafts import Draft
 from edgeinfer.speculation.one_by_one import OneByOne
-from edgeinfer.speculation.pacing import MOST_DRAFTED
 from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
 
 
@@ -38,6 +38,9 @@ class DraftModel(OneByOne):
         self._guessing = engine if isinstance(engine, GuessingEngine) else None
         self._most_given = self._guessing.most_given if self._guessing else 0
         self._choices = min(engine.vocabulary_size, vocabulary_size)
+        self._asked: SamplerSettings | None = None
+        self._manner: Manner | None = None
+        """How guesses are chosen for an answer with the settings that were asked for last."""
         self._random = np.random.default_rng()
         self._on_close = on_close
         self._nbytes = nbytes
@@ -54,7 +57,9 @@ class DraftModel(OneByOne):
         further: Sequence[float] = (),
     ) -> Draft:
         """As `Drafter.propose`."""
-        manner = manner_of(settings)
+        if settings is not self._asked:
+            self._asked, self._manner = settings, manner_of(settings)
+        manner = self._manner
         if self._guessing is None or not self._most_given or manner is None or self.leaves:
             return super().propose(history, settings, least, further)
         if not least or len(history) + MOST_DRAFTED > self._engine.context:

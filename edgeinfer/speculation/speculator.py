@@ -1,17 +1,20 @@
 """Passes of several tokens: a drafter proposes, the engine reads all at once, what stands is kept."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edgeinfer.chosen_token import Chosen
 from edgeinfer.language_model import Engine
 from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.drafts import Draft, Drafter
-from edgeinfer.speculation.pacing import MOST_DRAFTED, PROBE_LENGTH, Pace
-from edgeinfer.speculation.shadow import Shadow
+from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.tree_pass import TreePass
-from edgeinfer.speculation.verification import Verified, leaf_taken, verify
+from edgeinfer.speculation.verification import leaf_taken, verify
 
+KINDS = ("greedy", "seeded", "drawn")
+"""Of answers: a pass costs more where tokens are drawn, and guesses stand less often."""
 MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
 """The passes that are timed when a model is first loaded, each behind one to warm up."""
 DRAFTS_MEASURED = 4
@@ -38,22 +41,18 @@ class DraftCount:
     drafted: int = 0
     stood: int = 0
     passes: int = 0
+    """With drafts."""
     tokens: int = 0
-    seconds: float = 0.0
-    """Of these passes and their drafts."""
+    """Of these passes."""
 
     @property
     def accepted_share(self) -> float | None:
         """Guesses that stood; None: there were none."""
         return self.stood / self.drafted if self.drafted else None
 
-    @property
-    def tokens_per_pass(self) -> float:
-        return self.tokens / self.passes if self.passes else 0.0
-
-    def gain(self, plain_seconds: float | None) -> float | None:
-        """Tokens a second over those of plain decoding, where a token takes so long; None: nobody knows."""
-        return self.tokens * plain_seconds / self.seconds if plain_seconds and self.seconds > 0 else None
+    def tokens_per_pass(self, decoded: int) -> float:
+        """Of all passes of an answer of so many tokens, each of which but these has given one."""
+        return decoded / max(1, decoded - self.tokens + self.passes)
 
 
 class Speculator:
@@ -62,10 +61,16 @@ class Speculator:
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
         self.drafter = drafter
-        self.pace = Pace()
-        self._shadow: Shadow | None = None
+        self.paces = {kind: Pace() for kind in KINDS}
+        self.on_close: Callable[[], None] | None = None
         self._looked: tuple[int, float] | None = None
         """Guesses that were made for the draft of this step, and in how many seconds; None: nobody looked."""
+
+    def pace_of(self, settings: SamplerSettings) -> Pace:
+        """That of an answer with these settings."""
+        if settings.temperature == 0:
+            return self.paces["greedy"]
+        return self.paces["drawn" if settings.seed is None else "seeded"]
 
     def measure(self) -> DraftingCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
@@ -80,11 +85,14 @@ class Speculator:
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
         return DraftingCosts(found, each, max(0.0, short[1] - short[0] * each))
 
-    def begin(self, costs: DraftingCosts) -> None:
-        """Take these costs for the first answer's."""
-        self.pace.measured(costs.passes)
-        if costs.drafted_token is not None:
-            self.pace.draft_measured(costs.draft, costs.drafted_token)
+    def begin(self, costs: DraftingCosts, learnt: Mapping[str, Learnt]) -> None:
+        """Take these costs for the first answer's; go on from what was learnt of some kinds of answers."""
+        for kind, pace in self.paces.items():
+            pace.costs.measured(costs.passes)
+            if costs.drafted_token is not None:
+                pace.costs.begin, pace.costs.each = costs.draft, costs.drafted_token
+            if kind in learnt:
+                pace.begin(learnt[kind])
 
     def _quickest_draft(self, length: int) -> tuple[int, float] | None:
         """Tokens and seconds of the quickest of some drafts, the first of which finds everything cold; None:
@@ -113,44 +121,25 @@ class Speculator:
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
-        room = max(0, min(room, self._engine.context - len(history) - 1))
-        length = self.pace.length(room)
+        begin, pace = time.perf_counter(), self.pace_of(sampler.settings)
         self._looked = None
-        if length:
-            return self._guesses(history, sampler.settings, length)
-        if room >= PROBE_LENGTH and self.pace.probes():
-            begin = time.perf_counter()
-            least = self.pace.least_chances(PROBE_LENGTH)
-            further = self.pace.further_chances(PROBE_LENGTH)
-            draft = self.drafter.propose(history, sampler.settings, least, further)
-            self.pace.probed(len(draft.ids), time.perf_counter() - begin)
-            self._shadow = Shadow(history, draft)
-        return Draft(())
-
-    def _guesses(self, history: Sequence[int], settings: SamplerSettings, length: int) -> Draft:
-        least, further = self.pace.least_chances(length), self.pace.further_chances(length)
-        begin = time.perf_counter()
-        draft = self.drafter.propose(history, settings, least, further)
+        length = pace.length(min(room, self._engine.context - len(history) - 1))
+        if not length:
+            return Draft(())
+        least, further = pace.least_chances(length), pace.further_chances(length)
+        draft = self.drafter.propose(history, sampler.settings, least, further)
         # One guess more was made where none was kept; elsewhere that is rare, and is taken for the others'.
-        self._looked = max(1, len(draft.ids)), time.perf_counter() - begin
-        if draft.ids:
-            self.pace.drafted(*self._looked)
+        guesses, seconds = max(1, len(draft.ids)), time.perf_counter() - begin
+        self._looked = guesses, min(seconds, pace.costs.of_draft_at_most(guesses, len(history)) or seconds)
         return draft
 
-    def plain(
-        self, history: Sequence[int], chosen: int, sampler: Sampler, seconds: float, count: DraftCount
-    ) -> None:
-        """A pass without a draft took so long, and `chosen` came of it, behind `history`."""
+    def plain(self, sampler: Sampler, seconds: float) -> None:
+        """A pass without a draft took so long."""
+        pace = self.pace_of(sampler.settings)
         if self._looked is None:
-            self.pace.passed(1, seconds)
+            pace.passed(seconds)
         else:
-            self.pace.stepped(1, 1, *self._looked, seconds)
-        count.passes += 1
-        count.tokens += 1
-        if self._shadow is not None:
-            chance = self._shadow.judge(history, chosen, sampler.last)
-            if chance is not None:
-                self.pace.stood(chance)
+            pace.stepped(1, 1, *self._looked, seconds)
 
     def read(
         self,
@@ -159,7 +148,7 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
-    ) -> list[Verified]:
+    ) -> list[Chosen]:
         """Read the last token of `history`, all others of which are in the cache, and the draft behind it.
 
         The tokens that follow; the cache then holds the history and those of them before the last.
@@ -176,12 +165,11 @@ class Speculator:
             tree.keep(leaf_taken(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
         guesses = len(draft.ids) + len(draft.leaves)
-        seconds = time.perf_counter() - begin
-        self.pace.passed(1 + guesses, seconds)
-        self.pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
+        seconds, pace = time.perf_counter() - begin, self.pace_of(sampler.settings)
+        pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
         stood = sum(token.drafted for token in found)
-        self.pace.judged(len(draft.ids), stood)
-        self.pace.heard(draft.chances, stood)
+        pace.judged(len(draft.ids), stood)
+        pace.heard(draft.chances, stood)
         count.drafted += guesses
         count.stood += stood
         count.passes += 1
@@ -195,7 +183,7 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
-    ) -> list[Verified]:
+    ) -> list[Chosen]:
         """`read` for tokens that a grammar leaves no choice about: they say nothing of the drafter."""
         draft = Draft(tuple(ids[:MOST_DRAFTED]))
         logits = self._engine.append_all([history[-1], *draft.ids])
@@ -208,4 +196,6 @@ class Speculator:
         return found
 
     def close(self) -> None:
+        if self.on_close:
+            self.on_close()
         self.drafter.close()

@@ -7,23 +7,14 @@ every draw is the one that plain decoding makes.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.chosen_token import Chosen
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafts import Draft
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A token of the answer, and the logits that it was drawn from."""
-
-    id: int
-    drafted: bool
-    logits: npt.NDArray[np.float32]
 
 
 def verify(
@@ -32,7 +23,7 @@ def verify(
     history: Sequence[int],
     sampler: Sampler,
     end_ids: Collection[int],
-) -> list[Verified]:
+) -> list[Chosen]:
     """The tokens that follow `history`: the drafted ones that stand, and one more unless one of them ends it.
 
     `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: behind the history, behind each
@@ -43,7 +34,7 @@ def verify(
     if best is not None:
         return _as_far_as_best(draft.ids, best, logits, end_ids)
     said = list(history)
-    found: list[Verified] = []
+    found: list[Chosen] = []
     for index in range(len(draft.ids) + 1):
         guess = draft.ids[index] if index < len(draft.ids) else None
         if guess is None or draft.distributions is None:
@@ -54,12 +45,12 @@ def verify(
         sampler.accept(chosen)
         said.append(chosen)
         leaf = (index, chosen) in leaves
-        found.append(Verified(chosen, leaf or chosen == guess, logits[index]))
+        found.append(Chosen(chosen, logits[index], leaf or chosen == guess))
         if leaf and chosen not in end_ids:
             behind = logits[1 + len(draft.ids) + leaves.index((index, chosen))]
             following = sampler.sample(behind, said)
             sampler.accept(following)
-            found.append(Verified(following, False, behind))
+            found.append(Chosen(following, behind))
         if chosen != guess or chosen in end_ids:
             break
     return found
@@ -70,18 +61,18 @@ def _as_far_as_best(
     best: Sequence[int],
     logits: npt.NDArray[np.float32],
     end_ids: Collection[int],
-) -> list[Verified]:
+) -> list[Chosen]:
     """The best tokens behind the history and behind each guess, up to the first that wasn't guessed."""
-    found: list[Verified] = []
+    found: list[Chosen] = []
     for index, chosen in enumerate(best):
         guessed = index < len(guesses) and chosen == guesses[index]
-        found.append(Verified(chosen, guessed, logits[index]))
+        found.append(Chosen(chosen, logits[index], guessed))
         if not guessed or chosen in end_ids:
             break
     return found
 
 
-def leaf_taken(draft: Draft, found: Sequence[Verified]) -> int | None:
+def leaf_taken(draft: Draft, found: Sequence[Chosen]) -> int | None:
     """Which leaf has a token behind it in what was found; None: the long branch has them all."""
     place = len(found) - 2
     if place < 0 or not found[place].drafted or place >= len(draft.ids):

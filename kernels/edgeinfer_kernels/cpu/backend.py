@@ -197,6 +197,7 @@ class CpuBackend:
         self._programs = Programs(self._arena, self._functions["run_program"], layers, x, stride)
         self._layers_run = self._programs.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
+        self._step_ids_address = address(self._step_ids)
         self._embed_block, before = 0, []
         if self._embedding.by_kernel:
             scale, scratch_stride = self.specification.embedding_scale, self._workspace.scratch_stride
@@ -245,7 +246,7 @@ class CpuBackend:
         count, programs = len(ids), self._programs
         if self._embed_block:
             self._step_ids[:count] = ids
-            self._embed_fields[EMBED.ids // 8] = address(self._step_ids)
+            self._embed_fields[EMBED.ids // 8] = self._step_ids_address
         else:
             self.embed(ids)
         programs.fill(count, start)

@@ -1,9 +1,11 @@
 """Tests of remembering what drafting costs."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.speculation.speculator import DraftingCosts
+from edgeinfer.speculation.pacing import EVIDENCE, Learnt, Pace
+from edgeinfer.speculation.speculator import KINDS, DraftingCosts
 from edgeinfer_offload.remembered import RememberedFigures
 
 COSTS = DraftingCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
@@ -16,13 +18,17 @@ class CountingSpeculator:
         self._costs = costs
         self.measured = 0
         self.begun: DraftingCosts | None = None
+        self.paces = {kind: Pace() for kind in KINDS}
+        self.on_close: Callable[[], None] = lambda: None
 
     def measure(self) -> DraftingCosts:
         self.measured += 1
         return self._costs
 
-    def begin(self, costs: DraftingCosts) -> None:
+    def begin(self, costs: DraftingCosts, learnt: Mapping[str, Learnt]) -> None:
         self.begun = costs
+        for kind, known in learnt.items():
+            self.paces[kind].begin(known)
 
 
 def begun(folder: Path, costs: DraftingCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
@@ -49,3 +55,32 @@ def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> N
     begun(tmp_path, COSTS)
     assert begun(tmp_path, COSTS, of="another pair").measured == 1
     assert begun(tmp_path, COSTS, machine="another").measured == 1
+
+
+def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) -> None:
+    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, -0.25), begun(tmp_path, COSTS)
+    first.paces["greedy"].begin(learnt)
+    first.on_close()
+    again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
+    assert again.paces["greedy"].learnt == learnt
+    assert again.paces["drawn"].learnt == other.paces["greedy"].learnt == Pace().learnt
+
+
+def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) -> None:
+    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5), begun(tmp_path, COSTS)
+    first.paces["greedy"].begin(learnt)
+    first.on_close()
+    second = begun(tmp_path, COSTS)
+    second.paces["drawn"].begin(Learnt(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
+    second.on_close()
+    assert begun(tmp_path, COSTS).paces["greedy"].learnt == learnt
+
+
+def test_a_model_is_closed_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+    first = begun(tmp_path / "cache", COSTS)
+    first.paces["greedy"].begin(Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5))
+    (tmp_path / "cache" / "measured.json").unlink()
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_bytes(b"")
+    first.on_close()
+    assert (tmp_path / "cache").is_file()

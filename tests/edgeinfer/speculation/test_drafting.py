@@ -23,10 +23,11 @@ REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 def always_draft(model: Model, length: int) -> None:
     """Drafts of this length, whatever they cost."""
     assert model.speculator is not None
-    pace = model.speculator.pace
-    setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-    setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
-    setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
+    for pace in model.speculator.paces.values():
+        setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+        setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
+        setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
+        pace.rest = 0
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +134,8 @@ def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> Non
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.engine.ids == []
         assert model.speculator is not None
-        pace = model.speculator.pace
-        assert pace.pass_seconds(1) > 0
+        pace = model.speculator.paces["drawn"]
+        assert pace.costs.of_pass(1) > 0
         assert pace.further_chances(1)[0] > 0
 
 

@@ -178,9 +178,10 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter._engine.backend, CudaBackend)
-        speculator.pace.length = lambda most: max(0, min(most, 3))
-        speculator.pace.least_chances = lambda length: [0.0] * length
-        speculator.pace.further_chances = lambda length: [0.0] * length
+        pace = speculator.paces["greedy"]
+        pace.length = lambda most: max(0, min(most, 3))
+        pace.least_chances = lambda length: [0.0] * length
+        pace.further_chances = lambda length: [0.0] * length
         got = model.generate(ids, max_tokens=6, temperature=0.0)
         assert got.ids == want
         assert got.speed.accepted_share == 1.0  # it is the model itself

@@ -1,0 +1,132 @@
+"""What passes of a model and drafts for it take, as seen so far."""
+
+from collections.abc import Mapping
+
+MOST_DRAFTED = 7
+"""Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
+MOST_ROWS = 16
+"""Of a pass: a draft may have leaves beside it."""
+ROW_SHARE = 0.08
+"""What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
+COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
+"""Weight of the known cost when something dearer, or something cheaper, is seen: disturbed passes are longer,
+never shorter, so that what is quick is believed sooner.
+"""
+PLAIN_MEMORY = 0.7
+"""Weight of what plain decoding is known to take when a pass is slower; a quicker one is believed sooner here
+too, but not so little the others: drafts are disturbed as well.
+"""
+DISTURBED = 1.5
+"""A pass or a draft counts for at most so many times what it should have taken."""
+COLD = 3.0
+"""As DISTURBED, for what trials pay: that what they need has been driven from the caches is their cost."""
+READ_SHARE = 1 / 3
+"""What a drafter takes to read a token of a text, of what it takes to guess one."""
+PLAIN_EVERY = 64
+"""After so many passes with drafts some are made without."""
+PLAIN_RUN = 5
+"""So many in a row: behind a draft a pass takes longer, as that has been in the caches, so that the first of
+them doesn't count.
+"""
+
+
+class DraftCosts:
+    """t(n), what a pass of n rows takes, is kept as t(1), which follows the machine's mood and the length of
+    the text from pass to pass, times a shape, n rows beside one, which changes slowly.
+    """
+
+    def __init__(self) -> None:
+        self.scale: float | None = None
+        """t(1); None before one was seen."""
+        self.plain: float | None = None
+        """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
+        self.begin = self.each = 0.0
+        """Seconds that a draft takes whatever its length, and those of each guess."""
+        self._shape = [1 + ROW_SHARE * index for index in range(MOST_ROWS)]
+        """Of passes of 1, 2, … rows."""
+        self._since_plain, self._plain_run = 0, 0
+
+    def measured(self, seconds: Mapping[int, float]) -> None:
+        """What passes of some rows, one of them 1, took one after the other, maybe long ago: where all
+        begins, but for what drafting is compared with, which is timed first.
+        """
+        self.scale, self.plain = seconds[1], None
+        # More rows never take less: what says so was measured while something else ran.
+        known = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
+        self._shape = [_on_lines(known, rows) for rows in range(1, MOST_ROWS + 1)]
+        self.time_plain()
+
+    def time_plain(self) -> None:
+        """What a pass of one takes is no longer known."""
+        self._since_plain, self._plain_run = PLAIN_EVERY, 0
+
+    @property
+    def times_plain(self) -> bool:
+        """Whether passes of one are wanted, to time them."""
+        return self.scale is None or self._since_plain >= PLAIN_EVERY
+
+    def passed(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows took so long; if of one, without a draft before it."""
+        self._plain_run = self._plain_run + 1 if rows == 1 else 0
+        if rows == 1 and (self._plain_run > 1 or self.scale is None):
+            self.scale = _learnt(self.scale if self.scale and self.plain else seconds, seconds)
+            self.plain = self._plain_behind(min(seconds, DISTURBED * self.scale))
+            self._since_plain = 0 if self._plain_run >= PLAIN_RUN else self._since_plain
+        elif rows > 1 and self.scale is not None:
+            if seconds < self.scale:  # then one row takes no longer, by now: it is time to look how long
+                self.scale = _learnt(self.scale, seconds)
+                self.plain = min(self.plain or seconds, DISTURBED * self.scale)
+                self._since_plain = PLAIN_EVERY
+            known = self._shape[rows - 1]
+            self._shape[rows - 1] = max(1.0, _learnt(known, min(seconds / self.scale, DISTURBED * known)))
+
+    def _plain_behind(self, seconds: float) -> float:
+        known = self.plain or seconds
+        return _mixed(QUICK_MEMORY if seconds < known else PLAIN_MEMORY, known, seconds)
+
+    def stepped(self) -> None:
+        """A pass came behind a draft, or behind looking for one."""
+        self._since_plain += 1
+        self._plain_run = 0
+
+    def drafted(self, guesses: int, seconds: float) -> None:
+        """So many guesses, those that a draft was ended before among them, took so long."""
+        known = self.of_draft(guesses)
+        if not known:
+            self.each = seconds / max(1, guesses)
+            return
+        # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
+        changed = _learnt(known, min(seconds, DISTURBED * known)) / known
+        self.begin, self.each = changed * self.begin, changed * self.each
+
+    def of_draft(self, guesses: int) -> float:
+        """Seconds of a draft; 0 before one was seen."""
+        return self.begin + guesses * self.each if guesses else 0.0
+
+    def of_draft_at_most(self, guesses: int, text: int) -> float:
+        """Seconds that a draft behind so many tokens may take when nothing is at hand and all are read."""
+        return COLD * self.of_draft(guesses) + READ_SHARE * self.each * text
+
+    def of_pass(self, rows: int) -> float:
+        """Seconds of a pass of so many rows, MOST_ROWS at most; 0 before one was seen."""
+        return (self.scale or 0.0) * self._shape[rows - 1]
+
+
+def _on_lines(known: Mapping[int, float], rows: int) -> float:
+    """A pass of `rows` beside one of 1: as measured, or between and beyond that on a straight line."""
+    if rows in known:
+        return known[rows]
+    below = max(n for n in known if n < rows)
+    above = min((n for n in known if n > rows), default=None)
+    if above is None:
+        return known[below] + (rows - below) * ROW_SHARE
+    return _mixed((above - rows) / (above - below), known[below], known[above])
+
+
+def _learnt(known: float, seen: float) -> float:
+    """A cost after another has been seen."""
+    return _mixed(QUICK_MEMORY if seen < known else COST_MEMORY, known, seen)
+
+
+def _mixed(share: float, one: float, other: float) -> float:
+    return share * one + (1 - share) * other
