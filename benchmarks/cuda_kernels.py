@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.device_layers import CACHE_ELEMENTS, DeviceCache
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
@@ -35,19 +36,22 @@ from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, DEQUANTI
 from edgeinfer_kernels.cuda.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
+from edgeinfer_kernels.cuda.slide_kernels import slide
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.unpacking import unpack
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.division import LayerDivision, device_half, turns_of
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 from edgeinfer_quant_formats import block_format
 
 NORM = NormSpecification("rms", 1e-5)
+ROPE = RopeSpecification((1.0,), halves=True)
 TOKENS, POSITIONS, KV_HEADS, GROUP = 5, 4096, 8, 4
 HALF, SINGLE, DOUBLE, WHOLE = torch.float16, torch.float32, torch.float64, torch.int32
-BYTE, BYTES = torch.int8, torch.uint8
+BYTES = torch.uint8
 OBJECTS_BEFORE_COLLECTION = 200_000
 """A compiler makes many objects and little garbage: Python's own 700 cost an eighth of the time."""
 
@@ -67,22 +71,22 @@ def prompt_rows(width: int, hidden: int) -> None:
     activation_rows(both[:, :hidden], both[:, hidden:], None, None, scales, "silu", out, scales)
 
 
-def attention(head_dim: int, quantised: bool, capability: int) -> None:
-    """RoPE and attention of a prompt, on a float16 or a q8_0 cache."""
+def attention(head_dim: int, kind: CacheType, capability: int) -> None:
+    """RoPE and attention of a prompt on a cache of that type, and what it does when it slides."""
     heads = KV_HEADS * GROUP
     facts = AttentionSpecification(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
-    cache = empty(KV_HEADS, POSITIONS, head_dim, dtype=BYTE if quantised else HALF)
-    cache_scales = empty(KV_HEADS, POSITIONS, -(-head_dim // 32), dtype=HALF) if quantised else None
+    cache = DeviceCache.take(Arena(), facts, POSITIONS, kind)
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
     table, scales = empty(POSITIONS, head_dim), empty(TOKENS)
     rope_append(
-        qkv, scales, None, None, None, table, facts, 7, queries, cache, cache, cache_scales, cache_scales
+        qkv, scales, None, None, None, table, facts, 7, queries, cache.keys, cache.values, *cache.scales
     )
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
-    tile = attention_tile(head_dim, GROUP, capability, quantised)
-    sinks = empty(heads) if quantised else None
-    flash_attention(queries, cache, cache, 7, facts, out, tile, cache_scales, cache_scales, sinks)
+    tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
+    sinks = empty(heads) if kind == "q8_0" else None
+    flash_attention(queries, cache.keys, cache.values, 7, facts, out, tile, *cache.scales, sinks)
+    slide(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
 
 
 def sent(kind: str, width: int) -> None:
@@ -116,13 +120,13 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
     argmax(logits, buffers, chosen, results)
 
 
-def divided_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
+def divided_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
     """The decode step of a model whose host has the feed-forwards, or all experts but one."""
     specification, weights = empty_decoder(shape, kind)
     divisions = [LayerDivision(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
     facts, there = device_half(specification, weights, divisions)
     arena = Arena()
-    model = DeviceModel(facts, there, arena, POSITIONS, divisions=divisions)
+    model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, divisions=divisions)
     mailbox = Mailbox(torch.device("cpu"), tokens, facts.width, most_used(facts))
     launches = StepLaunches(
         model,
@@ -133,11 +137,11 @@ def divided_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
     DecodeStep(launches, StepTurns(turns_of(weights, divisions), mailbox)).launch(tokens)
 
 
-def whole_step(shape: Shape, kind: str, tokens: int, capability: int) -> None:
+def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
     """The decode step of a model, and what a prompt does with its matrices."""
     specification, weights = empty_decoder(shape, kind)
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
-    model = DeviceModel(specification, weights, arena, POSITIONS)
+    model = DeviceModel(specification, weights, arena, POSITIONS, kv=kv)
     space = Workspace(model, arena)
     step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent))
     step.launch(tokens)
@@ -172,6 +176,10 @@ SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
 SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_used=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
+SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")
+"""In brief, prompts of a target read one of the small caches beside float16: this, or q8_0."""
+SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
+"""In brief, the cache of the divided step; f16 for others."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
@@ -187,8 +195,9 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
         steps = list(product(options.types.split(","), widths))
     for shape, (kind, tokens) in product(shapes, steps):
         with recorded_launches() as found:
-            whole_step(shape, kind, tokens, capability)
-            divided_step(shape, kind, tokens, capability)
+            whole_step(shape, kind, tokens, capability, options.kv)
+            kv = SMALL_STEP_CACHES.get(capability, "f16") if options.smoke else options.kv
+            divided_step(shape, kind, tokens, capability, kv)
         for launch in found:
             if launch.key not in seen:
                 seen.add(launch.key)
@@ -200,12 +209,13 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
     width, hidden = (512, 1024) if smoke else (4096, 14336)
     vocabulary, kept, piece = (1000, 16, 128) if smoke else (128256, KEPT, SLICE)
     groups: list[tuple[str, Callable[[], None]]] = [(f"width {width}", partial(prompt_rows, width, hidden))]
-    for head_dim, quantised in product(head_dims, (False, True)):
-        label = f"head of {head_dim}, {'q8_0' if quantised else 'f16'}"
-        groups.append((label, partial(attention, head_dim, quantised, capability)))
+    kinds = ("f16", SMALL_CACHES.get(capability, "q8_0")) if smoke else tuple(CACHE_ELEMENTS)
+    for head_dim, kind in product(head_dims, kinds):
+        label = f"head of {head_dim}, {kind}"
+        groups.append((label, partial(attention, head_dim, kind, capability)))
     groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))
-    for kind in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
-        groups.append((kind, partial(sent, kind, width)))
+    for weights in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
+        groups.append((weights, partial(sent, weights, width)))
     groups.append((f"vocabulary of {vocabulary}", partial(choosing, vocabulary, kept, piece)))
     for label, launch_all in groups:
         with recorded_launches() as found:
@@ -221,6 +231,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b", help="(%(default)s)")
     parser.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0", help="(%(default)s)")
     parser.add_argument("--tokens", default="1,2,4,8", help="tokens of a step (%(default)s)")
+    parser.add_argument("--kv", default="f16", choices=CACHE_ELEMENTS, help="a step's cache (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, which compile in seconds")
     options = parser.parse_args()
     gc.freeze()  # what was imported stays

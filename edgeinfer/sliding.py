@@ -32,11 +32,6 @@ class SlidingEngine(Engine, Protocol):
     """An engine that can forget tokens in the middle of what it holds."""
 
     @property
-    def can_slide(self) -> bool:
-        """Whether it can where its cache lies."""
-        ...
-
-    @property
     def can_vote(self) -> bool:
         """Whether it has `votes`."""
         ...
@@ -86,9 +81,9 @@ class Sliding:
         policy = POLICIES[on_full]
         if policy is None:
             return None
-        if not (isinstance(engine, SlidingEngine) and engine.can_slide):
+        if not isinstance(engine, SlidingEngine):
             raise SettingError(
-                "on_full: a cache slides where all of it is our own in main memory (--device cpu); "
+                f"on_full: saw {on_full!r}, which llama.cpp's cache doesn't do here; leave the engine out, "
                 "or take 'stop'"
             )
         if policy is HeavyHitters and not engine.can_vote:

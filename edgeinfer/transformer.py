@@ -19,6 +19,7 @@ from edgeinfer_kernels.backend import (
     Backend,
     CachingBackend,
     DividingBackend,
+    ForgettingBackend,
     LayeredBackend,
     Places,
     PlacingBackend,
@@ -54,6 +55,7 @@ class Transformer:
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
         # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
         self._guesser = backend if isinstance(backend, GuessingBackend) else None
+        self._forgetter = backend if isinstance(backend, ForgettingBackend) else None
         self.most_given = self._guesser.most_given if self._guesser else 0
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
@@ -222,14 +224,9 @@ class Transformer:
         self.cache.append(snapshot.ids[:length])
 
     @property
-    def can_slide(self) -> bool:
-        """Whether all keys and values are in main memory."""
-        return len(self.cache.layers) == len(self.specification.layers)
-
-    @property
     def can_vote(self) -> bool:
         """Whether it can say which tokens are looked at."""
-        return self.can_slide and isinstance(self.backend, AskingBackend)
+        return isinstance(self.backend, AskingBackend)
 
     @property
     def text(self) -> list[int]:
@@ -247,9 +244,13 @@ class Transformer:
 
     def forget(self, gone: Sequence[int]) -> None:
         """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
-        places = np.asarray(gone, np.int64)
-        for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
-            forget(layer, facts.attention, places, len(self.cache.ids))
+        places, end = np.asarray(gone, np.int64), len(self.cache.ids)
+        if self._forgetter is not None:
+            with DEVICE_FAILURES:
+                self._forgetter.forget(places, end)
+        else:
+            for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
+                forget(layer, facts.attention, places, end)
         self.cache.forget(gone)
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:

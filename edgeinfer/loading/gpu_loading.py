@@ -35,7 +35,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     """
     if source.wishes.kv in CPU_CACHES:
         raise GpuUnavailableError(
-            f"kv: {source.wishes.kv} runs on the CPU only; take f16 or q8_0 on a GPU (--kv, kv=)"
+            f"kv: {source.wishes.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
         )
     machine = with_gpu(unmeasured_machine(1), gpu, free_bytes(gpu.index), user_folder("cache"))
     wishes = PlanWishes(
@@ -52,7 +52,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
             source.weights,
             source.context,
             cuda_device(gpu.index),
-            DeviceOptions(quantised_cache=wishes.kv == "q8_0"),
+            DeviceOptions(kv=wishes.kv),
             on_placed=Placing(source),
         )
     except UnsupportedOnDeviceError as error:

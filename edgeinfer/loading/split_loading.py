@@ -194,7 +194,7 @@ class _Sides:
             source.context,
             cuda_device(self.gpu.index),
             DeviceOptions(
-                quantised_cache=source.wishes.kv == "q8_0",
+                kv=source.wishes.kv,
                 divisions=self._divisions,
                 send_from=self.plan.prediction.send_from,
             ),

@@ -32,6 +32,19 @@ class CachingBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class ForgettingBackend(Protocol):
+    """A backend that has keys and values on a device, and itself forgets in all of its caches."""
+
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """Forget positions `gone` (rising); the others up to `end` move together, their keys turned back.
+
+        Raises:
+            ValueError: some of `gone` aren't there, or they don't rise.
+        """
+        ...
+
+
 PAGE = LANES
 """Positions of a page: texts that share a cache lie in such pages."""
 

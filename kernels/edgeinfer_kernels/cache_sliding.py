@@ -16,16 +16,20 @@ from edgeinfer_kernels.specification import AttentionSpecification
 POSITIONS_AT_ONCE = 1024
 
 
+def check_gone(gone: npt.NDArray[np.int64], end: int) -> None:
+    """Raises `ValueError`: some of `gone` aren't there, or they don't rise."""
+    if len(gone) == 0 or gone[0] < 0 or gone[-1] >= end or (np.diff(gone) <= 0).any():
+        raise ValueError(f"saw positions {gone[:3]}… to forget, wanted rising ones of {end}")
+
+
 def forget(cache: LayerCache, facts: AttentionSpecification, gone: npt.NDArray[np.int64], end: int) -> None:
     """Forget positions `gone` (rising); the others up to `end` move together, a thousand at a time.
 
     Keys that move are widened, turned and rounded once more; values and scales move as they are.
 
-    Raises:
-        ValueError: some of `gone` aren't there, or they don't rise.
+    Raises what `check_gone` raises.
     """
-    if len(gone) == 0 or gone[0] < 0 or gone[-1] >= end or (np.diff(gone) <= 0).any():
-        raise ValueError(f"saw positions {gone[:3]}… to forget, wanted rising ones of {end}")
+    check_gone(gone, end)
     kept = np.setdiff1d(np.arange(gone[0], end), gone, assume_unique=True)
     rope = replace(facts.rope, magnitude=1.0) if facts.rope else None
     table = rope.table(-len(gone), len(gone)) if rope else None

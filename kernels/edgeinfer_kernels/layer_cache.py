@@ -24,7 +24,7 @@ from edgeinfer_kernels.specification import AttentionSpecification
 LANES = 16
 SPARE_POSITIONS = 64
 CacheType = Literal["f16", "f32", "q8_0", "q4_0"]
-CPU_CACHES: tuple[CacheType, ...] = ("f32", "q4_0")
+CPU_CACHES: tuple[CacheType, ...] = ("f32",)
 """Of these there are no kernels for a GPU."""
 
 

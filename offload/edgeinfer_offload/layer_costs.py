@@ -64,11 +64,6 @@ class Pricing:
         self.graphics: Graphics | None = machine.graphics if use_gpu and machine.link else None
         self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
 
-    @property
-    def quantised(self) -> bool:
-        """Whether the GPU's cache is q8_0."""
-        return self.kv == "q8_0"
-
     def on_cpu(self, matrices: Iterable[MatrixSize]) -> Cost:
         """Matrices as one block: in the interleaved layout, or where the file is mapped."""
         rate, count = self.machine.processor.rate, interleaved_bytes if self.repack else _file_bytes
@@ -108,8 +103,9 @@ class Pricing:
     def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
         if self.graphics is None or self.kv in CPU_CACHES:
             return None
-        nbytes = device_sizes.cache_bytes(layer, self.context, self.quantised)
-        reading = self._read_share(layer, depth) * nbytes / self.graphics.cache_rate
+        nbytes = device_sizes.cache_bytes(layer, self.context, self.kv)
+        as_halves = device_sizes.cache_bytes(layer, self.context, "f16")
+        reading = self._read_share(layer, depth) * self.graphics.cache_seconds(nbytes, as_halves)
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, layer: LayerSizes, depth: int | None) -> float:

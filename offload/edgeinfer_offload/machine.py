@@ -13,7 +13,9 @@ LAUNCH_SECONDS = 4e-6
 HAND_OVER_SECONDS = 10e-6
 """Activations to the other side and back within a graph, where it hasn't been measured: an H200's."""
 CACHE_CEILING = 2.0e12
-"""Bytes per second of keys and values that attention reads at most: measured on an H200 at depth 4096."""
+"""Bytes per second of keys and values, counted as float16, that attention reads at most: measured on an H200
+at depth 4096. Smaller types take it as long an element as float16 does: they have to be widened.
+"""
 CPU_BLOCK_SECONDS = 5e-6
 """What a block takes the thread team beside reading, where it isn't measured."""
 CHOOSING_SECONDS = 10e-6
@@ -108,10 +110,9 @@ class Graphics:
         """Bytes per second at which weights that the CPU has sent become float16."""
         return self.unpacking.get(format_name, self.bytes_per_second / UNPACKING_PASSES)
 
-    @property
-    def cache_rate(self) -> float:
-        """Bytes per second of keys and values."""
-        return min(0.8 * self.bytes_per_second, CACHE_CEILING)
+    def cache_seconds(self, nbytes: float, as_halves: float) -> float:
+        """Seconds that reading keys and values takes, which would be `as_halves` bytes in float16."""
+        return max(nbytes / (0.8 * self.bytes_per_second), as_halves / CACHE_CEILING)
 
 
 @dataclass(frozen=True)

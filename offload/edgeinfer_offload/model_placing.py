@@ -93,7 +93,7 @@ class ModelPlacing:
         """What grows with the context: keys and values, on a GPU RoPE tables too."""
         layers = self.sizes.layers
         if side == GPU:
-            caches = (device_sizes.cache_bytes(layer, context, self.pricing.quantised) for layer in layers)
+            caches = (device_sizes.cache_bytes(layer, context, self.pricing.kv) for layer in layers)
             return sum(caches) + device_sizes.rope_bytes(self.sizes, context)
         return sum(self.pricing.cache_bytes_on_cpu(layer, context) for layer in layers)
 

@@ -37,6 +37,8 @@ class DeviceHalf(Protocol):
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None: ...
 
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -51,6 +53,8 @@ class HostPart(Protocol):
     def pairs(self) -> PairCounts:
         """How many experts the device has asked for, and how many of them were the host's."""
         ...
+
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -109,6 +113,11 @@ class SplitBackend:
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """As `CachingBackend.put_cached`."""
         self.device.put_cached(arrays, end)
+
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """As `ForgettingBackend.forget`, in the caches of both halves."""
+        self.device.forget(gone, end)
+        self.host.forget(gone, end)
 
     def choose(
         self,

@@ -87,8 +87,9 @@ WhenFull = Annotated[
     Option(
         "--on-full",
         help="When the context is full. stop: the answer ends; a chat drops its oldest turns. slide: go on "
-        "without tokens of the middle, keeping the first (with the system prompt) and the last; on the CPU. "
-        "heavy-hitters: the same, keeping of the middle what the last tokens look at most. [dim](stop)[/]",
+        "without tokens of the middle, keeping the first (with the system prompt) and the last. "
+        "heavy-hitters: the same, keeping of the middle what the last tokens look at most; on the CPU. "
+        "[dim](stop)[/]",
         rich_help_panel=ANSWER,
     ),
 ]
@@ -277,7 +278,7 @@ Kv = Annotated[
     CacheType | None,
     Option(
         "--kv",
-        help="How the cache is stored; q8_0 takes half the bytes, q4_0 (CPU only) a quarter. [dim](f16)[/]",
+        help="How the cache is stored; q8_0 takes half the bytes, q4_0 a quarter. [dim](f16)[/]",
         rich_help_panel=MACHINE,
     ),
 ]

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding
@@ -198,6 +200,11 @@ class HostHalf:
         box = self._mailbox
         for table, call in self._calls:
             fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """As `ForgettingBackend.forget`, in the caches that are here."""
+        for index, cache in self.caches.items():
+            forget(cache, self.specification.layers[index].attention, gone, end)
 
     def serve(self, tokens: int, start: int) -> None:
         """All turns of a step, each as soon as the device has come to it; returns behind the last."""

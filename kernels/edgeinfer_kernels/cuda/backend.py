@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.cache_sliding import check_gone
 from edgeinfer_kernels.cuda.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.device_choices import DeviceChoices
 from edgeinfer_kernels.cuda.device_errors import device_errors
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
@@ -123,6 +125,7 @@ class CudaBackend:
             self._parts.prefill.turns = self._prompt_turns = PromptTurns(turns, mailbox, device)
         self.step = DecodeStep(launches, step_turns)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
+        self._caches = DeviceCaches(self._parts.model)
         self._choices = DeviceChoices(self._steps, self._parts.drawing, cuda=self._cuda)
         self._ids = self._host(chunk, torch.int32)
         self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
@@ -288,25 +291,26 @@ class CudaBackend:
             rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
         return last_norm(self.specification, self._weights, rows).astype(np.float32)
 
-    def _cached_tensors(self, end: int) -> list[Tensor]:
-        return [tensor for layer in self._parts.model.layers for tensor in layer.cache.first(end)]
-
     def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
         """Copies of the keys and values of the first `end` positions, layer by layer."""
         with device_errors():
             self._check_open()
-            return [tensor.cpu().numpy() for tensor in self._cached_tensors(end)]
+            return self._caches.copies(end)
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """Write back what `cached` gave, `end` positions of it. Raises `ValueError`: of another cache."""
         with device_errors():
             self._check_open()
-            tensors = self._cached_tensors(end)
-            given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
-            if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in tensors]:
-                raise ValueError("these keys and values are of another cache")
-            for tensor, array in zip(tensors, given, strict=True):
-                tensor.copy_(array)
+            self._caches.put(arrays, end)
+            self._synchronise()
+
+    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
+        """As `ForgettingBackend.forget`; what was begun ahead is forgotten too."""
+        check_gone(gone, end)
+        with device_errors():
+            self._check_open()
+            self._choices.forget()
+            self._caches.forget(gone, end)
             self._synchronise()
 
     def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
@@ -327,8 +331,8 @@ class CudaBackend:
 
         A divided decoder takes what is remembered of the whole: its step waits for its host anyway.
         """
-        name, quantised = torch.cuda.get_device_name(self.device), self._options.quantised_cache
-        key = tuning_key(name, *self._whole, quantised)
+        name = torch.cuda.get_device_name(self.device)
+        key = tuning_key(name, *self._whole, self._options.kv)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
             if self._options.divisions:
@@ -364,6 +368,6 @@ class CudaBackend:
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_choices", "_steps", "step", "_parts"):
+        for name in ("_choices", "_caches", "_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

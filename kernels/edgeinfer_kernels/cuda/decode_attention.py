@@ -2,13 +2,14 @@
 
 One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
 program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
-positions; the program that arrives last adds the stretches up, in a fixed order.
+positions; the program that arrives last adds the stretches up, in a fixed order. Programs that find none are
+gone at once: there may be many for a cache that is still short.
 """
 
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile
+from edgeinfer_kernels.cuda.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
 from edgeinfer_kernels.cuda.tiles import quantise, release_consumers, wait_for_producers
 
@@ -92,7 +93,7 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     QK_NORM: tl.constexpr,
     CAPPED: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    CACHE: tl.constexpr,
     BLOCKS: tl.constexpr,
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
@@ -114,6 +115,8 @@ def decode_attention_kernel(
     token, member = row // GROUP, row % GROUP
     asks = row < GROUP * TOKENS
     first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
+    if split >= used:
+        return
     wait_for_producers(DEPENDENT)
     inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
@@ -131,7 +134,10 @@ def decode_attention_kernel(
         HEAD_DIM,
         DIMENSIONS,
         QK_NORM,
-    ).to(tl.float16)
+    )
+    if CACHE == Q4_0:
+        queries = hadamard_of_halves(queries, HEAD_DIM)
+    queries = queries.to(tl.float16)
     position = tl.load(state + 8 + token, mask=asks, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
     total = tl.zeros((QUERIES,), tl.float32)
@@ -158,7 +164,7 @@ def decode_attention_kernel(
             V_AT,
             TOKENS,
             QK_NORM,
-            QUANTISED,
+            CACHE,
         )
         visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
         highest, total, mixed = _attend(
@@ -168,11 +174,9 @@ def decode_attention_kernel(
     for start in range(first, last, POSITIONS):
         at = start + offset
         inside = at < last
-        key_tile = load_cache_tile(
-            keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
+        key_tile = load_cache_tile(keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE)
         value_tile = load_cache_tile(
-            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         visible = inside[None, :] & (row >= 0)[:, None]
         if WINDOW > 0:
@@ -182,13 +186,12 @@ def decode_attention_kernel(
         )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    found = asks & (split < used)
-    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
-    tl.store(peaks + part * 2, highest, mask=found)
-    tl.store(peaks + part * 2 + 1, total, mask=found)
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=asks[:, None])
+    tl.store(peaks + part * 2, highest, mask=asks)
+    tl.store(peaks + part * 2 + 1, total, mask=asks)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
-    if before == SPLITS - 1:
+    if before == used - 1:
         tl.store(arrived + head, 0)
         _combine(
             parts,
@@ -209,6 +212,7 @@ def decode_attention_kernel(
             PLANES,
             DIRECT,
             SINKS,
+            CACHE,
         )
 
 
@@ -242,6 +246,7 @@ def _combine(
     PLANES: tl.constexpr,
     DIRECT: tl.constexpr,
     SINKS: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """Add up the first `used` stretches of one key-value head, of all tokens; as activations or floats."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
@@ -252,10 +257,9 @@ def _combine(
     token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
     taken = row < GROUP * TOKENS
-    peak = tl.zeros((ROWS,), tl.float32) + FAR
-    for split in tl.static_range(SPLITS):
-        at = (head * SPLITS + split) * QUERIES + row
-        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
+    stretch = tl.arange(0, SPLITS)
+    at = (head * SPLITS + stretch[:, None]) * QUERIES + row[None, :]
+    peak = tl.max(tl.load(peaks + at * 2, mask=taken[None, :] & (stretch < used)[:, None], other=FAR), axis=0)
     if SINKS:
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)
@@ -277,6 +281,8 @@ def _combine(
     if SINKS:
         total += tl.exp2(sink - peak)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    if CACHE == Q4_0:
+        mixed = hadamard_of_halves(mixed, HEAD_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk

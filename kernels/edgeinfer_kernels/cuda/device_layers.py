@@ -18,10 +18,14 @@ from edgeinfer_kernels.cuda.device_sizes import padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.rope_tables import head_order, rope_table
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import AttentionSpecification, RopeSpecification
 from edgeinfer_kernels.weights import FeedForwardWeights, LayerWeights, Matrix, Vector
 
 RopeTables = dict[tuple[RopeSpecification | None, int], Tensor]
+CACHE_ELEMENTS: dict[CacheType, torch.dtype] = {
+    "f16": torch.float16, "q8_0": torch.int8, "q4_0": torch.int32
+}  # fmt: skip
 OrderedRows = tuple[Matrix, npt.NDArray[np.int64] | None]
 """A matrix, and the order of its rows within each head."""
 
@@ -56,7 +60,7 @@ class DeviceAttention:
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """One layer's keys and values: float16 (kv_heads, positions, head_dim), or int8 with scales for 32."""
+    """One layer's keys and values and their scales, none of float16, as `cache_tiles.py` has them."""
 
     keys: Tensor
     key_scales: Tensor
@@ -65,14 +69,21 @@ class DeviceCache:
 
     @classmethod
     def take(
-        cls, arena: Arena, facts: AttentionSpecification, positions: int, quantised: bool
+        cls, arena: Arena, facts: AttentionSpecification, positions: int, kind: CacheType
     ) -> "DeviceCache":
-        shape = (facts.kv_heads, positions, facts.head_dim)
-        groups = (facts.kv_heads, positions, -(-facts.head_dim // 32)) if quantised else (0,)
-        dtype = torch.int8 if quantised else torch.float16
+        dtype, width, scales = CACHE_ELEMENTS[kind], facts.head_dim, -(-facts.head_dim // 32)
+        shape = (facts.kv_heads, positions, -(-width // 8) if kind == "q4_0" else width)
+        groups = (facts.kv_heads, positions, scales) if kind != "f16" else (0,)
         keys, key_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
         values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
         return cls(keys, key_scales, values, value_scales)
+
+    @property
+    def scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of keys and of values, where there are any."""
+        if self.keys.dtype == torch.float16:
+            return None, None
+        return self.key_scales, self.value_scales
 
     def first(self, end: int) -> list[Tensor]:
         """Views of what holds the first `end` positions."""

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import (
     DecoderSpecification,
     ExpertsSpecification,
@@ -76,7 +77,7 @@ class DeviceModel(LayerBuilder):
         arena: Arena,
         context: int,
         *,
-        quantised_cache: bool = False,
+        kv: CacheType = "f16",
         divisions: Sequence[LayerDivision] = (),
     ) -> None:
         super().__init__(arena, context + SPARE_POSITIONS, {})
@@ -85,7 +86,7 @@ class DeviceModel(LayerBuilder):
         self.specification = specification
         self.embeds = embeds
         self.context = context
-        self.quantised_cache = quantised_cache
+        self._kv = kv
         self._fills: list[_Fill] = []
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self.parts: list[Part] = []
@@ -113,7 +114,7 @@ class DeviceModel(LayerBuilder):
             else self._feed_forward(second)
         )
         marks.append(arena.used)
-        cache = DeviceCache.take(arena, facts.attention, self.positions, self.quantised_cache)
+        cache = DeviceCache.take(arena, facts.attention, self.positions, self._kv)
         marks.append(arena.used)
         for what, begin, end in zip(LAYER_PARTS, marks, marks[1:], strict=False):
             self.parts.append(Part(f"layer {index} {what}", end - begin, read=True))

@@ -12,6 +12,7 @@ from edgeinfer_kernels.cuda.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.sent_layers import SentLayers, can_send
 from edgeinfer_kernels.cuda.workspace import Workspace
 from edgeinfer_kernels.division import LayerDivision, device_half
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
@@ -21,8 +22,8 @@ from edgeinfer_kernels.weights import DecoderWeights
 class DeviceOptions:
     """How a decoder is laid out on a device."""
 
-    quantised_cache: bool = False
-    """Keys and values in eight bits (q8_0)."""
+    kv: CacheType = "f16"
+    """How keys and values are stored: "f16", "q8_0" or "q4_0"."""
     chunk: int = CHUNK
     divisions: tuple[LayerDivision, ...] = ()
     """What of each layer of the whole decoder is on the device; none: all of it."""
@@ -76,9 +77,7 @@ class DeviceParts:
         divisions, half = options.divisions, (specification, weights)
         if divisions:
             half = device_half(specification, weights, divisions)
-        model = DeviceModel(
-            *half, arena, context, quantised_cache=options.quantised_cache, divisions=divisions
-        )
+        model = DeviceModel(*half, arena, context, kv=options.kv, divisions=divisions)
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)

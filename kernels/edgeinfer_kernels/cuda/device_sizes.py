@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, next_power_of_two
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.layer_cache import CacheType, padded
 from edgeinfer_kernels.model_sizes import (
     NEURON_GROUP,
     ExpertSizes,
@@ -168,12 +168,13 @@ def _blocks(layer: LayerSizes) -> list[FeedForwardSizes]:
     return [FeedForwardSizes(up, down, gate), *shared]
 
 
-def cache_bytes(layer: LayerSizes, context: int, quantised: bool) -> int:
-    """One layer's keys and values: float16, or int8 with a float16 scale for 32."""
+def cache_bytes(layer: LayerSizes, context: int, kind: CacheType) -> int:
+    """One layer's keys and values: float16, or a byte or four bits with a float16 scale for 32."""
     rows = layer.kv_heads * (context + SPARE_POSITIONS)
-    if not quantised:
-        return 2 * taken(rows * layer.head_dim, 2)
-    return 2 * (taken(rows * layer.head_dim, 1) + taken(rows * -(-layer.head_dim // 32), 2))
+    width = layer.head_dim
+    elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[kind]
+    scales = 0 if kind == "f16" else -(-width // 32)
+    return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
 
 
 def head_bytes(sizes: ModelSizes) -> int:

@@ -6,25 +6,27 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile
+from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+ROTATED_ELEMENTS = 4096
+"""Of heads that a program rotates."""
 
 
 @triton.jit
 def _attend_tiles(
     q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions,
     scale, window, soft_cap,
-    HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, QUANTISED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, CACHE: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tiles of positions first… below `last` into a running softmax; MASKED: not every row sees all."""
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
-        k = load_cache_tile(keys, key_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, QUANTISED)
+        k = load_cache_tile(keys, key_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
         scores = tl.dot(q, tl.trans(k))
         if CAP:
             # tanh z = 1 - 2 / (e^2z + 1)
@@ -43,9 +45,7 @@ def _attend_tiles(
         shares = tl.exp2(scores - level[:, None])
         kept = tl.exp2(best - level)
         total = total * kept + tl.sum(shares, axis=1)
-        v = load_cache_tile(
-            values, value_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
+        v = load_cache_tile(values, value_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
         mixed = tl.dot(shares.to(tl.float16), v, mixed * kept[:, None])
         best = now
     return best, total, mixed
@@ -72,7 +72,7 @@ def flash_attention_kernel(
     DIMENSIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    CACHE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -113,17 +113,17 @@ def flash_attention_kernel(
         best, total, mixed = _attend_tiles(
             q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
             keys, key_scales, values, value_scales, positions, scale, window, soft_cap,
-            HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, True,
+            HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
         )  # fmt: skip
     best, total, mixed = _attend_tiles(
         q, asking, head, best, total, mixed, open_from, open_to, keys, key_scales, values,
         value_scales, positions, scale, window, soft_cap,
-        HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, False,
+        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, False,
     )  # fmt: skip
     best, total, mixed = _attend_tiles(
         q, asking, head, best, total, mixed, open_to, highest, keys, key_scales, values,
         value_scales, positions, scale, window, soft_cap,
-        HEAD_DIM, DIMENSIONS, BLOCK_N, QUANTISED, WINDOW, CAP, True,
+        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
     )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
@@ -133,6 +133,18 @@ def flash_attention_kernel(
         mixed = mixed * kept[:, None]
     mixed = mixed / tl.where(rows_mask, total, 1.0)[:, None]
     tl.store(out + at, mixed.to(tl.float16), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
+    """Heads (count, HEAD_DIM) float16 rotated in place, ROWS a program. Reads and writes them once."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dimension = tl.arange(0, DIMENSIONS)
+    mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
+    at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
+    rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
+    tl.debug_barrier()  # as in `residual_kernel`
+    tl.store(at, rotated, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -159,7 +171,7 @@ def attention_tile(head_dim: int, group: int, capability: int, quantised: bool =
         rows, positions, warps, stages = 64, 64, 4, 2
     else:
         rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
-    if quantised and (wide > 128 or (wide > 64 and capability < 80)):
+    if quantised and (wide > 128 or (wide > 64 and capability <= 80)):
         positions //= 2  # decoding a tile takes registers beside it
     return AttentionTile(max(rows, next_power_of_two(group)), positions, warps, stages)
 
@@ -179,15 +191,21 @@ def flash_attention(
     """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
 
     keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
-    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0. sinks (heads,): one more score each.
+    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0, or q4_0, if they are int32 (kv_heads, positions,
+    ⌈head_dim/8⌉), of whose heads queries have to be rotated too. sinks (heads,): one more score each.
     """
     tokens, heads, head_dim = queries.shape
-    group = heads // facts.kv_heads
+    group, dimensions, cache = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[keys.dtype]
     grid = (-(-tokens // (tile.rows // group)), facts.kv_heads)
     flash_attention_kernel[grid](
         queries, keys, key_scales, values, value_scales, out, sinks, start, tokens, keys.shape[1],
         facts.scale, facts.window, facts.soft_cap,
-        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, next_power_of_two(head_dim)),
-        BLOCK_M=tile.rows, BLOCK_N=tile.positions, QUANTISED=key_scales is not None, WINDOW=facts.window > 0,
+        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, dimensions),
+        BLOCK_M=tile.rows, BLOCK_N=tile.positions, CACHE=cache, WINDOW=facts.window > 0,
         CAP=facts.soft_cap > 0, SINKS=sinks is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    if cache == Q4_0:
+        rows = max(ROTATED_ELEMENTS // dimensions, 1)
+        rotate_heads_kernel[(-(-tokens * heads // rows),)](
+            out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
+        )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cache_elements import rotation_block
 from edgeinfer_kernels.cpu.structures import SCALED
 from edgeinfer_kernels.cuda.device_layers import DeviceCache
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -61,8 +62,12 @@ class HostCaches:
             keys = self._rows(self._sent(host.keys[head], start, LANES))
             values = self._sent(host.values[head], start, 1)
             if host.key_scales is not None and host.value_scales is not None:
+                if host.has_rotated_heads:
+                    keys, values = _pairs(keys), _groups(values)
                 keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
                 values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
+                if host.has_rotated_heads:
+                    keys, values = (rotated(rows[:, : facts.head_dim]) for rows in (keys, values))
             here.keys[head, :start].copy_(keys[:start].index_select(1, order))
             here.values[head, :start].copy_(values[:, : facts.head_dim])
         return here
@@ -92,12 +97,17 @@ class HostCaches:
         width = padded(facts.head_dim)
         keys = here.keys[:, first * LANES : end].index_select(2, inverse)
         values = here.values[:, first * LANES : end]
-        rows = [_padded(part, (last - first) * LANES, width) for part in (keys, values)]
+        parts, nibbles = (keys, values), host.has_rotated_heads
+        if nibbles:
+            parts = (rotated(keys), rotated(values))
+        rows = [_padded(part, (last - first) * LANES, width) for part in parts]
         if host.key_scales is None or host.value_scales is None:
             self._store(host.keys, first, _tiles(rows[0]), start)
             self._store_rows(host.values, start, rows[1][:, start - first * LANES : end - first * LANES])
             return
-        (codes, scales), (value_codes, value_scales) = map(_rounded, rows)
+        (codes, scales), (value_codes, value_scales) = (_rounded(each, nibbles) for each in rows)
+        if nibbles:
+            codes, value_codes = _packed_in_pairs(codes), _packed_in_groups(value_codes)
         self._store(host.keys, first, _tiles(codes), start)
         self._store(host.key_scales, first, _tiles(scales), start)
         self._store(host.value_scales, first, _tiles(value_scales), start)
@@ -136,12 +146,54 @@ def _tiles(rows: Tensor) -> Tensor:
     return rows.unflatten(1, (-1, LANES)).transpose(2, 3).contiguous()
 
 
-def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`backend.rounded_to_bytes` on the device: codes in float32, scales in float16."""
+def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
+    """`cache_elements.rounded_to_bytes` or `rounded_to_nibbles` on the device: codes in float32, scales in
+    float16.
+    """
     width = rows.shape[2]
     groups = -(-width // SCALED)
     parts = torch.nn.functional.pad(rows.float(), (0, groups * SCALED - width)).unflatten(2, (groups, SCALED))
-    scales = (parts.abs().amax(-1) / 127).clamp(max=65504).half()
+    furthest, ends = parts.abs().amax(-1) / 127, (-127, 127)
+    if nibbles:
+        most, least = parts.amax(-1), parts.amin(-1)
+        furthest, ends = torch.where(most > -least, most, least) / -8, (-8, 7)
+    scales = furthest.clamp(-65504, 65504).half()
     wide = scales.float()[..., None]
-    codes = torch.where(wide > 0, parts / torch.where(wide > 0, wide, 1.0), 0.0).round().clamp(-127, 127)
+    codes = torch.where(wide != 0, parts / torch.where(wide != 0, wide, 1.0), 0.0).round().clamp(*ends)
     return codes.flatten(2)[:, :, :width], scales
+
+
+def rotated(rows: Tensor) -> Tensor:
+    """`cache_elements.rotated` on the device, (..., head_dim) float32."""
+    block, step = rotation_block(rows.shape[-1]), 1
+    x = rows.float().reshape(-1, block)
+    while step < block:
+        a, b = x.view(len(x), -1, 2, step).unbind(2)
+        x = torch.stack((a + b, a - b), 2).view(-1, block)
+        step *= 2
+    return (x * block**-0.5).view(rows.shape)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """`cache_elements.unpacked_pairs` of rows (n, bytes), in float32."""
+    return (torch.stack((packed & 15, packed >> 4), -1).float() - 8).flatten(1)
+
+
+def _groups(packed: Tensor) -> Tensor:
+    """`cache_elements.unpacked_groups` of rows (n, bytes), whole groups, in float32."""
+    parts = packed.unflatten(1, (-1, SCALED // 2))
+    return (torch.stack((parts & 15, parts >> 4), 2).float() - 8).flatten(1)
+
+
+def _packed_in_pairs(codes: Tensor) -> Tensor:
+    """`cache_elements.packed_in_pairs` of (heads, positions, width)."""
+    low, high = (codes + 8).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
+    return low | high << 4
+
+
+def _packed_in_groups(codes: Tensor) -> Tensor:
+    """`cache_elements.packed_in_groups` of (heads, positions, width)."""
+    missing = -codes.shape[2] % SCALED
+    raised = (torch.nn.functional.pad(codes, (0, missing)) + 8).to(torch.uint8)
+    low, high = raised.unflatten(2, (-1, 2, SCALED // 2)).unbind(3)
+    return (low | high << 4).flatten(2)

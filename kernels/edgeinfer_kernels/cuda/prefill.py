@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward
-from edgeinfer_kernels.cuda.device_layers import DeviceAttention
+from edgeinfer_kernels.cuda.device_layers import DeviceAttention, DeviceCache
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
 from edgeinfer_kernels.cuda.embedding_kernels import embed_rows_kernel
@@ -118,16 +118,14 @@ class Prefill:
         qkv = self._stacked(w, facts, h)
         queries = self._queries[: tokens * heads].view(tokens, facts.heads, facts.head_dim)
         cache = layer.cache or self._caches.fetch(layer.index, start)
-        quantised = cache.keys.dtype == torch.int8
-        key_scales = cache.key_scales if quantised else None
-        value_scales = cache.value_scales if quantised else None
+        key_scales, value_scales = cache.scales
         rope_append(
             qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.table, facts, start, queries,
             cache.keys, cache.values, key_scales, value_scales,
         )  # fmt: skip
         mixed = self._mixed[: tokens * heads].view(tokens, heads)
         flash_attention(
-            queries, cache.keys, cache.values, start, facts, mixed, self._tile(facts), key_scales,
+            queries, cache.keys, cache.values, start, facts, mixed, self._tile(facts, cache), key_scales,
             value_scales, w.sinks,
         )  # fmt: skip
         if layer.cache is None:
@@ -144,8 +142,9 @@ class Prefill:
         assert self.sent is not None, "only what is sent is attended to without a cache here"
         return self.sent.caches
 
-    def _tile(self, facts: AttentionSpecification) -> AttentionTile:
-        return attention_tile(facts.head_dim, facts.heads // facts.kv_heads, self._capability)
+    def _tile(self, facts: AttentionSpecification, cache: DeviceCache) -> AttentionTile:
+        group, quantised = facts.heads // facts.kv_heads, cache.keys.dtype != torch.float16
+        return attention_tile(facts.head_dim, group, self._capability, quantised)
 
     def _stacked(self, w: DeviceAttention, facts: AttentionSpecification, h: ScaledRows) -> Tensor:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import store_cache_rows
+from edgeinfer_kernels.cuda.cache_tiles import CACHES, Q4_0, hadamard_of_halves, store_cache_rows
 from edgeinfer_kernels.cuda.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import AttentionSpecification
@@ -88,7 +88,7 @@ def rope_append_kernel(
     NORM: tl.constexpr,
     ROW: tl.constexpr,
     BIAS: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
 
@@ -108,6 +108,8 @@ def rope_append_kernel(
     scale = tl.load(row_scales + token)
     q = _rotated(row, scale, bias, q_norm, epsilon, cosine, sine,
                  HEADS, HEADS_2, HEAD_DIM, DIMENSIONS, NORM, ROW, BIAS)  # fmt: skip
+    if CACHE == Q4_0:
+        q = hadamard_of_halves(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)
@@ -120,8 +122,8 @@ def rope_append_kernel(
     kv_head = tl.arange(0, KV_HEADS_2)
     rows = kv_head.to(tl.int64) * positions + position
     rows_mask = kv_head < KV_HEADS
-    store_cache_rows(keys, key_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, QUANTISED)
-    store_cache_rows(values, value_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, QUANTISED)
+    store_cache_rows(keys, key_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(values, value_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, CACHE)
 
 
 def rope_append(
@@ -143,7 +145,8 @@ def rope_append(
 
     qkv (tokens, (heads + 2 kv_heads) · head_dim) is multiplied by row_scales (tokens,) first; `bias` is of
     the whole row. Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: their cosines, then
-    sines. q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: a q8_0 cache.
+    sines. q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: of a q8_0 or
+    q4_0 cache; for the latter queries are rotated as its keys are.
     """
     tokens = qkv.shape[0]
     normed = facts.qk_norm != "none" and q_norm is not None
@@ -155,6 +158,6 @@ def rope_append(
         KV_HEADS_2=next_power_of_two(facts.kv_heads), HEAD_DIM=facts.head_dim,
         DIMENSIONS=next_power_of_two(facts.head_dim),
         NORM=NORMS[facts.norm.kind] if normed else NO_NORM, ROW=facts.qk_norm == "row",
-        BIAS=bias is not None, QUANTISED=key_scales is not None,
+        BIAS=bias is not None, CACHE=CACHES[keys.dtype],
         num_warps=min(16, max(1, elements // 1024)),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
@@ -18,6 +19,8 @@ from edgeinfer_kernels.cuda.step_shapes import RowKernel, Tuning, next_power_of_
 from edgeinfer_kernels.cuda.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
+MOST_WARPS = 16
+"""Of a program of attention; more would leave its threads few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
@@ -129,12 +132,12 @@ class StepLaunches:
             WINDOW=facts.window,
             QK_NORM=QK_NORMS[facts.qk_norm],
             CAPPED=facts.soft_cap != 0,
-            QUANTISED=self.model.quantised_cache,
+            CACHE=CACHES[cache.keys.dtype],
             BLOCKS=out.blocks,
             PLANES=out.planes,
             DIRECT=direct,
             SINKS=attention.sinks is not None,
-            warps=tuning.attention_warps * max(1, rows // 16),
+            warps=min(tuning.attention_warps * max(1, rows // 16), MOST_WARPS),
         )
         if not direct:
             self._quantise(space.flat, facts.heads * facts.head_dim, out, tokens)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.cache_tiles import load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
 
 NEW = tl.constexpr(16)
 """Rows of the tile that holds the step's own tokens."""
@@ -97,13 +97,14 @@ def append_new(
     V_AT: tl.constexpr,
     TOKENS: tl.constexpr,
     QK_NORM: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
 
-    They are put behind the cached ones.
+    They are put behind the cached ones. Those of q4_0 are rotated, which takes long: no row that isn't there.
     """
-    new = tl.arange(0, NEW)
+    ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
+    new = tl.arange(0, ROWS)
     written = new < TOKENS
     inverses = row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
     norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
@@ -126,16 +127,15 @@ def append_new(
     row = qkv + new * stride + V_AT + head * HEAD_DIM
     new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
     to = head.to(tl.int64) * capacity + cached + new
-    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, QUANTISED)
-    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, QUANTISED)
-    if QUANTISED:
+    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
+    if CACHE != F16:
         tl.debug_barrier()
-        at = cached + new
-        key_tile = load_cache_tile(
-            keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
-        )
+        at = cached + tl.arange(0, NEW)
+        written = tl.arange(0, NEW) < TOKENS
+        key_tile = load_cache_tile(keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE)
         value_tile = load_cache_tile(
-            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, QUANTISED
+            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)

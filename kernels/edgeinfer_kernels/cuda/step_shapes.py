@@ -54,9 +54,9 @@ class Tuning:
     eight: Shape = Shape(32, 4, 1)
     """Of more."""
     eight_adding: Shape = Shape(32, 4, 1)
-    splits: int = 16
+    splits: int = 64
     positions: int = 32
-    attention_warps: int = 2
+    attention_warps: int = 4
 
     def shape(self, kernel: RowKernel, tokens: int) -> Shape:
         """How a kernel of rows is cut in a step of so many tokens."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS, Shape, Tuning
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
@@ -34,7 +35,7 @@ _SHAPES = (
     Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
 )  # fmt: skip
 _ATTENTION = (
-    (16, 16, 1), (32, 16, 1), (32, 32, 1), (32, 16, 2), (32, 32, 2), (16, 64, 4), (64, 16, 1), (8, 32, 2),
+    (32, 32, 4), (64, 32, 2), (16, 32, 4), (32, 32, 2), (64, 16, 2), (32, 16, 1), (64, 16, 1), (16, 32, 2),
 )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: i
 
 
 def tuning_key(
-    gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, quantised_cache: bool
+    gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, kv: CacheType
 ) -> str:
     """What a tuning holds for: a GPU, a model's kinds of layers, and the kernels as they are."""
     layers = {
@@ -131,7 +132,7 @@ def tuning_key(
         )
         for facts, w in zip(specification.layers, weights.layers, strict=True)
     }
-    kinds = sorted(map(repr, layers)), _kind(weights.output), quantised_cache
+    kinds = sorted(map(repr, layers)), _kind(weights.output), kv
     digest = hashlib.sha256(repr(kinds).encode())
     for name in KERNEL_SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())

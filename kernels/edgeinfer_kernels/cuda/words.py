@@ -58,7 +58,7 @@ def dot_signed(weights, activations, sums):
 
 
 @triton.jit
-def _select_bytes(low, high, selector):
+def select_bytes(low, high, selector):
     """Byte k of the result is the one of low (0…3) and high (4…7) that the selector's nibble k names."""
     if INTERPRETED:
         chosen = tl.zeros_like(selector)
@@ -72,6 +72,16 @@ def _select_bytes(low, high, selector):
 
 
 @triton.jit
+def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
+    """(words & MASK) | BITS."""
+    if INTERPRETED:
+        return (words & MASK) | BITS
+    else:
+        zero = tl.zeros_like(words)  # constants of one instruction can't both be a part of it
+        return _instruction("lop3.b32 $0, $1, $2, $3, 0xEA;", words, zero + MASK, zero + BITS)
+
+
+@triton.jit
 def look_up(codes, BOOK: tl.constexpr):
     """Four 4-bit codes, in the low half of a word, to the four int8 levels of a codebook."""
     zero = tl.zeros_like(codes)
@@ -81,7 +91,7 @@ def look_up(codes, BOOK: tl.constexpr):
         a, b, c, d = zero + 50462976, zero + 201852420, zero + (-33620224), zero + (-185009412)
     index = codes & 0x7777
     selector = ((codes & 0x8888) >> 1) | 0x3210
-    return _select_bytes(_select_bytes(a, b, index), _select_bytes(c, d, index), selector)
+    return select_bytes(select_bytes(a, b, index), select_bytes(c, d, index), selector)
 
 
 @triton.jit

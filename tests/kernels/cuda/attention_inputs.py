@@ -6,15 +6,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeinfer_kernels.cache_elements import rotated, rounded_to_nibbles
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 
 NORM = NormSpecification("rms", 1e-5)
+KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
+BYTE = 77
+"""What elements of a cache are where nothing was written."""
 
 
 def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> AttentionSpecification:
     rope = RopeSpecification(tuple(10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)), halves=True)
     facts = {"scale": head_dim**-0.5, "norm": NORM, "rope": rope} | more
     return AttentionSpecification(heads, kv_heads, head_dim, **facts)
+
+
+def spread(scales: Any, width: int) -> Any:
+    """Scales of groups for each of `width` elements."""
+    return np.repeat(scales, 32, axis=-1)[..., :width]
 
 
 @dataclass
@@ -25,28 +35,55 @@ class DeviceCache:
     values: torch.Tensor
     key_scales: torch.Tensor | None
     value_scales: torch.Tensor | None
+    head_dim: int
 
     @classmethod
     def poisoned(
-        cls, device: str, facts: AttentionSpecification, positions: int, quantised: bool
+        cls, device: str, facts: AttentionSpecification, positions: int, kind: CacheType
     ) -> "DeviceCache":
-        shape = (facts.kv_heads, positions, facts.head_dim)
-        if not quantised:
+        heads, head_dim = facts.kv_heads, facts.head_dim
+        shape = (heads, positions, head_dim)
+        if kind == "f16":
             empty = [torch.full(shape, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
-            return cls(empty[0], empty[1], None, None)
-        groups = (facts.kv_heads, positions, -(-facts.head_dim // 32))
-        whole = [torch.full(shape, 77, dtype=torch.int8, device=device) for _ in "kv"]
+            return cls(empty[0], empty[1], None, None, head_dim)
+        groups = (heads, positions, -(-head_dim // 32))
+        if kind == "q4_0":
+            shape = (heads, positions, -(-head_dim // 8))
+        dtype = torch.int8 if kind == "q8_0" else torch.int32
+        whole = [torch.full(shape, BYTE, dtype=dtype, device=device) for _ in "kv"]
         scales = [torch.full(groups, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
-        return cls(whole[0], whole[1], scales[0], scales[1])
+        return cls(whole[0], whole[1], scales[0], scales[1], head_dim)
 
     def read(self, end: int) -> tuple[Any, Any]:
         """Keys and values (kv_heads, end, head_dim) float64 of the first `end` positions."""
-        pairs = ((self.keys, self.key_scales), (self.values, self.value_scales))
-        found = []
-        for tensor, scales in pairs:
-            array = tensor.double().cpu().numpy()
-            if scales is not None:
-                spread = np.repeat(scales.double().cpu().numpy(), 32, axis=2)[..., : array.shape[2]]
-                array = array * spread
-            found.append(array[:, :end])
-        return found[0], found[1]
+        return self._read(self.keys, self.key_scales, end), self._read(self.values, self.value_scales, end)
+
+    def _read(self, tensor: torch.Tensor, scales: torch.Tensor | None, end: int) -> Any:
+        array = tensor[:, :end].cpu().numpy()
+        if scales is None:
+            return array.astype(np.float64)
+        wide = scales[:, :end].double().cpu().numpy()
+        if array.dtype == np.int8:
+            return array * spread(wide, self.head_dim)
+        places = [place // 2 * 4 + place % 2 * 16 for place in range(8)]
+        codes = np.stack([array >> place & 15 for place in places], -1).reshape(*array.shape[:-1], -1) - 8
+        codes = codes[..., : self.head_dim]
+        return rotated(codes * spread(wide, self.head_dim)).astype(np.float64)
+
+
+def assert_rounded(kind: CacheType, written: Any, wanted: Any) -> None:
+    """What a cache gives back is what was to be written there, as near as its type comes."""
+    if kind == "f16":
+        np.testing.assert_allclose(written, wanted, rtol=1e-3, atol=2e-3)
+        return
+    if kind == "q4_0":
+        written, wanted = rotated(written), rotated(wanted)
+        steps = spread(np.abs(rounded_to_nibbles(wanted)[1].astype(np.float64)), wanted.shape[-1])
+    else:
+        groups = np.split(wanted, range(32, wanted.shape[-1], 32), axis=-1)
+        steps = np.concatenate([np.abs(g).max(-1, keepdims=True) / 127 + 0 * g for g in groups], axis=-1)
+    # The element furthest from 0 may be on the side of which four bits have one code less.
+    over = 1.02 if kind == "q4_0" else 0.58
+    assert (np.abs(written - wanted) <= over * steps + 1e-5).all()
+    if kind == "q4_0":
+        assert np.mean(np.abs(written - wanted) <= 0.52 * steps + 1e-5) > 0.95

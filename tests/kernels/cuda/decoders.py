@@ -12,10 +12,11 @@ import torch
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
+from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.step_shapes import Tuning
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
@@ -42,15 +43,29 @@ class Decoder:
         random = np.random.default_rng(5)
         return [int(i) for i in random.integers(0, self.specification.vocabulary_size, count)]
 
-    def reference_logits(self, ids: Sequence[int]) -> Logits:
-        """(tokens, vocabulary) in float64."""
+    def reference_logits(self, ids: Sequence[int], kind: CacheType = "f32") -> Logits:
+        """(tokens, vocabulary) in float64, with a cache of that type."""
         layers = self.specification.layers
-        caches = [LayerCache.allocate(layer.attention, CONTEXT, "f32") for layer in layers]
+        caches = [LayerCache.allocate(layer.attention, CONTEXT, kind) for layer in layers]
         backend = ReferenceBackend(self.specification, self.weights, caches, np.float64)
         x = backend.embed(ids)
         for index in range(len(layers)):
             backend.attention_block(index, x, 0)
             backend.feed_forward_block(index, x)
+        return np.asarray(backend.logits(x), np.float64)
+
+    def slid_logits(
+        self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
+    ) -> Logits:
+        """Of `more` behind what is left of `ids` without the tokens at `gone`."""
+        facts = self.specification
+        caches = [LayerCache.allocate(layer.attention, CONTEXT, kind) for layer in facts.layers]
+        backend = ReferenceBackend(facts, self.weights, caches, np.float64)
+        backend.all_layers(backend.embed(ids), 0)
+        for layer, cache in zip(facts.layers, caches, strict=True):
+            forget(cache, layer.attention, gone, len(ids))
+        x = backend.embed(more)
+        backend.all_layers(x, len(ids) - len(gone))
         return np.asarray(backend.logits(x), np.float64)
 
     def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:
@@ -96,14 +111,16 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
 
 
 def read(
-    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], wanted: int = 2
+    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], wanted: int = 2, start: int = 0
 ) -> dict[int, Logits]:
-    """Take `counts` tokens at a time; position -> logits of the last `wanted` of each time."""
+    """Take `counts` tokens at a time, to positions start…; place among `ids` -> logits of the last `wanted`
+    of each time.
+    """
     found: dict[int, Logits] = {}
     at = 0
     for count in counts:
         x = backend.embed(ids[at : at + count])
-        backend.all_layers(x, at)
+        backend.all_layers(x, start + at)
         first = max(count - wanted, 0)
         logits = backend.logits(x[first:]).astype(np.float64)
         found |= {at + first + row: logits[row] for row in range(count - first)}

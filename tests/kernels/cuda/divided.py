@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.cuda.step_shapes import Tuning
 from edgeinfer_kernels.division import LayerDivision
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_offload.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
@@ -37,6 +37,7 @@ def divided(
     kernels: Kernels,
     send_from: int | None = None,
     meets_in_graph: bool = True,
+    kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
@@ -46,12 +47,12 @@ def divided(
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, divisions=tuple(divisions), send_from=send_from),
+        DeviceOptions(chunk=CHUNK, kv=kv, divisions=tuple(divisions), send_from=send_from),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )
     caches = {
-        index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32")
+        index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32" if kv == "f16" else kv)
         for index, division in enumerate(divisions)
         if not division.attention
     }

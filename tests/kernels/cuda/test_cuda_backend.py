@@ -13,6 +13,7 @@ from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, opened, read, worst
 from tests.random_models import ZOO, RandomModel
@@ -73,7 +74,7 @@ def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: st
 def test_a_cache_of_eight_bits_costs_little(device: str, tmp_path: Path) -> None:
     with opened(ZOO["qwen3"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(14)
-        backend = decoder.backend(device, quantised_cache=True)
+        backend = decoder.backend(device, kv="q8_0")
         found = read(backend, ids, (11, 1, 2))
         backend.close()
         error = worst(found, decoder.reference_logits(ids))
@@ -143,10 +144,11 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
         assert want.max() - want[chosen] < FLOATS_AGREE * np.linalg.norm(want)
 
 
-def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
-        backend = decoder.backend(device, quantised_cache=True)
-        counted = decoder.counted_bytes(device, quantised_cache=True)
+        backend = decoder.backend(device, kv=kind)
+        counted = decoder.counted_bytes(device, kv=kind)
         assert backend.nbytes == counted
         backend.close()
 
@@ -241,7 +243,7 @@ def test_a_step_is_tuned_once_and_remembered(
     def timer(step: Any) -> Any:
         def time_step(tuning: Tuning, tokens: int) -> float:
             timed.append((tuning, tokens))
-            return 1.0 if tuning.splits == 8 else 2.0
+            return 1.0 if tuning.splits == 16 else 2.0
 
         return time_step
 
@@ -250,7 +252,7 @@ def test_a_step_is_tuned_once_and_remembered(
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         backend.tune(tmp_path / "tunings", 5.0)
-        assert backend.step.tuning.splits == 8
+        assert backend.step.tuning.splits == 16
         count = len(timed)
         again = decoder.backend(device)
         again.tune(tmp_path / "tunings", 5.0)

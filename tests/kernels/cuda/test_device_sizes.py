@@ -11,6 +11,7 @@ from edgeinfer_kernels.cuda.device_model import Part
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.random_models import ZOO, RandomModel
@@ -40,16 +41,16 @@ def most_over(layer: LayerSizes) -> int:
     return 0 if experts is None else experts.count * len(experts.expert.vectors) * device_sizes.ALIGNMENT
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, quantised: bool) -> None:
+def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, kind: CacheType) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         parts = count_parts(
             decoder.specification,
             decoder.weights,
             CONTEXT,
             torch.device("cpu"),
-            DeviceOptions(quantised_cache=quantised),
+            DeviceOptions(kv=kind),
         )
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     attention = sum(map(device_sizes.attention_bytes, sizes.layers)) + device_sizes.rope_bytes(sizes, CONTEXT)
@@ -60,7 +61,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, qu
         assert attention == counted(parts, "attention")
     over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
-    caches = sum(device_sizes.cache_bytes(layer, CONTEXT, quantised) for layer in sizes.layers)
+    caches = sum(device_sizes.cache_bytes(layer, CONTEXT, kind) for layer in sizes.layers)
     assert caches == counted(parts, "keys and values")
     assert device_sizes.head_bytes(sizes) == counted(parts, "head")
     embedding = device_sizes.matrix_bytes(sizes.embedding) if sizes.embedding else 0

@@ -13,8 +13,8 @@ from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 
 POSITIONS = 80
-KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0")
-WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03}
+KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0", "q4_0")
+WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
 """How far what lies in a cache is from what was written there."""
 
 

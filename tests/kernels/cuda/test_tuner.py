@@ -8,6 +8,7 @@ import pytest
 
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import find_shape
+from edgeinfer_kernels.cuda.device_layers import CACHE_ELEMENTS
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuner import (
     FILE,
@@ -163,11 +164,11 @@ def test_what_cannot_be_used_is_not_remembered(tmp_path: Path, was: str, becomes
 def test_a_key_tells_gpus_shapes_formats_and_caches_apart() -> None:
     small, other = find_shape("smollm2-135m"), find_shape("qwen3-0.6b")
     keys = {
-        tuning_key(gpu, *empty_decoder(shape, kind), quantised)
+        tuning_key(gpu, *empty_decoder(shape, kind), kv)
         for gpu in ("RTX", "H200")
         for shape in (small, replace(small, feed_forward=1504), other)
         for kind in ("Q4_0", "Q8_0")
-        for quantised in (False, True)
+        for kv in CACHE_ELEMENTS
     }
-    assert len(keys) == 24
-    assert tuning_key("RTX", *empty_decoder(small, "Q4_0"), False) in keys
+    assert len(keys) == 36
+    assert tuning_key("RTX", *empty_decoder(small, "Q4_0"), "f16") in keys
