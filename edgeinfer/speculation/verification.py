@@ -81,7 +81,7 @@ def leaf_taken(draft: Draft, found: Sequence[Chosen]) -> int | None:
     return None if taken == draft.ids[place] else draft.leaves.index((place, taken))
 
 
-def standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
+def _standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
     """min(1, p/q): how likely a guess from one distribution stands where another is wanted."""
     p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
     return min(1.0, p / q) if q > 0 else float(p > 0)
@@ -89,7 +89,7 @@ def standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) 
 
 def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
     """The guess, or a token from what `wanted` has over `drawn_from`."""
-    if sampler.uniform() < standing_chance(guess, drawn_from, wanted):
+    if sampler.uniform() < _standing_chance(guess, drawn_from, wanted):
         return guess
     ids, chances = wanted
     over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)

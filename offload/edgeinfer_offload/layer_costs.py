@@ -45,11 +45,6 @@ class Cost:
     reading: float
     """Of the seconds, those that reading takes: the rest is starting."""
 
-    @classmethod
-    def sum_of(cls, costs: Iterable["Cost"]) -> "Cost":
-        parts = list(costs)
-        return cls(sum(c.nbytes for c in parts), sum(c.seconds for c in parts), sum(c.reading for c in parts))
-
 
 class Pricing:
     """Prices of a machine for one plan: how deep the cache is read, how it is stored, what may be used."""

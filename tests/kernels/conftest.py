@@ -18,8 +18,6 @@ ISA_NAMES = [isa.name for isa in detect().available]
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
 """Kernels by tiles on processors that have none; here only."""
 QUANTISED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
-MIXTURES_BY = (ISA_NAMES[0], ISA_NAMES[-1])
-"""The instruction sets by which mixtures are read: the best and the least."""
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
 
 

@@ -37,9 +37,6 @@ from edgeinfer_kernels.specification import (
 )
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
-SERVED_TOKENS = 16
-"""Turns of so many tokens are one call; those of more come back to Python between two blocks."""
-
 
 class MailboxRows(NamedTuple):
     """Addresses of a MAILBOX and of what lies behind it: rows of `row_bytes`, the chosen experts (int64) and
@@ -188,11 +185,6 @@ class HostHalf:
         if self.specification.embedding_scale != 1.0:
             x *= np.float32(self.specification.embedding_scale)
         return x
-
-    @property
-    def begins(self) -> bool:
-        """Whether the host has layers before the device's first."""
-        return bool(self.turns.host[0])
 
     def _fill_calls(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
