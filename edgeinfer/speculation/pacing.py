@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MOST_DRAFTED, PLAIN_EVERY, DraftCosts
+from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MOST_DRAFTED, PLAIN_EVERY, RunningCosts
 
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
 """Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
@@ -59,7 +59,7 @@ class Pace:
     """Costs and chances of one model and its drafter in answers of one kind; kept from answer to answer."""
 
     def __init__(self) -> None:
-        self.costs = DraftCosts()
+        self.costs = RunningCosts()
         self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
         self._earned_tokens = self._earned_cost = 0.0
         self._steps = 0

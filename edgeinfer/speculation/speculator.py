@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from edgeinfer.chosen_token import Chosen
 from edgeinfer.language_model import Engine
 from edgeinfer.sampling import Sampler, SamplerSettings
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED, MeasuredCosts
 from edgeinfer.speculation.drafts import Draft, Drafter
 from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.tree_pass import TreePass
@@ -20,18 +20,6 @@ MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
 DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further ones are begun after this time."""
-
-
-@dataclass(frozen=True)
-class DraftingCosts:
-    """What decides whether drafts pay, in seconds: passes by their rows, one of them 1, and a drafted token;
-    None: nothing was drafted.
-    """
-
-    passes: Mapping[int, float]
-    drafted_token: float | None
-    draft: float = 0.0
-    """Of a draft whatever its length."""
 
 
 @dataclass
@@ -72,7 +60,7 @@ class Speculator:
             return self.paces["greedy"]
         return self.paces["drawn" if settings.seed is None else "seeded"]
 
-    def measure(self) -> DraftingCosts:
+    def measure(self) -> MeasuredCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
         begin, found = time.perf_counter(), dict[int, float]()
         for rows in MEASURED_ROWS:
@@ -81,16 +69,14 @@ class Speculator:
             found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
         short, long = (self._quickest_draft(length) for length in (1, MOST_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
-            return DraftingCosts(found, long[1] / long[0] if long else None)
+            return MeasuredCosts(found, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
-        return DraftingCosts(found, each, max(0.0, short[1] - short[0] * each))
+        return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
 
-    def begin(self, costs: DraftingCosts, learnt: Mapping[str, Learnt]) -> None:
+    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, Learnt]) -> None:
         """Take these costs for the first answer's; go on from what was learnt of some kinds of answers."""
         for kind, pace in self.paces.items():
-            pace.costs.measured(costs.passes)
-            if costs.drafted_token is not None:
-                pace.costs.begin, pace.costs.each = costs.draft, costs.drafted_token
+            pace.costs.measured(costs)
             if kind in learnt:
                 pace.begin(learnt[kind])
 

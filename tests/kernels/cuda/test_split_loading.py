@@ -13,7 +13,8 @@ import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import loading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.speculator import DraftingCosts, Speculator
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -171,7 +172,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
     small_gpu(1 << 40)
     # Measuring takes minutes where kernels are interpreted.
-    monkeypatch.setattr(Speculator, "measure", lambda self: DraftingCosts({1: 1.0}, None))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
@@ -196,7 +197,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
 ) -> None:
     path = model_file(tmp_path)
     small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: DraftingCosts({1: 1.0}, None))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     whole = gpu_bytes(path)
     with edgeinfer.load(
         path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
