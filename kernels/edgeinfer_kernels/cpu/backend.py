@@ -33,7 +33,15 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, EMBED, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
+from edgeinfer_kernels.cpu.structures import (
+    CALL,
+    EMBED,
+    ENDS_BY_TOKEN,
+    FILE_ROWS,
+    HEAD,
+    STEP_TOKENS,
+    structure_bytes,
+)
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.guessing import Guesses, Wanted
@@ -194,7 +202,9 @@ class CpuBackend:
         self._functions = {name: self._kernels.address(name) for name in used}
         layers = [self._layer_blocks(layer) for layer in range(len(self._attention))]
         x, stride = self._workspace.rows("x")
-        self._programs = Programs(self._arena, self._functions["run_program"], layers, x, stride)
+        runner = self._functions["run_program"]
+        by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
+        self._programs = Programs(self._arena, runner, layers, x, stride, by_token)
         self._layers_run = self._programs.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
