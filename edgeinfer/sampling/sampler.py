@@ -167,9 +167,10 @@ class Sampler:
             return None
         self._last = None
         best: list[int] = logits.argmax(axis=1).tolist()
-        for row, found in zip(logits, best, strict=True):
-            if not math.isfinite(row[found]):
-                raise _unusable(row, float(row[found]))
+        for row, found in enumerate(best):
+            peak = logits.item(row, found)
+            if not math.isfinite(peak):
+                raise _unusable(logits[row], peak)
         return best
 
     def accept(self, token_id: int) -> None:

@@ -151,9 +151,11 @@ class Pace:
         A guess that its drafter is unsure of, as the model may be too, stands more often than it says: what
         it says is raised to a power that is learnt, so that on average as much is expected as comes.
         """
+        trust = self._trust
         for place, chance in enumerate(chances[: stood + 1]):
-            surprise = chance**self._trust - (place < stood)
-            self._trust = min(MOST_TRUST, max(LEAST_TRUST, self._trust * math.exp(TRUST_STEP * surprise)))
+            surprise = chance**trust - (place < stood)
+            trust = min(MOST_TRUST, max(LEAST_TRUST, trust * math.exp(TRUST_STEP * surprise)))
+        self._trust = trust
 
     def length(self, most: int) -> int:
         """Tokens to draft now, `most` at most; 0: none."""

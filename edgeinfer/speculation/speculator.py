@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgeinfer.chosen_token import Chosen
 from edgeinfer.language_model import Engine
@@ -142,7 +142,7 @@ class Speculator:
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
         if tree is None:
-            draft = replace(draft, others=())
+            draft = draft._replace(others=()) if draft.others else draft
             logits = self._engine.append_all([history[-1], *draft.ids])
         else:
             logits = tree.read(history[-1])
