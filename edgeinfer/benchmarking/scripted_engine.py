@@ -20,15 +20,11 @@ class ScriptedChoice:
         self._choice = choice
         self._script = script
 
-    def next(self, history: Sequence[int]) -> int | None:
+    def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
         """As the choice's, but for which token follows."""
-        if self._choice.next(history) is None:
+        if self._choice.next(history, ahead) is None:
             return None
         return self._script[min(len(history), len(self._script) - 1)]
-
-    def chance(self) -> float | None:
-        """The choice's own."""
-        return self._choice.chance()
 
 
 class ScriptedEngine:

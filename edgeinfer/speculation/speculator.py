@@ -62,11 +62,13 @@ class Speculator:
 
     def measure(self) -> MeasuredCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
-        begin, found = time.perf_counter(), dict[int, float]()
+        spent, found = 0.0, dict[int, float]()
         for rows in MEASURED_ROWS:
-            if time.perf_counter() - begin > MEASURING_SECONDS:
+            if spent > MEASURING_SECONDS:
                 break
-            found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+            passes = self._passes(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+            found[rows] = min(passes[1:])
+            spent += found[rows] + sum(passes[1:])
         short, long = (self._quickest_draft(length) for length in (1, MOST_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
             return MeasuredCosts(found, long[1] / long[0] if long else None)
@@ -92,18 +94,18 @@ class Speculator:
         seconds, tokens = min(found)
         return (tokens, seconds) if tokens else None
 
-    def _quickest(self, rows: int, seconds: float) -> float:
-        """The quickest of some passes: two at least, ten at most, and no further one after `seconds`.
-
-        What the first one compiles, or records as a graph, doesn't count.
+    def _passes(self, rows: int, seconds: float) -> list[float]:
+        """Seconds of some passes: two at least, ten at most, and no further one when those behind the first
+        have taken `seconds`. The first one compiles, or records as a graph, what isn't there yet: no answer
+        waits for that.
         """
-        begin, found = time.perf_counter(), list[float]()
-        while len(found) < 2 or (len(found) < 10 and time.perf_counter() - begin < seconds):
+        found = list[float]()
+        while len(found) < 2 or (len(found) < 10 and sum(found[1:]) < seconds):
             start = time.perf_counter()
             self._engine.append_all([0] * min(rows, self._engine.context))
             self._engine.rewind(0)
             found.append(time.perf_counter() - start)
-        return min(found[1:])
+        return found
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""

@@ -177,6 +177,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
         want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+        drawn = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter._engine.backend, CudaBackend)
@@ -188,6 +189,12 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         assert got.ids == want
         assert got.speed.accepted_share == 1.0  # it is the model itself
         assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        # The device draws what isn't drafted, with the numbers that the host would draw with.
+        pace = speculator.paces["seeded"]
+        lengths = iter((0, 2, 0, 0, 0))
+        pace.length = lambda most: min(most, next(lengths))
+        pace.least_chances = pace.further_chances = lambda length: [0.0] * length
+        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == drawn
         answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
         assert [answer.ids for answer in answers] == [want[:3]] * 2
 
