@@ -38,6 +38,13 @@ class DraftCount:
         """Guesses that stood; None: there were none."""
         return self.stood / self.drafted if self.drafted else None
 
+    def all_stood(self, drafted: int, passes: int) -> None:
+        """So many tokens, and one behind them, came of so many passes."""
+        self.drafted += drafted
+        self.stood += drafted
+        self.passes += passes
+        self.tokens += drafted + 1
+
     def tokens_per_pass(self, decoded: int) -> float:
         """Of all passes of an answer of so many tokens, each of which but these has given one."""
         return decoded / max(1, decoded - self.tokens + self.passes)
@@ -160,25 +167,6 @@ class Speculator:
         pace.heard(draft.chances, stood)
         count.drafted += guesses
         count.stood += stood
-        count.passes += 1
-        count.tokens += len(found)
-        return found
-
-    def read_certain(
-        self,
-        ids: Sequence[int],
-        history: Sequence[int],
-        sampler: Sampler,
-        end_ids: Collection[int],
-        count: DraftCount,
-    ) -> list[Chosen]:
-        """`read` for tokens that a grammar leaves no choice about: they say nothing of the drafter."""
-        draft = Draft(tuple(ids[:MOST_DRAFTED]))
-        logits = self._engine.append_all([history[-1], *draft.ids])
-        found = verify(draft, logits, history, sampler, end_ids)
-        self._engine.rewind(len(history) + len(found) - 1)
-        count.drafted += len(draft.ids)
-        count.stood += sum(token.drafted for token in found)
         count.passes += 1
         count.tokens += len(found)
         return found
