@@ -120,7 +120,7 @@ def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     found = []

@@ -18,7 +18,7 @@ from tests.kernels.row_matrices import FLOATS, multiply, multiply_by_tiles, rand
 FORMAT_NAMES = [*FIELDS, "TQ1_0"]
 SHAPES = [(1, 1), (16, 1), (63, 2), (111, 1), (320, 8)]
 """(rows, blocks of 256 or steps of 44 columns)."""
-TOKENS = [1, 2, 5, 7, 33]
+TOKENS = [1, 2, 5, 7, 8, 33]
 
 
 def columns_for(name: str, blocks: int) -> int:

@@ -1,7 +1,7 @@
 """The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
 
 One token: a group of sixteen rows at a time, its sums in a register. A few: the same, a block unpacked once
-for up to six of them; while memory is slower than that, they cost little more than one. More: tiles of
+for all of them; while memory is slower than that, they cost little more than one. More: tiles of
 TOKEN_TILE tokens, whose activations stay in a near cache while all rows go by; a block of two groups is
 unpacked once for the tile.
 
@@ -29,7 +29,7 @@ TILE_PREFETCH_BYTES = 2048
 eight tokens of Q4_0 took 1.9 times as long.
 """
 FEW_TOKENS = 8
-"""Up to so many go by a group at a time, which a near cache holds, six of them with sums in registers."""
+"""Up to so many go by a group at a time, which a near cache holds, with their sums in registers."""
 
 
 @inner
@@ -155,34 +155,31 @@ def make_fixed(form: RowFormat, tokens: int) -> Any:
     return fixed
 
 
-def make_few(form: RowFormat, decode_group: Any) -> Any:
+def make_few(form: RowFormat) -> Any:
     """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens.
 
-    Five and six go at once, seven and eight as four and the rest: a fifth token by itself was measured to
-    take twice to four times a further one's time, while each number more takes a compiler another second.
+    All at once: cut into four and the rest seven took 1.14 times as long, eight 1.11 times, and a fifth token
+    by itself twice to four times a further one's time; but each number more takes a compiler another half
+    second.
     """
-    two, three, four, five, six = (make_fixed(form, tokens) for tokens in (2, 3, 4, 5, 6))
+    two, three, four, five, six, seven, eight = (make_fixed(form, n) for n in range(2, FEW_TOKENS + 1))
 
     @inner
     def few(group, blocks, activations, stride, tokens, output, output_stride):
-        if tokens == 5:
-            five(group, blocks, activations, stride, output, output_stride)
-            return
-        if tokens == 6:
+        if tokens == 8:
+            eight(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 7:
+            seven(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 6:
             six(group, blocks, activations, stride, output, output_stride)
-            return
-        for first in range(0, tokens, 4):
-            rest = tokens - first
-            a = activations + first * stride
-            at = output + first * output_stride
-            if rest >= 4:
-                four(group, blocks, a, stride, at, output_stride)
-            elif rest == 3:
-                three(group, blocks, a, stride, at, output_stride)
-            elif rest == 2:
-                two(group, blocks, a, stride, at, output_stride)
-            else:
-                store_floats(at, decode_group(group, blocks, a))
+        elif tokens == 5:
+            five(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 4:
+            four(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 3:
+            three(group, blocks, activations, stride, output, output_stride)
+        else:
+            two(group, blocks, activations, stride, output, output_stride)
 
     return few
 
@@ -251,7 +248,7 @@ def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
     """The row kernel of a format, for ROW_ARGUMENTS int64. `wide`: it has 32 registers of 64 bytes."""
     decode_group = make_decode(form)
     pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
-    few = make_few(form, decode_group)
+    few = make_few(form)
     group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
 
     def rows(
