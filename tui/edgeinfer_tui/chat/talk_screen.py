@@ -133,6 +133,9 @@ class TalkScreen(Screen[None]):
                 self._fails(error)
                 return
             self.notify(one_line(error), title="not loaded", severity="error", markup=False, timeout=10)
+            if self.thread.model is not None:  # the name led nowhere: the one before is still there
+                self.transcript.speaker = self.thread.model.name
+                return
             try:
                 await self._load(before[0])
             except Exception as worse:
