@@ -112,6 +112,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         size: tuple[int, int] = (90, 30),
         load_when: threading.Event | None = None,
         missing: Sequence[str] = (),
+        notices_shown: bool = False,
         **wishes: Any,
     ) -> AsyncIterator[Chat]:
         coming = iter(models or [FakeModel()])
@@ -135,7 +136,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         monkeypatch.setattr(library, "check_model", check)
         place = tmp_path / "chats.sqlite"
         app = ChatApp(RunWishes("tiny", None, **wishes), Keeping(place) if kept else None, stored)
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=notices_shown) as pilot:
             chat = Chat(pilot, app, place)
             if load_when is None:
                 await chat.settle()

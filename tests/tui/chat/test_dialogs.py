@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from textual.widgets import Input, OptionList, TextArea
+from textual.widgets._toast import Toast
 
 from edgeinfer.chats.store import ChatStore
 from edgeinfer_tui.chat.chat_commands import COMMANDS
@@ -166,6 +167,21 @@ def test_an_unknown_command_is_answered_with_those_that_exist(opened: Opened) ->
             assert any("/sytem: no such command; there are /help" in notice for notice in chat.notices())
             assert model.asked == []
             assert chat.screen.input.text == "/sytem x"
+
+    run(body())
+
+
+@pytest.mark.parametrize("size", [(90, 30), (60, 16)])
+def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, size: tuple[int, int]) -> None:
+    async def body() -> None:
+        async with opened(size=size, missing=["mistyped"], notices_shown=True) as chat:
+            await chat.say("/model mistyped")
+            toasts = chat.screen.query(Toast)
+            await chat.until(lambda: toasts and toasts.last().region.height)
+            assert toasts.last().region.bottom <= chat.screen.input.region.y
+            await chat.press("escape")
+            await chat.until(lambda: not chat.screen.query(Toast))
+            assert chat.notices() == []
 
     run(body())
 
