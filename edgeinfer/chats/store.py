@@ -73,7 +73,8 @@ class ChatStore:
                     os.chmod(self.path, 0o600)
             self._prepare()
         except (sqlite3.Error, OSError) as error:
-            raise ChatStoreError(f"{self.path}: can't keep chats there: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ChatStoreError(f"{self.path}: can't keep chats there: {why}") from error
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
