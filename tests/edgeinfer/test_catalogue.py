@@ -115,6 +115,17 @@ def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("address", ["hf:owner/name", "https://example.org/own.gguf"])
+def test_an_address_is_answered_with_what_fetches_it(address: str, tmp_path: Path) -> None:
+    assert message_for(address, tmp_path).endswith(f"fetch this one with: edgeinfer pull {address}")
+
+
+def test_a_quantisation_that_a_model_does_not_have_is_answered_with_those_that_it_has(
+    tmp_path: Path,
+) -> None:
+    assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantisation; there is tiny"
+
+
 @pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "line\nline", "~nobody-at-all/x"])
 def test_a_text_that_cannot_be_a_path_is_a_plain_error(text: str, tmp_path: Path) -> None:
     assert len(message_for(text, tmp_path)) < 300

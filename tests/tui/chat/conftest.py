@@ -113,6 +113,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         load_when: threading.Event | None = None,
         missing: Sequence[str] = (),
         notices_shown: bool = False,
+        remarks: Sequence[str] = (),
         **wishes: Any,
     ) -> AsyncIterator[Chat]:
         coming = iter(models or [FakeModel()])
@@ -135,7 +136,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         monkeypatch.setattr(library, "load_model", load)
         monkeypatch.setattr(library, "check_model", check)
         place = tmp_path / "chats.sqlite"
-        app = ChatApp(RunWishes("tiny", None, **wishes), Keeping(place) if kept else None, stored)
+        keeping = Keeping(place) if kept else None
+        app = ChatApp(RunWishes("tiny", None, **wishes), keeping, stored, remarks=remarks)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
             chat = Chat(pilot, app, place)
             if load_when is None:

@@ -154,6 +154,17 @@ def test_a_private_chat_keeps_nothing(opened: Opened, tmp_path: Path) -> None:
     run(body())
 
 
+def test_a_chat_that_cannot_be_kept_says_so_until_something_is_said(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(kept=False, remarks=["this chat won't be kept: no room"]) as chat:
+            note = chat.screen.query_one("#note")
+            assert str(note.render()) == "this chat won't be kept: no room; a remark on the loading"
+            await chat.say("Hi")
+            assert not note.display
+
+    run(body())
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_reason(opened: Opened) -> None:
     async def body() -> None:
         async with opened(MemoryError("no room")) as chat:

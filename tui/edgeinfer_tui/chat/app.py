@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,15 @@ class ChatApp(App[None]):
         keeping: Keeping | None = None,
         stored: "StoredChat | None" = None,
         dark: bool = True,
+        remarks: Sequence[str] = (),
     ) -> None:
+        """`remarks`: what a person should know before anything is said."""
         # How colours are taken out is settled in there, before a theme is.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]
         self.theme = self._themes[0 if dark else 1]
-        self.chat = ChatScreen(wishes, keeping, stored, self._fail)
+        self.chat = ChatScreen(wishes, keeping, stored, self._fail, remarks)
         self.failure: Exception | None = None
         self._left: Future[None] | None = None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,7 @@ class TalkScreen(Screen[None]):
         keeping: Keeping | None,
         stored: "StoredChat | None",
         fails: Callable[[Exception], None],
+        remarks: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.thread = ModelThread()
@@ -65,7 +66,7 @@ class TalkScreen(Screen[None]):
         self._dropped = 0
         self._left_out = 0
         """Tokens that the text had left out when that was last told."""
-        self._remarks: tuple[str, ...] = ()
+        self._remarks = self._first_remarks = tuple(remarks)
         """On the loading, until something is said."""
         self._waiting: str | None = None
         """A message that was sent while the model was being loaded."""
@@ -145,7 +146,7 @@ class TalkScreen(Screen[None]):
         model = self.thread.model
         if model is None:  # the program is being left
             return
-        self._remarks = model.notes
+        self._remarks, self._first_remarks = (*self._first_remarks, *model.notes), ()
         self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
         await self.transcript.show(self.dialogue.tree, self.dialogue.line)
         self.refresh_lines()
