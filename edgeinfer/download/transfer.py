@@ -40,10 +40,10 @@ class Patience:
     """How often to look whether another program is done."""
     sleep: Callable[[float], None] = time.sleep
 
-    def wait(self, failures: int, asked: float | None) -> None:
-        """Sleep after so many failures in a row: twice as long each time, or as long as the server asks."""
-        usual = min(self.first_wait * 2 ** (failures - 1), self.longest_wait)
-        self.sleep(min(usual if asked is None else asked, self.longest_wait))
+    def seconds(self, failures: int, asked: float | None) -> float:
+        """The wait after so many failures in a row: twice the one before, or as long as the server asks."""
+        usual = self.first_wait * 2 ** (failures - 1)
+        return min(usual if asked is None else asked, self.longest_wait)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,11 @@ def fetch(
     with held(destination, wait) as partial:
         if partial is None:
             return Fetched(destination, None, was_there=True)
-        return _Transfer(remote, partial, destination, hearing, patience).run()
+        try:
+            return _Transfer(remote, partial, destination, hearing, patience).run()
+        finally:
+            if partial.size == 0:
+                partial.remove()  # nothing came: nothing stays
 
 
 class _Transfer:
@@ -126,8 +130,15 @@ class _Transfer:
                 self._failures = 0 if partial.size > before else self._failures + 1
                 if self._failures >= self._patience.attempts:
                     raise DownloadError(self._given_up(str(failure))) from failure
-                self._patience.wait(max(self._failures, 1), failure.after)
+                self._wait(str(failure), failure.after)
         return self._checked()
+
+    def _wait(self, why: str, asked: float | None) -> None:
+        """Until the next request; said where the last one brought nothing."""
+        seconds = self._patience.seconds(max(self._failures, 1), asked)
+        if self._failures:
+            self._hearing.say(f"{why}; again in {seconds:.0f} s")
+        self._patience.sleep(seconds)
 
     def _is_whole(self) -> bool:
         return self._known.total is not None and self._partial.size == self._known.total
@@ -260,5 +271,5 @@ def read_start(remote: RemoteFile, count: int, patience: Patience | None = None)
             why, after = (str(failure), getattr(failure, "after", None))
             if failures == patience.attempts:
                 raise DownloadError(f"{remote.name}: given up after {failures} attempts: {why}") from failure
-            patience.wait(failures, after)
+            patience.sleep(patience.seconds(failures, after))
     raise AssertionError("patience has at least one attempt")
