@@ -199,21 +199,34 @@ class _Transfer:
     def _read(self, answer: Answer) -> None:
         partial, total = self._partial, self._known.total
         self._hearing.progress(partial.size, total)
-        try:
-            while data := answer.body.read1(CHUNK):
-                partial.add(data)
-                if self._is_too_long():
-                    partial.remove()
-                    raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
-                self._check_kind()
-                self._hearing.progress(partial.size, total)
-        except BROKEN as error:
-            raise TryAgain(describe(error)) from error
+        while data := self._heard(answer):
+            self._write(data)
+            if self._is_too_long():
+                partial.remove()
+                raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
+            self._check_kind()
+            self._hearing.progress(partial.size, total)
         if total is None:
             self._known = replace(self._known, total=partial.size)
             self._check_kind()
         elif partial.size < total and partial.size - answer.first < MOST_PER_REQUEST:
             raise TryAgain("cut off")
+
+    @staticmethod
+    def _heard(answer: Answer) -> bytes:
+        """The next bytes that came; none at the end."""
+        try:
+            return answer.body.read1(CHUNK)
+        except BROKEN as error:
+            raise TryAgain(describe(error)) from error
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._partial.add(data)
+        except OSError as error:
+            raise DownloadError(
+                f"{self._partial.path.parent}: {error.strerror}; what came is kept: make room, and pull again"
+            ) from error
 
     def _check_kind(self) -> None:
         """A page that asks for a login, with status 200, shall not be fetched to its end."""
@@ -247,11 +260,16 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
     """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has so much room."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(existing).free
-    if wanted_bytes > 0 and wanted_bytes + SPARE_BYTES > free:
+    missing = wanted_bytes + SPARE_BYTES - free
+    if wanted_bytes > 0 and missing > 0:
         raise DownloadError(
-            f"{folder}: {wanted_bytes / 2**30:.2f} GiB still to come, {free / 2**30:.2f} GiB free on that "
-            f"disk; make room for {(wanted_bytes + SPARE_BYTES - free) / 2**30:.2f} GiB more"
+            f"{folder}: {_shown(wanted_bytes)} still to come, {_shown(free)} free on that disk, wanted "
+            f"{_shown(SPARE_BYTES)} more than what comes; make room for {_shown(missing)}"
         )
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def read_start(remote: RemoteFile, count: int, patience: Patience | None = None) -> bytes:

@@ -1,6 +1,7 @@
 """A file from a server that cuts, stalls, lies, damages, refuses and redirects."""
 
 import base64
+import errno
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from edgeinfer.download import transfer
-from edgeinfer.download.partial_file import partial_path
+from edgeinfer.download.partial_file import PartialFile, partial_path
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Hearing, fetch, read_start
 from edgeinfer.errors import DownloadError
@@ -220,8 +221,21 @@ def test_a_full_disk_is_told_before_a_byte_is_asked_for(
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
     monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda place: usage)
     said = refusal(server, tmp_path)
-    assert "GiB still to come, 0.06 GiB free on that disk; make room for" in said
+    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in said
+    assert said.endswith("make room for 0.3 MiB")
     assert not partial_path(tmp_path / "model.gguf").exists()
+
+
+def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
+    server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(partial: PartialFile, data: bytes) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(PartialFile, "add", add)
+    said = refusal(server, tmp_path)
+    assert said == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
+    assert len(server.seen) == 1
 
 
 def test_a_file_larger_than_one_answer_may_be_comes_in_several(
