@@ -131,6 +131,14 @@ def test_a_text_that_cannot_be_a_path_is_a_plain_error(text: str, tmp_path: Path
     assert len(message_for(text, tmp_path)) < 300
 
 
+def test_links_to_nowhere_and_folders_are_no_models(tmp_path: Path) -> None:
+    make_models(tmp_path, "sound.gguf")
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "unplugged" / "gone.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert [model.name for model in list_models(models_folder=tmp_path)] == ["tiny", "sound"]
+    assert find_model(tmp_path).name == "sound"
+
+
 def test_a_models_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert [model.name for model in list_models(models_folder=tmp_path / "none")] == ["tiny"]
 
