@@ -153,6 +153,16 @@ def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeM
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
 
 
+def test_what_stands_alone_behind_continue_is_said_to_the_model_of_the_chat(
+    edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    edgeinfer("run", "tiny", "Hi", "--session", "foxes")
+    assert edgeinfer("run", "--continue", "And?").code == 0
+    assert edgeinfer("run", "--continue", "And then?").code == 0
+    assert fake.asked == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
+    assert fake.loaded_with["model"] == "tiny"
+
+
 def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi")
     assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
