@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from textual.app import App
+from textual.driver import Driver
 
 from edgeinfer_tui.chat.chat_screen import ChatScreen
 from edgeinfer_tui.chat.keeping import Keeping
@@ -48,6 +49,14 @@ class ChatApp(App[None]):
         self.chat = ChatScreen(wishes, keeping, stored, self._fail, remarks)
         self.failure: Exception | None = None
         self._left: Future[None] | None = None
+
+    def get_driver_class(self) -> type[Driver]:
+        usual = super().get_driver_class()
+        if sys.platform == "win32":
+            return usual
+        from edgeinfer_tui.chat.lost_terminal import LinuxDriver, LosableTerminal
+
+        return LosableTerminal if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat
