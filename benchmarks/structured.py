@@ -13,26 +13,45 @@ from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 
-SCHEMA = {
-    "type": "array",
-    "minItems": 1000,
-    "items": {
+
+def _list_of(**properties: dict[str, object]) -> dict[str, object]:
+    """A list of objects, longer than any answer here: it never ends before the tokens do."""
+    item = {
         "type": "object",
-        "properties": {
-            "name": {"type": "string", "minLength": 3, "maxLength": 30},
-            "age": {"type": "integer", "minimum": 0},
-            "kind": {"enum": ["cat", "dog", "fox"]},
-        },
-        "required": ["name", "age", "kind"],
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": False,
+    }
+    return {"type": "array", "minItems": 1000, "items": item}
+
+
+PLACE: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "town": {"type": "string", "maxLength": 60},
+        "kind": {"enum": ["house", "garden", "field of flowers"]},
+        "known": {"type": "boolean"},
     },
+    "required": ["town", "kind", "known"],
+    "additionalProperties": False,
 }
-"""Longer than any answer here: it never ends before the tokens do."""
+SCHEMAS = {
+    "records": _list_of(
+        name={"type": "string", "minLength": 3, "maxLength": 30},
+        age={"type": "integer", "minimum": 0},
+        kind={"enum": ["cat", "dog", "fox"]},
+    ),
+    "nested": _list_of(title={"type": "string"}, score={"type": "number"}, place=PLACE),
+    "text": _list_of(story={"type": "string", "minLength": 10_000}),
+}
+TEMPERATURES = (0.0, 0.7)
 PROMPT = "Once upon a time"
 HEAD = (
     "model",
     "threads",
     "tokens",
+    "schema",
+    "temperature",
     "plain, best",
     "schema, best",
     "more",
@@ -49,28 +68,32 @@ def main() -> None:
     rows = []
     for model in suite.benched_models():
         for threads in suite.threads:
-            rows.append(_cells(model, threads, 8 if suite.smoke else 64, suite.rounds))
+            rows += _rows(model, threads, 8 if suite.smoke else 64, suite.rounds)
     suite.publish([("Milliseconds a token", markdown(HEAD, rows))])
 
 
-def _cells(model: BenchedModel, threads: int, tokens: int, rounds: int) -> list[str]:
+def _rows(model: BenchedModel, threads: int, tokens: int, rounds: int) -> list[list[str]]:
+    rows = []
     with load(model.path, context=2 * tokens + 64, threads=threads, device="cpu", draft=None) as loaded:
-        plain, formed = [], []
-        for _ in range(rounds):
-            plain.append(_milliseconds(loaded, tokens, None))
-            formed.append(_milliseconds(loaded, tokens, SCHEMA))
-    best, typical = (np.min(plain), np.min(formed)), (np.median(plain), np.median(formed))
-    cells = [model.name, str(threads), str(tokens)]
-    for before, after in (best, typical):
-        cells += [f"{before:.2f}", f"{after:.2f}", f"{after / before - 1:+.1%}"]
-    return cells
+        for temperature in TEMPERATURES:
+            found: dict[str, list[float]] = {name: [] for name in ("", *SCHEMAS)}
+            for _ in range(rounds):
+                for name, times in found.items():
+                    times.append(_milliseconds(loaded, tokens, SCHEMAS.get(name), temperature))
+            for name in SCHEMAS:
+                cells = [model.name, str(threads), str(tokens), name, str(temperature)]
+                for typical in (np.min, np.median):
+                    before, after = typical(found[""]), typical(found[name])
+                    cells += [f"{before:.2f}", f"{after:.2f}", f"{after / before - 1:+.1%}"]
+                rows.append(cells)
+    return rows
 
 
-def _milliseconds(model: Model, tokens: int, schema: dict[str, object] | None) -> float:
+def _milliseconds(model: Model, tokens: int, schema: dict[str, object] | None, temperature: float) -> float:
     """A token of an answer behind its first; an end of the text is not one of the choices."""
     banned = dict.fromkeys(model.tokenizer.end_ids, -np.inf)
     stream = model.stream(
-        PROMPT, max_tokens=tokens, schema=schema, temperature=0.7, seed=1, logit_bias=banned
+        PROMPT, max_tokens=tokens, schema=schema, temperature=temperature, seed=1, logit_bias=banned
     )
     next(stream)
     begin, count = time.perf_counter(), sum(1 for _ in stream)

@@ -18,7 +18,9 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoic
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.sliding import Sliding, shared_with
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.speculator import DraftCount, Speculator
+from edgeinfer.structured.certain_tokens import CertainTokens
 from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
 
@@ -73,7 +75,8 @@ class TokenStream:
 
     A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable.
     Streams of one model may take turns, token by token, and may be read by several threads: `turn` is the
-    model's lock. `on_end` hears of the answer once, however it ended.
+    model's lock. `on_end` hears of the answer once, however it ended. `rows_alike`: the engine's logits
+    behind several tokens that it reads at once are to the last bit those of one by one.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class TokenStream:
         turn: threading.Lock,
         on_end: Callable[[Generation], None] | None = None,
         speculator: Speculator | None = None,
+        rows_alike: bool = False,
     ) -> None:
         self._engine = engine
         self._turn = turn
@@ -95,6 +99,8 @@ class TokenStream:
         self._speculator = speculator
         self._pace = speculator.pace_of(request.sampling) if speculator else None
         self._drafts = DraftCount()
+        together = 1 + MOST_DRAFTED if rows_alike or speculator else 1
+        self._certain = CertainTokens(engine, together, self._drafts)
         self._tokens: list[Token] = []
         self._slides = self._left_out = 0
         self._reason: FinishReason = "cancelled"
@@ -156,9 +162,9 @@ class TokenStream:
     def _speed(self) -> Speed:
         speed = self._clock.speed(len(self._tokens), self._engine.bytes_per_token)
         speed = replace(speed, gpu_experts=self._experts.gpu_share)
-        if not self._pace or not self._drafts.drafted:
+        if not self._drafts.drafted:
             return speed
-        plain = self._pace.costs.plain
+        plain = self._pace.costs.plain if self._pace else None
         return replace(
             speed,
             accepted_share=self._drafts.accepted_share,
@@ -198,9 +204,7 @@ class TokenStream:
         constraint = request.constraint
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
         text = TextRelease(self._tokenizer, request.stop)
-        # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
-        drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
-        plain = request.logprobs is None and not drawn_ahead and constraint is None
+        plain = request.logprobs is None and constraint is None
         chooser = engine.choice(sampler) if plain else None
         sampler.begin()
         prompt_logits, history = self._prefill()
@@ -237,45 +241,52 @@ class TokenStream:
     ) -> list[Chosen]:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
         engine, speculator, pace = self._engine, self._speculator, self._pace
-        follows = engine.ids == history[: len(history) - 1]
-        if not speculator or not pace or not follows:
+        follows = engine.ids == history[: len(history) - 1 - self._certain.unread]
+        constraint = self._request.constraint
+        if constraint and self._request.logprobs is None:  # these need the logits behind each
+            most = min(1 + room, engine.context - len(history))
+            if certain := self._certain.choose(constraint, sampler, most):
+                return certain
+        if constraint or not speculator or not pace or not follows:
             return [self._one(history, sampler, chooser, follows)]
-        if self._request.constraint:
-            certain = self._request.constraint.forced()[: min(room, engine.context - len(history))]
-            if len(certain) < 2:
-                return [self._one(history, sampler, chooser, follows)]
-            end_ids = self._tokenizer.end_ids
-            return speculator.read_certain(certain, history, sampler, end_ids, self._drafts)
         if pace.rest:
             pace.rest -= 1
-            return [self._one(history, sampler, chooser, follows)]
+            return [self._one(history, sampler, chooser, follows, ahead=pace.rest > 0)]
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
             return speculator.read(draft, history, sampler, end_ids, self._drafts)
         begin = time.perf_counter()
-        chosen = self._one(history, sampler, chooser, follows)
+        # What a device begins ahead is in the way of a draft that comes between.
+        chosen = self._one(history, sampler, chooser, follows, ahead=pace.costs.times_plain)
         speculator.plain(sampler, time.perf_counter() - begin)
         return [chosen]
 
     def _one(
-        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, follows: bool
+        self,
+        history: list[int],
+        sampler: Sampler,
+        chooser: TokenChoice | None,
+        follows: bool,
+        ahead: bool = True,
     ) -> Chosen:
         """The token behind `history`, read by itself.
 
-        If another stream has used the cache in between (`follows` False), more than a token is read.
+        If another stream has used the cache in between (`follows` False), more than a token is read. `ahead`:
+        so will the one behind it, as far as is known.
         """
-        engine = self._engine
-        held = len(history) - 1
+        engine, unread, self._certain.unread = self._engine, self._certain.unread, 0
+        held = len(history) - 1 - unread
         if not follows:
-            held = min(shared_with(engine, history, self._left_out > 0), held)
+            held = min(shared_with(engine, history, self._left_out > 0), len(history) - 1)
             engine.rewind(held)
-        elif chooser and (taken := chooser.next(history)) is not None:
+        elif chooser and (taken := chooser.next(history, ahead)) is not None:
             sampler.accept(taken)
             return Chosen(taken, None)
         sampler.begin()
-        logits = engine.append(history[held:])
-        chosen = sampler.sample(logits, history, chooser.chance() if chooser else None)
+        read = self._certain.read if follows else engine.append
+        logits = read(history[held:])
+        chosen = sampler.sample(logits, history)
         sampler.accept(chosen)
         return Chosen(chosen, logits)
 

@@ -38,7 +38,7 @@ class Model:
     """What `edgeinfer.load` returns; a context manager. Safe to use from several threads.
 
     `notes` are one-line remarks on how it was loaded, worth showing to a person. `spare_core`: the engine
-    leaves one idle while it computes.
+    leaves one idle while it computes. `rows_alike`: as for `TokenStream`.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Model:
         pooling: Pooling = "mean",
         snapshots: SnapshotStore | None = None,
         spare_core: bool = False,
+        rows_alike: bool = False,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -68,6 +69,7 @@ class Model:
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
+        self._rows_alike = rows_alike
         self._turn = threading.Lock()
         self._closed = False
 
@@ -221,7 +223,9 @@ class Model:
         sliding = Sliding.wanted(on_full, keep, self.engine)
         constraint = self._constraint(schema, grammar)
         request = request_of(ids, constraint=constraint, recall=recall, sliding=sliding, **settings)
-        return TokenStream(self.engine, self.tokenizer, request, self._turn, on_end, self.speculator)
+        return TokenStream(
+            self.engine, self.tokenizer, request, self._turn, on_end, self.speculator, self._rows_alike
+        )
 
     def _constraint(
         self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None

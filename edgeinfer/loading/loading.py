@@ -161,6 +161,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         spare_core=_leaves_a_core(loaded),
+        rows_alike=loaded.team is not None,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)

@@ -16,7 +16,8 @@ def highest(keys: Floats, count: int) -> Positions:
 
     Reads `keys` (n,) three times and sorts `count` values only.
     """
-    count = min(count, keys.size)
+    if count >= keys.size:
+        return np.argsort(-keys, kind="stable")
     positions = np.flatnonzero(keys >= _lower_bound(keys, count))
     values = keys[positions]
     if positions.size > count:

@@ -2,49 +2,28 @@
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import LogitsError, SettingError
 from edgeinfer.sampling import truncation
+from edgeinfer.sampling.allowed import Constraint, Ids, Logits, allowed_of
 from edgeinfer.sampling.candidates import Floats, Positions
 from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties
 from edgeinfer.sampling.penalties import penalise_repetition, penalties_are_on
 from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.sampling.shortlist import Shortlist
 
-Logits = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 Distribution = tuple[Ids, Probabilities]
 
 COLDEST = 1e-30
 """A float32 can still divide by this temperature, and nothing but equals of the best survives it."""
-
-MUCH_ALLOWED = 2
-
-
-class Constraint(Protocol):
-    """What may follow, whatever the model would like."""
-
-    def begin(self) -> None:
-        """`allowed` will be asked for soon: it may be found meanwhile."""
-        ...
-
-    def allows(self, token_id: int) -> bool:
-        """Whether this token may come next."""
-        ...
-
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """(vocabulary,) the tokens that may come next, one at least."""
-        ...
-
-    def accept(self, token_id: int) -> None:
-        """The token that was kept."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -53,6 +32,7 @@ class SamplerState:
 
     random: dict[str, Any]
     surprise_limit: float
+    coming: tuple[float, ...] = ()
 
 
 class Sampler:
@@ -78,6 +58,8 @@ class Sampler:
         self.vocabulary_size = vocabulary_size
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._coming: deque[float] = deque()
+        """Numbers that have been looked at, and not been used yet."""
         self._surprise_limit = 2 * settings.mirostat_tau
         self._last: Distribution | None = None
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
@@ -85,30 +67,33 @@ class Sampler:
         self._penalises = penalties_are_on(settings)
         self._all_alike = not (self._penalises or settings.dry_multiplier > 0 or settings.logit_bias)
         """Whether logits are taken as they come, as far as their tokens may be said."""
+        self._shortlists = settings.mirostat == 0 and settings.top_k > 0 and settings.typical_p == 1
+        """Whether what may be drawn is a beginning of the allowed tokens in falling order."""
+        self._all_asked = settings.temperature > 0 and not self._shortlists
+        """Whether all tokens that may follow had to be known the last time."""
         beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
 
     def begin(self) -> None:
         """`sample` will be asked soon, for a token behind those accepted so far."""
-        if self.constraint:
+        if self.constraint and self._all_asked:
             self.constraint.begin()
 
-    def sample(self, logits: Logits, history: Sequence[int], chance: float | None = None) -> int:
+    def sample(self, logits: Logits, history: Sequence[int]) -> int:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
-        `chance`: a number that `uniform` gave, in place of a fresh one. At a temperature of 0 nothing is
-        drawn.
+        At a temperature of 0 nothing is drawn.
         """
         if self.settings.temperature == 0:
             self._last = None
             return self.best(logits, history)
         ids, probabilities = self.distribution(logits, history)
-        return int(ids[self.draw(probabilities, chance)])
+        return int(ids[self.draw(probabilities)])
 
-    def draw(self, probabilities: Probabilities, chance: float | None = None) -> int:
+    def draw(self, probabilities: Probabilities) -> int:
         """A position in `probabilities`, drawn accordingly; moves the random state by one number."""
-        chance = self._random.random() if chance is None else chance
+        chance = self.uniform()
         if probabilities.size == 1:
             return 0
         cumulative = np.cumsum(probabilities)
@@ -116,8 +101,16 @@ class Sampler:
         return min(position, probabilities.size - 1)
 
     def uniform(self) -> float:
-        """A number in [0, 1) from the sampler's own random state, to accept or reject a draft with."""
-        return float(self._random.random())
+        """A number in [0, 1) from the sampler's own random state: what a token is drawn with, and what a
+        draft is accepted or rejected with.
+        """
+        return self._coming.popleft() if self._coming else float(self._random.random())
+
+    def coming(self, place: int) -> float:
+        """What `uniform` will give, place 0 the next time: for who draws elsewhere, maybe in vain."""
+        while len(self._coming) <= place:
+            self._coming.append(float(self._random.random()))
+        return self._coming[place]
 
     def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:
         """The distribution that `sample` draws from.
@@ -132,14 +125,7 @@ class Sampler:
         if self.settings.temperature == 0:
             self._last = np.array([self.best(logits, history)]), np.ones(1)
             return self._last
-        adjusted = self._adjusted(logits, history)
-        peak = float(adjusted.max())
-        if not math.isfinite(peak):
-            raise _unusable(adjusted, peak)
-        if self.settings.mirostat == 2:
-            self._last = self._below_surprise_limit(adjusted)
-        else:
-            self._last = self._truncated(adjusted)
+        self._last = self._distribution(self._adjusted(logits, history))
         return self._last
 
     def best(self, logits: Logits, history: Sequence[int]) -> int:
@@ -147,14 +133,16 @@ class Sampler:
 
         Raises: as `distribution`.
         """
-        if self.constraint and self._all_alike:
-            best = int(logits.argmax())
-            if math.isfinite(logits[best]) and self.constraint.allows(best):
-                return best
         adjusted = self._adjusted(logits, history)
         best = int(adjusted.argmax())  # a NaN, if there is one
-        if not math.isfinite(adjusted[best]):
-            raise _unusable(adjusted, float(adjusted[best]))
+        usable = math.isfinite(adjusted[best])
+        self._all_asked = self.constraint is not None and not (usable and self.constraint.allows(best))
+        if self.constraint and self._all_asked:
+            ids, allowed = allowed_of(adjusted, self.constraint)
+            place = int(allowed.argmax())
+            best, usable = place if ids is None else int(ids[place]), math.isfinite(allowed[place])
+        if not usable:
+            raise _unusable(adjusted, self.constraint)
         return best
 
     def best_of_each(self, logits: Logits) -> list[int] | None:
@@ -167,10 +155,21 @@ class Sampler:
             return None
         self._last = None
         best: list[int] = logits.argmax(axis=1).tolist()
-        for row, found in zip(logits, best, strict=True):
-            if not math.isfinite(row[found]):
-                raise _unusable(row, float(row[found]))
+        for row, found in enumerate(best):
+            if not math.isfinite(logits.item(row, found)):
+                raise _unusable(logits[row])
         return best
+
+    def take(self, token_id: int) -> bool:
+        """Accept the only token that may follow, as if it had been sampled; False: a bias bans it."""
+        if self.settings.logit_bias.get(token_id) == -math.inf:
+            return False
+        self._last = None
+        if self.settings.temperature > 0:
+            self.uniform()
+            self._last = np.array([token_id]), np.ones(1)
+        self.accept(token_id)
+        return True
 
     def accept(self, token_id: int) -> None:
         """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
@@ -187,29 +186,28 @@ class Sampler:
 
     def snapshot(self) -> SamplerState:
         """The state to come back to if the tokens that follow are rejected."""
-        return SamplerState(dict(self._random.bit_generator.state), self._surprise_limit)
+        random = dict(self._random.bit_generator.state)
+        return SamplerState(random, self._surprise_limit, tuple(self._coming))
 
     def restore(self, state: SamplerState) -> None:
         """Go back to a state that `snapshot` gave."""
         self._random.bit_generator.state = state.random
+        self._coming = deque(state.coming)
         self._surprise_limit = state.surprise_limit
         self._last = None
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """The logits after constraint, bias, penalties and DRY; the caller's array stays as it is."""
+        """The logits after bias, penalties and DRY, of all tokens; the caller's array stays as it is."""
         settings = self.settings
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
-        if self._all_alike and not self.constraint:
+        if self._all_alike:
             return logits
         penalised = self._penalises and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
-        if not (penalised or repeated or settings.logit_bias or self.constraint):
+        if not (penalised or repeated or settings.logit_bias):
             return logits
-        if self.constraint:
-            adjusted = np.where(self.constraint.allowed(), logits, np.float32(-np.inf))
-        else:
-            adjusted = logits.copy()
+        adjusted = logits.copy()
         for token_id, bias in settings.logit_bias.items():
             adjusted[token_id] += bias
         if penalised:
@@ -218,20 +216,56 @@ class Sampler:
             adjusted[token_id] -= penalty
         return adjusted
 
-    def _truncated(self, logits: Logits) -> Distribution:
-        """Steps 4 to 9 of the chain."""
-        ids = None if self._truncations else np.arange(logits.size)
-        if self.constraint:
-            allowed = self.constraint.allowed()
-            # Where little may follow, the steps needn't look at all that may not.
-            if MUCH_ALLOWED * np.count_nonzero(allowed) < logits.size:
-                ids = np.flatnonzero(allowed)
-                logits = logits[ids]
+    def _distribution(self, adjusted: Logits) -> Distribution:
+        """Steps 4 to 9 of the chain, or Mirostat, on the logits of all tokens."""
+        ids, allowed, constraint = None, adjusted, self.constraint
+        if constraint:
+            # Where all had to be looked at, what follows is often of the same kind.
+            ids = constraint.few() if self._all_asked else None
+            if ids is None:
+                kept = self._shortlisted(adjusted, constraint)
+                if kept is not None:
+                    return self._softened(adjusted[kept], kept)
+                ids, allowed = allowed_of(adjusted, constraint)
+            else:
+                allowed = adjusted[ids]
+        if not math.isfinite(allowed.max()):
+            raise _unusable(adjusted, constraint)
+        if ids is not None and ids.size == 1:
+            return ids, np.ones(1)
+        if self.settings.mirostat == 2:
+            return self._below_surprise_limit(allowed, ids)
+        return self._truncated(allowed, ids)
+
+    def _shortlisted(self, logits: Logits, constraint: Constraint) -> Ids | None:
+        """What steps 4 to 7 leave of the allowed, rising; None: they have to look at all of these."""
+        if not self._shortlists:
+            return None
+        found = None
+        if math.isfinite(logits.max()):
+            settings = self.settings
+            found = Shortlist(logits, settings.top_k, constraint.allows).kept(settings.top_p, settings.min_p)
+        self._all_asked = found is None
+        return found
+
+    def _truncated(self, logits: Logits, ids: Ids | None) -> Distribution:
+        """Steps 4 to 9 of the chain, on the logits (n,) of the tokens `ids`, or of all."""
+        settings = self.settings
+        if self._shortlists:
+            kept = Shortlist(logits, settings.top_k).kept(settings.top_p, settings.min_p)
+            if kept is not None:
+                return self._softened(logits[kept], kept if ids is None else ids[kept])
+        if ids is None and not self._truncations:
+            ids = np.arange(logits.size)
         for keep in self._truncations:
             positions = keep(logits)
             logits = logits[positions]
             ids = positions if ids is None else ids[positions]
         assert ids is not None
+        return self._softened(logits, ids)
+
+    def _softened(self, logits: Logits, ids: Ids) -> Distribution:
+        """Steps 8 and 9 of the chain."""
         temperature, chance = self.settings.temperature, self.settings.xtc_probability
         probabilities = _softened(logits, temperature)
         if chance > 0:
@@ -240,7 +274,7 @@ class Sampler:
             probabilities[spared] += chance * _softened(logits[spared], temperature)
         return _possible(ids, probabilities)
 
-    def _below_surprise_limit(self, logits: Logits) -> Distribution:
+    def _below_surprise_limit(self, logits: Logits, ids: Ids | None) -> Distribution:
         """Mirostat 2: leave out what would surprise by more bits than the running limit.
 
         Source: Basu et al. 2021, algorithm 2 (arXiv:2007.14966).
@@ -249,7 +283,7 @@ class Sampler:
         positions = np.flatnonzero(probabilities >= 2.0**-self._surprise_limit)
         if positions.size == 0:
             positions = np.array([probabilities.argmax()])
-        return _possible(positions, probabilities[positions])
+        return _possible(positions if ids is None else ids[positions], probabilities[positions])
 
 
 def _active_truncations(settings: SamplerSettings) -> list[Callable[[Floats], Positions]]:
@@ -281,7 +315,10 @@ def _possible(ids: Ids, probabilities: Probabilities) -> Distribution:
     return ids, probabilities / probabilities.sum()
 
 
-def _unusable(logits: Logits, peak: float) -> LogitsError:
+def _unusable(logits: Logits, constraint: Constraint | None = None) -> LogitsError:
+    if constraint:
+        logits = np.where(constraint.allowed(), logits, np.float32(-np.inf))
+    peak = float(logits.max())
     if math.isnan(peak):
         broken = np.flatnonzero(np.isnan(logits))
         return LogitsError(

@@ -13,6 +13,13 @@ from edgeinfer.structured.grammars import Grammar, engine
 from edgeinfer.structured.helper_thread import Coming, HelperThread
 
 Mask = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.int64]
+
+WORD_BITS = 64
+FEW_WORDS = 16
+"""So many words with a bit in them are read quicker bit by bit than all are by numpy."""
+LARGE_VOCABULARY = 16384
+"""With fewer tokens, to hand something over takes as long as to find what may follow."""
 
 
 class Constraint:
@@ -23,16 +30,18 @@ class Constraint:
     def __init__(self, matcher: Any, vocabulary_size: int, finder: HelperThread | None = None) -> None:
         self._matcher = matcher
         self._finder = finder
-        self._coming: Coming[Mask] | None = None
-        self._words = np.zeros(-(-vocabulary_size // 32), np.int32)
-        self._place = self._words.ctypes.data, self._words.nbytes
+        self._coming: Coming[None] | None = None
+        self._words = np.zeros(-(-vocabulary_size // WORD_BITS), np.uint64)
+        self._place = self._words.ctypes.data, 4 * -(-vocabulary_size // 32)
         self._size = vocabulary_size
-        self._mask: Mask | None = None
+        self._found = False
+        """Whether `_words` holds a bit for each token that may come next."""
+        self._forced: list[int] | None = None
 
     def begin(self) -> None:
         """Have the tokens that may come next be found while the caller does something else."""
-        if self._finder and self._mask is None and self._coming is None:
-            self._coming = self._finder.do(self._found)
+        if self._finder and not self._found and self._coming is None:
+            self._coming = self._finder.do(self._find)
 
     def allowed(self) -> Mask:
         """(vocabulary,) bool: the tokens that may come next, those that end an answer among them.
@@ -40,36 +49,64 @@ class Constraint:
         Raises:
             EdgeInferError: the grammar has grown beyond llguidance's limits.
         """
-        if self._mask is None:
-            coming, self._coming = self._coming, None
-            self._mask = self._found() if coming is None else coming.result()
-        return self._mask
+        bits = np.unpackbits(self._allowed_words().view(np.uint8), count=self._size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def few(self) -> Ids | None:
+        """The tokens that may come next, rising; None: they stand in more than `FEW_WORDS` words of bits, or
+        there are none.
+
+        Raises: as `allowed`.
+        """
+        words = self._allowed_words()
+        places = words.nonzero()[0]
+        if not 0 < places.size <= FEW_WORDS:
+            return None
+        ids = []
+        for place, word in zip(places.tolist(), words[places].tolist(), strict=True):
+            while word:
+                lowest = word & -word
+                ids.append(WORD_BITS * place + lowest.bit_length() - 1)
+                word ^= lowest
+        return np.array(ids, np.int64)
 
     def allows(self, token_id: int) -> bool:
         """Whether a token may come next; where the others aren't known yet, they aren't looked for."""
-        if self._mask is not None or self._coming is not None:
-            return bool(self.allowed()[token_id])
+        if self._found or self._coming is not None:
+            word = int(self._allowed_words()[token_id // WORD_BITS])
+            return bool(word >> token_id % WORD_BITS & 1)
         # Where a text is certain, its usual tokens alone are allowed, not others that spell it too.
-        certain = self._matcher.compute_ff_tokens()
-        allowed = token_id == certain[0] if certain else self._matcher.validate_tokens([token_id]) == 1
+        certain = self.forced()
+        if certain:
+            return token_id == certain[0]
+        if self._matcher.validate_tokens([token_id]) == 1:
+            return True
         self._refuse_errors()
-        return bool(allowed)
+        return False
 
-    def _found(self) -> Mask:
+    def _allowed_words(self) -> npt.NDArray[np.uint64]:
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            coming.result()
+        elif not self._found:
+            self._find()
+        return self._words
+
+    def _find(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(*self._place)
         self._refuse_errors()
-        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
-        return bits[: self._size].view(np.bool_)
+        self._found = True
 
     def _idle(self) -> Any:
         """The matcher, once nobody else is using it."""
         if self._coming is not None:
-            self.allowed()
+            self._allowed_words()
         return self._matcher
 
     def accept(self, token_id: int) -> None:
         """Say that `token_id`, one of the allowed, was kept."""
-        matcher, self._mask = self._idle(), None
+        matcher = self._idle()
+        self._found, self._forced = False, None
         matcher.consume_token(token_id)
         self._refuse_errors()
 
@@ -80,7 +117,9 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """The tokens that have to follow, as there is no choice."""
-        return list(self._idle().compute_ff_tokens())
+        if self._forced is None:
+            self._forced = self._idle().compute_ff_tokens()
+        return self._forced
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
@@ -90,13 +129,14 @@ class Constraint:
 class GrammarVocabulary:
     """A model's tokens as grammars see them; built once, some tenths of a second for 100,000 tokens.
 
-    `spare_core`: the model leaves one idle while it computes.
+    `spare_core`: the model leaves one idle while it computes, which a large vocabulary has a use for.
     """
 
     def __init__(self, tokenizer: TextTokenizer, vocabulary_size: int, spare_core: bool = False) -> None:
         llguidance = engine()
         self._matcher = llguidance.LLMatcher
         self._size = vocabulary_size
+        spare_core = spare_core and vocabulary_size >= LARGE_VOCABULARY
         self._finder = HelperThread("grammar") if spare_core else None
         ends = sorted(tokenizer.end_ids)
         self._tokens = llguidance.LLTokenizer(

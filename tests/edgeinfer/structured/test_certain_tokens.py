@@ -1,0 +1,218 @@
+"""What a form leaves no choice about is chosen before anything is read, and changes nothing else."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.errors import LogitsError
+from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
+from edgeinfer.structured.grammars import json_schema
+from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on
+
+pytest.importorskip("llguidance")
+
+NAMED = {
+    "type": "object",
+    "properties": {
+        "a_rather_long_name": {"enum": ["one_of_two", "two_of_two"]},
+        "number": {"type": "number"},
+        "within": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "maxLength": 12}, "known": {"type": "boolean"}},
+            "required": ["text", "known"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["a_rather_long_name", "number", "within"],
+    "additionalProperties": False,
+}
+PROMPT = [1, 5, 6]
+
+
+class Together(FakeEngine):
+    """`rows`: how many tokens were read in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__(drawn, 4096)
+        self.passes: list[int] = []
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        self.passes.append(len(ids))
+        return super().append_all(ids)
+
+
+@pytest.fixture
+def without_forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Switches off that anything is known to be certain, until the context ends."""
+
+    def off() -> None:
+        monkeypatch.setattr(Constraint, "forced", lambda self: [])
+
+    yield off
+    monkeypatch.undo()
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repeat_penalty": 1.3, "logit_bias": {20: 2.0}},
+    {"temperature": 1.2, "seed": 3},
+    {"temperature": 0.7, "seed": 5, "top_k": 0, "typical_p": 0.9},
+    {"temperature": 0.7, "seed": 5, "top_k": 8, "xtc_probability": 0.5},
+    {"temperature": 1.0, "seed": 2, "mirostat": 2},
+    {"temperature": 1.0, "seed": 2, "dry_multiplier": 0.8, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_an_answer_is_the_same_whether_certain_tokens_are_drawn_or_not(
+    settings: dict[str, Any], without_forced: Any
+) -> None:
+    at_once = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    without_forced()
+    drawn_all = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    assert at_once.ids == drawn_all.ids
+    assert at_once.finish_reason == drawn_all.finish_reason
+    assert sum(token.drafted for token in at_once.tokens) > 20
+    assert not any(token.drafted for token in drawn_all.tokens)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_alone(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+
+    def masked(self: Sampler, logits: Any, history: Any) -> int:
+        constraint, self.constraint = self.constraint, None
+        assert constraint is not None
+        token = found(self, np.where(constraint.allowed(), logits, np.float32(-np.inf)), history)
+        self.constraint = constraint
+        return token
+
+    found = Sampler.sample
+    monkeypatch.setattr(Sampler, "sample", masked)
+    monkeypatch.setattr(Constraint, "forced", lambda self: [])
+    whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    assert asked.ids == whole.ids
+
+
+def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() -> None:
+    engine = Together()
+    tokenizer = model_on(engine).tokenizer
+    model = Model("fake", engine, tokenizer, None, rows_alike=True)
+    answer = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
+    assert max(engine.passes) == 8
+    assert answer.speed.tokens_per_pass is not None
+    assert answer.speed.tokens_per_pass > 1.3
+    read = model_on(other := Together()).generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
+    assert other.passes == []
+    assert read.speed.tokens_per_pass is None
+    assert read.ids == answer.ids
+
+
+def test_the_last_of_them_need_not_be_read_at_all() -> None:
+    engine = FakeEngine(drawn, 256)
+    answer = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
+    assert answer.finish_reason == "stop"
+    assert engine.read == [len(PROMPT)]
+
+
+def test_another_stream_may_come_between_them_and_their_pass() -> None:
+    model = model_on(FakeEngine(drawn, 4096))
+    alone = [model.generate(PROMPT, schema=NAMED, max_tokens=150, seed=seed).ids for seed in (1, 2)]
+    streams = [model.stream(PROMPT, schema=NAMED, max_tokens=150, seed=seed) for seed in (1, 2)]
+    for _ in zip(*streams, strict=False):
+        pass
+    for stream in streams:
+        list(stream)
+    assert [stream.result.ids for stream in streams] == alone
+
+
+@pytest.mark.parametrize("most", range(1, 40))
+def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(most: int) -> None:
+    whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
+    cut = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=most, seed=1)
+    assert cut.ids == whole.ids[:most]
+    full = model_on(FakeEngine(drawn, len(PROMPT) + most)).generate(PROMPT, schema=NAMED, seed=1)
+    assert full.ids == whole.ids[:most]
+    assert (cut.finish_reason, full.finish_reason) == ("length", "context")
+
+
+def test_wanted_log_probabilities_are_those_of_every_token() -> None:
+    answer = model_on(FakeEngine(drawn, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=60, seed=1, logprobs=2
+    )
+    assert all(token.logprob is not None for token in answer.tokens)
+    plain = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=60, seed=1)
+    assert plain.ids == answer.ids
+
+
+def test_a_certain_token_that_a_bias_bans_is_an_error_as_ever() -> None:
+    banned = {byte_ids("_")[0]: -np.inf}
+    with pytest.raises(LogitsError, match="-inf for all"):
+        model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, seed=1, logit_bias=banned)
+
+
+def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
+    logits = np.full(50, -np.inf, np.float32)
+    logits[7] = 1.0
+    for settings in ({"temperature": 0.0, "seed": 1}, {"seed": 1}, {"seed": 1, "mirostat": 2}):
+        taken, sampled = (Sampler(SamplerSettings.from_fields(settings), 50) for _ in range(2))
+        assert sampled.sample(logits, [1]) == 7
+        sampled.accept(7)
+        assert taken.take(7)
+        assert taken.snapshot() == sampled.snapshot()
+
+
+def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
+    certain = few = 0
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model:
+        vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
+        random = np.random.default_rng(1)
+        for _ in range(6):
+            way = vocabulary.constraint(json_schema(NAMED))
+            while not way.finished:
+                forced, ids = way.forced(), np.flatnonzero(way.allowed())
+                listed = way.few()
+                if listed is not None:
+                    np.testing.assert_array_equal(listed, ids)
+                    few += 1
+                if forced:
+                    assert ids.tolist() == [forced[0]]
+                    certain += 1
+                way.accept(int(random.choice(ids)))
+    assert certain > 10
+    assert few > 60
+
+
+def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
+    answers = []
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model:
+        for _ in range(2):
+            for settings in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 3}):
+                answer = model.generate("Once", schema=NAMED, max_tokens=200, **settings)
+                json.loads(answer.text)
+                answers.append(answer.ids)
+            without_forced()
+    assert answers[:2] == answers[2:]
+
+
+def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without_them(
+    without_forced: Any,
+) -> None:
+    answers = []
+    many = {"type": "array", "items": NAMED, "minItems": 9, "maxItems": 9}
+    with edgeinfer.load("tiny", device="cpu", draft=None, context=96) as model:
+        for _ in range(2):
+            answer = model.generate("Once", schema=many, on_full="slide", max_tokens=300, seed=3)
+            assert answer.slides >= 2
+            answers.append(answer.ids)
+            without_forced()
+    assert answers[0] == answers[1]
