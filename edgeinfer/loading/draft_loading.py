@@ -122,7 +122,8 @@ def _draft_model(
         vram = None if wishes.vram is None else max(0, wishes.vram - beside.vram_bytes)
         own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
         loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
-        place, nbytes = ("gpu", loaded.vram_bytes) if loaded.vram_bytes else ("cpu", loaded.ram_bytes)
+        place: Place = "gpu" if loaded.vram_bytes else "cpu"
+        nbytes = loaded.vram_bytes or loaded.ram_bytes
         model = DraftModel(
             loaded.engine,
             target.vocabulary_size,

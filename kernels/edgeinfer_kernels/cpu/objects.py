@@ -134,24 +134,21 @@ class KernelCache:
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; what is missing is built, in as many processes as there are processors."""
-        wanted = list(units)
-        cached = {unit: self.find(unit) for unit in wanted}
-        if None in cached.values():
-            try:
-                cached = self._completed(cached, progress)
-            except OSError:  # a folder that can't be written, or a full disk
-                with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
-                    cached = KernelCache(Path(folder), self.isa)._completed(cached, progress)
-        return [body for unit in wanted if (body := cached[unit]) is not None]
+        cached = {unit: self.find(unit) for unit in units}
+        if None not in cached.values():
+            return [body for body in cached.values() if body is not None]
+        try:
+            return self._completed(cached, progress)
+        except OSError:  # a folder that can't be written, or a full disk
+            with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+                return KernelCache(Path(folder), self.isa)._completed(cached, progress)
 
-    def _completed(
-        self, cached: Mapping[str, bytes | None], progress: BuildProgress | None
-    ) -> dict[str, bytes]:
-        """The units with their object files, after those without one have been built."""
+    def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
+        """The units' object files, after those that are missing have been built."""
         with self._alone():
             cached = {unit: body or self.find(unit) for unit, body in cached.items()}
             self._build_all([unit for unit, body in cached.items() if body is None], progress)
-        return {unit: body or self._found(unit) for unit, body in cached.items()}
+        return [body or self._found(unit) for unit, body in cached.items()]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

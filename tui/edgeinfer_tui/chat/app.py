@@ -54,7 +54,9 @@ class ChatApp(App[None]):
         usual = super().get_driver_class()
         if sys.platform == "win32":
             return usual
-        from edgeinfer_tui.chat.lost_terminal import LinuxDriver, LosableTerminal
+        from textual.drivers.linux_driver import LinuxDriver
+
+        from edgeinfer_tui.chat.lost_terminal import LosableTerminal
 
         return LosableTerminal if usual is LinuxDriver else usual
 
