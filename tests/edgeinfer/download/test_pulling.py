@@ -303,6 +303,7 @@ def test_what_the_hub_refuses_is_one_line(
 def test_a_hub_out_of_reach_is_one_line(settings: Pull) -> None:
     said = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
     assert said.startswith("me/mini-GGUF: the hub can't be reached: ")
+    assert "[Errno" not in said
     assert said.endswith("; on this disk: tiny")
 
 
