@@ -147,7 +147,7 @@ def test_the_best_that_fits_and_is_fast_is_chosen(
     settings, said = heard(settings)
     assert pull("mini", settings).name == "mini:Q8_0"
     assert said[0].startswith(
-        "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: 0.0 of 8.0 GiB free"
+        "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 0.0 of 8.0 free GiB"
     )
     assert said[0].endswith("tokens/s, assuming 20 GB/s of memory")
 
