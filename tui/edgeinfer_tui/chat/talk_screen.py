@@ -23,7 +23,7 @@ from edgeinfer_tui.chat.message_input import MessageInput
 from edgeinfer_tui.chat.model_thread import ModelThread
 from edgeinfer_tui.chat.running_answer import RunningAnswer
 from edgeinfer_tui.chat.status_bar import StatusBar
-from edgeinfer_tui.chat.transcript import Transcript
+from edgeinfer_tui.chat.transcript import NO_MODEL, Transcript
 from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
@@ -126,7 +126,7 @@ class TalkScreen(Screen[None]):
         """Load a model, in place of the one that is there; if it can't be, that one comes back."""
         await self.stop_and_wait()
         before = None if self.thread.model is None else (self.model_name, self.thread.model.name)
-        self.transcript.speaker = ""
+        self.transcript.speaker = NO_MODEL
         try:
             await self._load(name)
         except Exception as error:
