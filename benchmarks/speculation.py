@@ -1,6 +1,7 @@
 """Plain decoding against drafting, in turns: the built-in pair by text, code that is edited, planted drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
+python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
 """
 
 import argparse
@@ -16,13 +17,16 @@ from typing import Any
 from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.planted_drafts import PlantedDrafter
-from edgeinfer.benchmarking.random_files import random_file
+from edgeinfer.benchmarking.random_files import random_file, random_files_folder, written_shape
 from edgeinfer.benchmarking.scripted_engine import ScriptedEngine
+from edgeinfer.benchmarking.split_runs import overhead
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Engine
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.results import Generation, Speed
+from edgeinfer.planning import model_sizes
+from edgeinfer.results import Generation
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
@@ -47,20 +51,21 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "self": {"draft": "self"},
 }
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
-SMALL_SHAPE = "smollm2-135m"
+TABLES = ("pair", "edited", "forced", "several", "planted")
+PLANTED_CONTEXT = 512
 SIDE_BY_SIDE = (1, 2, 4, 8, 16)
 Answer = Callable[[], Generation]
 Sides = dict[str, Answer]
 
 
-def in_turns(sides: Sides, rounds: int) -> dict[str, list[Speed]]:
-    """Every side's speeds, one answer of each a round; the first round isn't counted."""
-    found: dict[str, list[Speed]] = {name: [] for name in sides}
+def in_turns(sides: Sides, rounds: int) -> dict[str, list[Generation]]:
+    """Every side's answers, one of each a round; the first round isn't counted."""
+    found: dict[str, list[Generation]] = {name: [] for name in sides}
     for done in range(rounds + 1):
         for name, answer in sides.items():
-            speed = answer().speed
+            said = answer()
             if done:
-                found[name].append(speed)
+                found[name].append(said)
     return found
 
 
@@ -68,8 +73,9 @@ def best_decile(rates: Sequence[float]) -> float:
     return sorted(rates)[math.ceil(0.9 * len(rates)) - 1]
 
 
-def cells(speeds: Sequence[Speed], plain: Sequence[Speed]) -> list[str]:
+def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[str]:
     """Best decile and median tokens a second with their ratios to plain, accepted share, tokens a pass."""
+    speeds, plain = ([said.speed for said in each] for each in (answers, without))
     rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, plain))
     shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
     passes = [s.tokens_per_pass for s in speeds if s.tokens_per_pass is not None]
@@ -83,6 +89,17 @@ def cells(speeds: Sequence[Speed], plain: Sequence[Speed]) -> list[str]:
     ]
 
 
+def as_plain(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
+    """Up to which token the answers are those of plain decoding, where they part the first time."""
+    wanted = without[0].ids
+    same = [
+        next((at for at, pair in enumerate(zip(said.ids, wanted, strict=False)) if pair[0] != pair[1]), None)
+        for said in answers
+    ]
+    parted = [at for at in same if at is not None]
+    return f"{min(parted)} of {len(wanted)}" if parted else "all"
+
+
 HEAD = ["best decile t/s", "to plain", "median t/s", "to plain", "accepted", "tokens a pass"]
 
 
@@ -90,10 +107,17 @@ def told(what: str) -> None:
     print(f"  {what}", file=sys.stderr, flush=True)
 
 
+def shown(row: list[str]) -> list[str]:
+    """The row, which has been told: who has to end the program early knows it."""
+    told(" | ".join(row))
+    return row
+
+
 class Suite:
     """What all tables are measured with."""
 
     def __init__(self, device: str, threads: int | None, rounds: int, tokens: int) -> None:
+        self.device, self.threads = device, threads
         self.loading: dict[str, Any] = {"device": device, "threads": threads}
         # Layers are left out, and answers read side by side, on the CPU only.
         self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] != "self"}
@@ -113,8 +137,9 @@ class Suite:
                 told(f"{text}, temperature {temperature}")
                 settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": temperature}
                 found = in_turns({n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds)
-                for name, speeds in found.items():
-                    yield [text, f"{temperature:g}", name, *cells(speeds, found["plain"])]
+                for name, answers in found.items():
+                    same = "-" if temperature else as_plain(answers, found["plain"])
+                    yield shown([text, f"{temperature:g}", name, *cells(answers, found["plain"]), same])
 
     @staticmethod
     def _found(drafter: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +173,8 @@ class Suite:
                     sides[name] = lambda k=length, n=leaves: answer(k, n)  # type: ignore[misc]
             told("tree against chain")
             found = in_turns(sides, self.rounds)
-            for name, speeds in found.items():
-                yield [name, *cells(speeds, found["plain"])]
+            for name, answers in found.items():
+                yield shown([name, *cells(answers, found["plain"])])
 
     def edited(self, name: str) -> Iterator[list[str]]:
         """Code that is edited: said by script at the model's cost, looked up in the prompt or in a file."""
@@ -169,26 +194,49 @@ class Suite:
                 sides[side] = _answer(said, prompt, settings)
             told(f"edited code, {model.name}")
             found = in_turns(sides, self.rounds)
-            for side, speeds in found.items():
-                yield [model.name, side, *cells(speeds, found["plain"])]
+            for side, answers in found.items():
+                yield shown([model.name, side, *cells(answers, found["plain"])])
 
-    def planted(self, path: Path, small: Path) -> Iterator[list[str]]:
-        """A large random model with drafts that agree by construction, and one that never does."""
-        options: dict[str, Any] = {**self.loading, "context": 512, "draft": None}
-        with load(path, **options) as model, load(small, **options) as cost:
+    def planted(
+        self, path: Path, small: Path, small_device: str | None, share: float | None
+    ) -> Iterator[list[str]]:
+        """A large random model with drafts that agree by construction, and one that never does.
+
+        `share` of its weights are on the GPU, None: as many as fit. The draft is where it would be loaded,
+        on the GPU only if all of its model is, or on `small_device`. All sides say the plain answer: where a
+        pass of several rows has other bits, a random model would soon say something else.
+        """
+        options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": None}
+        vram = None if share is None else self._budget(path, share)
+        small_device = small_device or (self.device if share is None else "cpu")
+        with (
+            load(path, vram=vram, **options) as model,
+            load(small, **{**options, "device": small_device}) as cost,
+        ):
+            for note in model.notes:
+                told(note)
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
             ids = model.tokenizer.encode(STORY)[:8]
             plain = model.generate(ids, **settings)
-            answer = [*plain.prompt_ids, *plain.ids]
-            sides: Sides = {"plain": lambda: model.generate(ids, **settings)}
-            for agreement in AGREEMENTS:
-                speculator = _begun(model.engine, PlantedDrafter(cost.engine, answer, agreement))
-                side = f"{agreement:.0%} agree"
-                sides[side] = lambda s=speculator: _drafting(model, s, ids, settings)  # type: ignore[misc]
+            script = [*plain.prompt_ids, *plain.ids]
+            engine = ScriptedEngine(model.engine, script)
+            sides: Sides = {}
+            for name, agreement in {"plain": None, **{f"{a:.0%} agree": a for a in AGREEMENTS}}.items():
+                said = Model(model.name, engine, model.tokenizer, None)
+                if agreement is not None:
+                    said.speculator = _begun(engine, PlantedDrafter(cost.engine, script, agreement))
+                sides[name] = _answer(said, ids, settings)
             told(f"planted, {path.stem}")
             found = in_turns(sides, self.rounds)
-            for name, speeds in found.items():
-                yield [path.stem, name, *cells(speeds, found["plain"])]
+            placed = "all" if share is None else f"{share:.0%} on the GPU"
+            for name, answers in found.items():
+                yield shown([path.stem, placed, small_device, name, *cells(answers, found["plain"])])
+
+    def _budget(self, path: Path, share: float) -> int:
+        """Bytes of a GPU for a share of the weights, beside what libraries and buffers take."""
+        sizes = model_sizes(path)
+        beside = overhead(path, PLANTED_CONTEXT, self.device, self.threads, sizes)
+        return beside + int(share * sizes.nbytes)
 
     def side_by_side(self, name: str | Path) -> Iterator[list[str]]:
         """Several answers at once: tokens a second of all together."""
@@ -204,8 +252,8 @@ class Suite:
             told(f"side by side, {model.name}")
             sides: Sides = {str(n): lambda n=n: answer(n) for n in SIDE_BY_SIDE}  # type: ignore[misc]
             found = in_turns(sides, max(2, self.rounds // 2))
-            for count, speeds in found.items():
-                yield [model.name, count, *cells(speeds, found["1"])[:4]]
+            for count, answers in found.items():
+                yield shown([model.name, count, *cells(answers, found["1"])[:4]])
 
 
 def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
@@ -220,22 +268,15 @@ def _begun(engine: Engine, drafter: Drafter) -> Speculator:
     return speculator
 
 
-def _drafting(
-    model: Model, speculator: Speculator, ids: Sequence[int], settings: dict[str, Any]
-) -> Generation:
-    model.speculator = speculator
-    try:
-        found: Generation = model.generate(ids, **settings)
-        return found
-    finally:
-        model.speculator = None
-
-
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", default=",".join(TABLES), help="which, with commas (%(default)s)")
     parser.add_argument("--shapes", default="tinyllama-1.1b", help="of large random models (%(default)s)")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
+    parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
+    parser.add_argument("--draft-device", help="of planted drafts (that of all of its model, else cpu)")
+    parser.add_argument("--share", type=float, help="of a large model's weights on the GPU (all that fit)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--threads", type=int, help="(all)")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each (%(default)s)")
@@ -245,29 +286,58 @@ def main() -> None:
     options = parser.parse_args()
     rounds, tokens = (1, 8) if options.smoke else (options.rounds, options.tokens)
     suite = Suite(options.device, options.threads, rounds, tokens)
-    with ExitStack() as open_models:
-        pair = list(suite.built_in(open_models))
-    large = [] if options.smoke else [random_file(s, options.type) for s in options.shapes.split(",")]
-    models: list[Any] = ["tiny", *large[:1]]
-    edited = list(suite.edited("tiny"))
-    tables = [
-        ("the built-in pair", markdown(["text", "temperature", "drafter", *HEAD], pair, left=(0, 2))),
-        ("edited code", markdown(["model", "drafter", *HEAD], edited, left=(0, 1))),
-    ]
-    if options.device == "cpu":
-        forced = list(suite.forced())
-        several = [row for model in models for row in suite.side_by_side(model)]
-        tables.append(("tree against chain, set lengths", markdown(["drafts", *HEAD], forced, left=(0,))))
+    tables = _tables(suite, options, chosen(options))
+    suites.write_report("Speculative decoding", this_machine(command_line()).lines(), tables, options.out)
+
+
+def chosen(options: argparse.Namespace) -> set[str]:
+    """The tables that are asked for and can be had. Raises `SettingError`."""
+    found = set(suites.words(options.tables))
+    if wrong := sorted(found - set(TABLES)):
+        raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
+    if options.device != "cpu":  # where trees, and answers side by side, are none
+        found -= {"forced", "several"}
+    return found - {"planted"} if options.smoke else found
+
+
+def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list[tuple[str, str]]:
+    """Heads and tables."""
+    found = list[tuple[str, str]]()
+    large = []
+    if wanted & {"several", "planted"} and not options.smoke:
+        large = [random_file(shape, options.type) for shape in suites.words(options.shapes)]
+    if "pair" in wanted:
+        with ExitStack() as open_models:
+            rows = list(suite.built_in(open_models))
+        head = ["text", "temperature", "drafter", *HEAD, "ids as plain"]
+        found.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
+    if "edited" in wanted:
+        rows = list(suite.edited("tiny"))
+        found.append(("edited code", markdown(["model", "drafter", *HEAD], rows, left=(0, 1))))
+    if "forced" in wanted:
+        rows = list(suite.forced())
+        found.append(("tree against chain, set lengths", markdown(["drafts", *HEAD], rows, left=(0,))))
+    if "several" in wanted:
+        models: list[str | Path] = ["tiny", *large[:1]]
+        rows = [row for model in models for row in suite.side_by_side(model)]
         head = ["model", "answers", *(column.replace("plain", "one") for column in HEAD[:4])]
-        tables.append(("answers side by side", markdown(head, several, left=(0,))))
-    if large:
-        small = random_file(SMALL_SHAPE, options.type)
-        planted = [row for path in large for row in suite.planted(path, small)]
-        tables.append(
-            ("drafts that agree by construction", markdown(["model", "drafter", *HEAD], planted, left=(0, 1)))
-        )
-    machine = this_machine(command_line())
-    suites.write_report("Speculative decoding", machine.lines(), tables, options.out)
+        found.append(("answers side by side", markdown(head, rows, left=(0,))))
+    if "planted" in wanted:
+        small = _small_file(options.draft_shape, options.type)
+        where = options.draft_device, options.share
+        rows = [row for path in large for row in suite.planted(path, small, *where)]
+        head = ["model", "weights", "draft on", "drafter", *HEAD]
+        found.append(("drafts that agree by construction", markdown(head, rows, left=(0, 1, 2, 3))))
+    return found
+
+
+def _small_file(shape: str, kind: str) -> Path:
+    """The random file of a shape, or of the first layers of one."""
+    if ":" not in shape:
+        return random_file(shape, kind)
+    folder = random_files_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return written_shape(f"{shape}:{kind}", folder)
 
 
 if __name__ == "__main__":

@@ -204,9 +204,7 @@ class TokenStream:
         constraint = request.constraint
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
         text = TextRelease(self._tokenizer, request.stop)
-        # Drafts that are drawn go through the sampler on the host; it may not have drawn ahead for a device.
-        drawn_ahead = self._speculator is not None and request.sampling.temperature > 0
-        plain = request.logprobs is None and not drawn_ahead and constraint is None
+        plain = request.logprobs is None and constraint is None
         chooser = engine.choice(sampler) if plain else None
         sampler.begin()
         prompt_logits, history = self._prefill()
@@ -253,35 +251,42 @@ class TokenStream:
             return [self._one(history, sampler, chooser, follows)]
         if pace.rest:
             pace.rest -= 1
-            return [self._one(history, sampler, chooser, follows)]
+            return [self._one(history, sampler, chooser, follows, ahead=pace.rest > 0)]
         draft = speculator.draft(history, sampler, room)
         if draft.ids:
             end_ids = self._tokenizer.end_ids
             return speculator.read(draft, history, sampler, end_ids, self._drafts)
         begin = time.perf_counter()
-        chosen = self._one(history, sampler, chooser, follows)
+        # What a device begins ahead is in the way of a draft that comes between.
+        chosen = self._one(history, sampler, chooser, follows, ahead=pace.costs.times_plain)
         speculator.plain(sampler, time.perf_counter() - begin)
         return [chosen]
 
     def _one(
-        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, follows: bool
+        self,
+        history: list[int],
+        sampler: Sampler,
+        chooser: TokenChoice | None,
+        follows: bool,
+        ahead: bool = True,
     ) -> Chosen:
         """The token behind `history`, read by itself.
 
-        If another stream has used the cache in between (`follows` False), more than a token is read.
+        If another stream has used the cache in between (`follows` False), more than a token is read. `ahead`:
+        so will the one behind it, as far as is known.
         """
         engine, unread, self._certain.unread = self._engine, self._certain.unread, 0
         held = len(history) - 1 - unread
         if not follows:
             held = min(shared_with(engine, history, self._left_out > 0), len(history) - 1)
             engine.rewind(held)
-        elif chooser and (taken := chooser.next(history)) is not None:
+        elif chooser and (taken := chooser.next(history, ahead)) is not None:
             sampler.accept(taken)
             return Chosen(taken, None)
         sampler.begin()
         read = self._certain.read if follows else engine.append
         logits = read(history[held:])
-        chosen = sampler.sample(logits, history, chooser.chance() if chooser else None)
+        chosen = sampler.sample(logits, history)
         sampler.accept(chosen)
         return Chosen(chosen, logits)
 

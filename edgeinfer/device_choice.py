@@ -1,6 +1,5 @@
 """Choosing tokens where the logits lie: the part of a sampler's chain that a GPU does by itself."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, Self
 
@@ -31,14 +30,13 @@ class ChoosingBackend(Protocol):
 
 
 class DeviceChoice:
-    """Tokens of one stream, chosen by the backend as `sampler` would choose them, from the same chances."""
+    """Tokens of one stream, chosen by the backend as `sampler` would choose them, with the same numbers."""
 
     def __init__(self, backend: ChoosingBackend, cache: KVCache, sampler: Sampler) -> None:
         self._backend = backend
         self._cache = cache
         self._sampler = sampler
         self._settings = sampler.settings
-        self._chances: deque[float] = deque()
 
     @classmethod
     def offered(cls, backend: object, cache: KVCache, sampler: Sampler) -> Self | None:
@@ -48,32 +46,27 @@ class DeviceChoice:
             return None
         return cls(backend, cache, sampler)  # type: ignore[arg-type]
 
-    def next(self, history: Sequence[int]) -> int | None:
+    def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
         """Read the last token of `history`, all others of which are in the cache; the id that follows it.
 
-        None: the host has to sample this one, with `chance`; the token has not been read then.
+        None: the host has to sample this one; the token has not been read then. `ahead`: the backend may
+        begin with the next one, which it will be asked for.
         """
         settings, start = self._settings, len(history) - 1
         recent = last_tokens(history, settings.repeat_last_n) if penalties_are_on(settings) else ()
         draw = following = None
         if settings.temperature > 0:
-            while len(self._chances) < 2:
-                self._chances.append(self._sampler.uniform())
-            draw = self._backend.draw_request(settings, len(recent), self._chances[0])
-            following = self._backend.draw_request(settings, 0, self._chances[1])
-        room = start + 2 < self._cache.context
+            draw = self._backend.draw_request(settings, len(recent), self._sampler.coming(0))
+            following = self._backend.draw_request(settings, 0, self._sampler.coming(1))
+        room = ahead and start + 2 < self._cache.context
         with DEVICE_FAILURES:
             chosen = self._backend.choose(history[-1], start, draw, recent, following, room)
         if chosen < 0:
             return None
         self._cache.append(history[-1:])
-        if self._chances:
-            self._chances.popleft()
+        if settings.temperature > 0:
+            self._sampler.uniform()
         return chosen
-
-    def chance(self) -> float | None:
-        """The chance that the token refused by `next` has to be drawn with."""
-        return self._chances.popleft() if self._chances else None
 
 
 def _is_plain(settings: SamplerSettings, most_recent: int) -> bool:

@@ -17,12 +17,11 @@ Progress = Callable[[int, int], None]
 class TokenChoice(Protocol):
     """Chooses tokens where the logits lie, so that only ids travel."""
 
-    def next(self, history: Sequence[int]) -> int | None:
-        """Read the last token of `history`; the id that follows. None: not read, the host has to sample."""
-        ...
+    def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
+        """Read the last token of `history`; the id that follows. None: not read, the host has to sample.
 
-    def chance(self) -> float | None:
-        """What the host has to draw a refused token with."""
+        `ahead`: it will be asked for the next token too, and may begin with that.
+        """
         ...
 
 

@@ -63,8 +63,9 @@ class CudaSuite:
     def compare(self, workloads: Sequence[Workload]) -> Iterator[Comparison]:
         """Every model through the workloads; a model's rows come when its rounds are over."""
         for model in self.benched_models():
-            print(model.name, file=sys.stderr, flush=True)
-            yield from self._compare(model, workloads)
+            for found in self._compare(model, workloads):
+                print(" | ".join(found.cells()), file=sys.stderr, flush=True)
+                yield found
 
     def benched_models(self) -> Iterator[BenchedModel]:
         """Those that are named, else every shape in every type, written when its turn comes."""

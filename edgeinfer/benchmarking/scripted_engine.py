@@ -9,8 +9,22 @@ from edgeinfer.language_model import Engine, Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 
-CERTAIN = 60.0
-"""The logit of the token that comes next; all others have 0."""
+CERTAIN = 1e4
+"""The logit of the token that comes next, above all of a model's own."""
+
+
+class ScriptedChoice:
+    """Reads as `choice`, and names the tokens of a script in place of those that it chooses."""
+
+    def __init__(self, choice: TokenChoice, script: Sequence[int]) -> None:
+        self._choice = choice
+        self._script = script
+
+    def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
+        """As the choice's, but for which token follows."""
+        if self._choice.next(history, ahead) is None:
+            return None
+        return self._script[min(len(history), len(self._script) - 1)]
 
 
 class ScriptedEngine:
@@ -42,7 +56,6 @@ class ScriptedEngine:
         return logits
 
     def _say(self, logits: npt.NDArray[np.float32], place: int) -> None:
-        logits[:] = 0.0
         logits[self._script[min(place, len(self._script) - 1)]] = CERTAIN
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -61,7 +74,8 @@ class ScriptedEngine:
         self._engine.rewind(length)
 
     def choice(self, sampler: Sampler) -> TokenChoice | None:
-        return None
+        choice = self._engine.choice(sampler)
+        return ScriptedChoice(choice, self._script) if choice else None
 
     def close(self) -> None:
         """The engine belongs to somebody else."""

@@ -6,8 +6,9 @@ Both are remembered, so that a new process begins with what is known.
 from contextlib import suppress
 from dataclasses import asdict, fields
 
+from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.pacing import Learnt, Pace
-from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, DraftingCosts, Speculator
+from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, Speculator
 from edgeinfer_offload.remembered import RememberedFigures
 
 LEARNT = tuple(field.name for field in fields(Learnt))
@@ -44,14 +45,14 @@ def _of_kind(of: str, kind: str, name: str) -> str:
     return f"{of}: {kind}: {name}"
 
 
-def _remembered(known: dict[str, float], of: str) -> DraftingCosts | None:
+def _remembered(known: dict[str, float], of: str) -> MeasuredCosts | None:
     passes = {rows: known[_pass(of, rows)] for rows in MEASURED_ROWS if _pass(of, rows) in known}
     if 1 not in passes:
         return None
-    return DraftingCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
+    return MeasuredCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
 
 
-def _remember(figures: RememberedFigures, of: str, costs: DraftingCosts) -> None:
+def _remember(figures: RememberedFigures, of: str, costs: MeasuredCosts) -> None:
     found = {_pass(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
         found[_draft(of)], found[_begun_draft(of)] = costs.drafted_token, costs.draft

@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class SamplerState:
 
     random: dict[str, Any]
     surprise_limit: float
+    coming: tuple[float, ...] = ()
 
 
 class Sampler:
@@ -56,6 +58,8 @@ class Sampler:
         self.vocabulary_size = vocabulary_size
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._coming: deque[float] = deque()
+        """Numbers that have been looked at, and not been used yet."""
         self._surprise_limit = 2 * settings.mirostat_tau
         self._last: Distribution | None = None
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
@@ -76,21 +80,20 @@ class Sampler:
         if self.constraint and self._all_asked:
             self.constraint.begin()
 
-    def sample(self, logits: Logits, history: Sequence[int], chance: float | None = None) -> int:
+    def sample(self, logits: Logits, history: Sequence[int]) -> int:
         """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
 
-        `chance`: a number that `uniform` gave, in place of a fresh one. At a temperature of 0 nothing is
-        drawn.
+        At a temperature of 0 nothing is drawn.
         """
         if self.settings.temperature == 0:
             self._last = None
             return self.best(logits, history)
         ids, probabilities = self.distribution(logits, history)
-        return int(ids[self.draw(probabilities, chance)])
+        return int(ids[self.draw(probabilities)])
 
-    def draw(self, probabilities: Probabilities, chance: float | None = None) -> int:
+    def draw(self, probabilities: Probabilities) -> int:
         """A position in `probabilities`, drawn accordingly; moves the random state by one number."""
-        chance = self._random.random() if chance is None else chance
+        chance = self.uniform()
         if probabilities.size == 1:
             return 0
         cumulative = np.cumsum(probabilities)
@@ -98,8 +101,16 @@ class Sampler:
         return min(position, probabilities.size - 1)
 
     def uniform(self) -> float:
-        """A number in [0, 1) from the sampler's own random state, to accept or reject a draft with."""
-        return float(self._random.random())
+        """A number in [0, 1) from the sampler's own random state: what a token is drawn with, and what a
+        draft is accepted or rejected with.
+        """
+        return self._coming.popleft() if self._coming else float(self._random.random())
+
+    def coming(self, place: int) -> float:
+        """What `uniform` will give, place 0 the next time: for who draws elsewhere, maybe in vain."""
+        while len(self._coming) <= place:
+            self._coming.append(float(self._random.random()))
+        return self._coming[place]
 
     def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:
         """The distribution that `sample` draws from.
@@ -144,9 +155,9 @@ class Sampler:
             return None
         self._last = None
         best: list[int] = logits.argmax(axis=1).tolist()
-        for row, found in zip(logits, best, strict=True):
-            if not math.isfinite(row[found]):
-                raise _unusable(row)
+        for row, found in enumerate(best):
+            if not math.isfinite(logits.item(row, found)):
+                raise _unusable(logits[row])
         return best
 
     def take(self, token_id: int) -> bool:
@@ -155,7 +166,7 @@ class Sampler:
             return False
         self._last = None
         if self.settings.temperature > 0:
-            self._random.random()
+            self.uniform()
             self._last = np.array([token_id]), np.ones(1)
         self.accept(token_id)
         return True
@@ -175,11 +186,13 @@ class Sampler:
 
     def snapshot(self) -> SamplerState:
         """The state to come back to if the tokens that follow are rejected."""
-        return SamplerState(dict(self._random.bit_generator.state), self._surprise_limit)
+        random = dict(self._random.bit_generator.state)
+        return SamplerState(random, self._surprise_limit, tuple(self._coming))
 
     def restore(self, state: SamplerState) -> None:
         """Go back to a state that `snapshot` gave."""
         self._random.bit_generator.state = state.random
+        self._coming = deque(state.coming)
         self._surprise_limit = state.surprise_limit
         self._last = None
 

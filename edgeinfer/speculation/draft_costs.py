@@ -1,6 +1,7 @@
 """What passes of a model and drafts for it take, as seen so far."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 MOST_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
@@ -30,8 +31,22 @@ them doesn't count.
 """
 
 
-class DraftCosts:
-    """t(n), what a pass of n rows takes, is kept as t(1), which follows the machine's mood and the length of
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """What is measured once, when a model is first loaded, in seconds."""
+
+    passes: Mapping[int, float]
+    """By their rows, one of them 1."""
+    drafted_token: float | None = None
+    """None: nothing was drafted."""
+    draft: float = 0.0
+    """Of a draft whatever its length."""
+
+
+class RunningCosts:
+    """What is known by now: begins with what was measured, and follows what comes.
+
+    t(n), what a pass of n rows takes, is kept as t(1), which follows the machine's mood and the length of
     the text from pass to pass, times a shape, n rows beside one, which changes slowly.
     """
 
@@ -46,14 +61,17 @@ class DraftCosts:
         """Of passes of 1, 2, … rows."""
         self._since_plain, self._plain_run = 0, 0
 
-    def measured(self, seconds: Mapping[int, float]) -> None:
-        """What passes of some rows, one of them 1, took one after the other, maybe long ago: where all
-        begins, but for what drafting is compared with, which is timed first.
+    def measured(self, costs: MeasuredCosts) -> None:
+        """What passes and drafts took one after the other, maybe long ago: where all begins, but for what
+        drafting is compared with, which is timed first.
         """
-        self.scale, self.plain = seconds[1], None
+        one = costs.passes[1]
+        self.scale, self.plain = one, None
         # More rows never take less: what says so was measured while something else ran.
-        known = {rows: max(1.0, found / seconds[1]) for rows, found in seconds.items()}
+        known = {rows: max(1.0, found / one) for rows, found in costs.passes.items()}
         self._shape = [_on_lines(known, rows) for rows in range(1, MOST_ROWS + 1)]
+        if costs.drafted_token is not None:
+            self.begin, self.each = costs.draft, costs.drafted_token
         self.time_plain()
 
     def time_plain(self) -> None:

@@ -1,15 +1,13 @@
 """What a drafter proposes, and what every drafter offers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.sampling.settings import SamplerSettings
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Guessed tokens, the nearest first.
 
     `distributions`: what each was drawn from; None: they were not drawn, each was its drafter's only guess.
@@ -28,6 +26,8 @@ class Draft:
     @property
     def leaves(self) -> list[tuple[int, int]]:
         """(place, token) of all that is beside the long branch, in the order in which it is read."""
+        if not self.others:  # as nearly always, and this is asked for several times a pass
+            return []
         return [(place, token) for place, tokens in enumerate(self.others) for token in tokens]
 
 

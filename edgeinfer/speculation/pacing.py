@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MOST_DRAFTED, PLAIN_EVERY, DraftCosts
+from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MOST_DRAFTED, PLAIN_EVERY, RunningCosts
 
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
 """Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
@@ -59,7 +59,7 @@ class Pace:
     """Costs and chances of one model and its drafter in answers of one kind; kept from answer to answer."""
 
     def __init__(self) -> None:
-        self.costs = DraftCosts()
+        self.costs = RunningCosts()
         self._stood, self._judged = FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT
         self._earned_tokens = self._earned_cost = 0.0
         self._steps = 0
@@ -151,9 +151,11 @@ class Pace:
         A guess that its drafter is unsure of, as the model may be too, stands more often than it says: what
         it says is raised to a power that is learnt, so that on average as much is expected as comes.
         """
+        trust = self._trust
         for place, chance in enumerate(chances[: stood + 1]):
-            surprise = chance**self._trust - (place < stood)
-            self._trust = min(MOST_TRUST, max(LEAST_TRUST, self._trust * math.exp(TRUST_STEP * surprise)))
+            surprise = chance**trust - (place < stood)
+            trust = min(MOST_TRUST, max(LEAST_TRUST, trust * math.exp(TRUST_STEP * surprise)))
+        self._trust = trust
 
     def length(self, most: int) -> int:
         """Tokens to draft now, `most` at most; 0: none."""

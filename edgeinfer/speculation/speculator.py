@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgeinfer.chosen_token import Chosen
 from edgeinfer.language_model import Engine
 from edgeinfer.sampling import Sampler, SamplerSettings
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED, MeasuredCosts
 from edgeinfer.speculation.drafts import Draft, Drafter
 from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.tree_pass import TreePass
@@ -20,18 +20,6 @@ MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2)
 DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further ones are begun after this time."""
-
-
-@dataclass(frozen=True)
-class DraftingCosts:
-    """What decides whether drafts pay, in seconds: passes by their rows, one of them 1, and a drafted token;
-    None: nothing was drafted.
-    """
-
-    passes: Mapping[int, float]
-    drafted_token: float | None
-    draft: float = 0.0
-    """Of a draft whatever its length."""
 
 
 @dataclass
@@ -79,25 +67,25 @@ class Speculator:
             return self.paces["greedy"]
         return self.paces["drawn" if settings.seed is None else "seeded"]
 
-    def measure(self) -> DraftingCosts:
+    def measure(self) -> MeasuredCosts:
         """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
-        begin, found = time.perf_counter(), dict[int, float]()
+        spent, found = 0.0, dict[int, float]()
         for rows in MEASURED_ROWS:
-            if time.perf_counter() - begin > MEASURING_SECONDS:
+            if spent > MEASURING_SECONDS:
                 break
-            found[rows] = self._quickest(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+            passes = self._passes(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+            found[rows] = min(passes[1:])
+            spent += found[rows] + sum(passes[1:])
         short, long = (self._quickest_draft(length) for length in (1, MOST_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
-            return DraftingCosts(found, long[1] / long[0] if long else None)
+            return MeasuredCosts(found, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
-        return DraftingCosts(found, each, max(0.0, short[1] - short[0] * each))
+        return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
 
-    def begin(self, costs: DraftingCosts, learnt: Mapping[str, Learnt]) -> None:
+    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, Learnt]) -> None:
         """Take these costs for the first answer's; go on from what was learnt of some kinds of answers."""
         for kind, pace in self.paces.items():
-            pace.costs.measured(costs.passes)
-            if costs.drafted_token is not None:
-                pace.costs.begin, pace.costs.each = costs.draft, costs.drafted_token
+            pace.costs.measured(costs)
             if kind in learnt:
                 pace.begin(learnt[kind])
 
@@ -113,18 +101,18 @@ class Speculator:
         seconds, tokens = min(found)
         return (tokens, seconds) if tokens else None
 
-    def _quickest(self, rows: int, seconds: float) -> float:
-        """The quickest of some passes: two at least, ten at most, and no further one after `seconds`.
-
-        What the first one compiles, or records as a graph, doesn't count.
+    def _passes(self, rows: int, seconds: float) -> list[float]:
+        """Seconds of some passes: two at least, ten at most, and no further one when those behind the first
+        have taken `seconds`. The first one compiles, or records as a graph, what isn't there yet: no answer
+        waits for that.
         """
-        begin, found = time.perf_counter(), list[float]()
-        while len(found) < 2 or (len(found) < 10 and time.perf_counter() - begin < seconds):
+        found = list[float]()
+        while len(found) < 2 or (len(found) < 10 and sum(found[1:]) < seconds):
             start = time.perf_counter()
             self._engine.append_all([0] * min(rows, self._engine.context))
             self._engine.rewind(0)
             found.append(time.perf_counter() - start)
-        return min(found[1:])
+        return found
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
         """Guesses behind `history` that promise to pay, `room` at most."""
@@ -163,7 +151,7 @@ class Speculator:
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
         if tree is None:
-            draft = replace(draft, others=())
+            draft = draft._replace(others=()) if draft.others else draft
             logits = self._engine.append_all([history[-1], *draft.ids])
         else:
             logits = tree.read(history[-1])

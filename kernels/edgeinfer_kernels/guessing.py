@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,7 @@ class Manner:
     min_p: float = 0.0
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What guesses are asked for, len(least) at most.
 
     They end before a guess i whose chance of being reached, the product of its own and those before, is below
@@ -37,8 +36,7 @@ class Wanted:
     numbers: Sequence[float] = ()
 
 
-@dataclass(frozen=True)
-class Guesses:
+class Guesses(NamedTuple):
     """Tokens in a row, each with its chance where it stands, float32.
 
     `read`: how many tokens have been read, those that were given among them; the last guess isn't unless

@@ -26,6 +26,7 @@ class FakeBackend:
         self.sampler = Sampler(settings, VOCABULARY)
         self.refused = refused
         self.recents: list[int] = []
+        self.rooms: list[bool] = []
 
     def draw_request(self, settings: SamplerSettings, recent: int, chance: float) -> list[float]:
         return [chance, recent]
@@ -40,9 +41,12 @@ class FakeBackend:
         room: bool = True,
     ) -> int:
         self.recents.append(len(recent))
+        self.rooms.append(room)
         if start in self.refused:
             return -1
-        return self.sampler.sample(logits_behind(token_id, start), recent, draw[0] if draw else None)
+        ids, chances = self.sampler.distribution(logits_behind(token_id, start), recent)
+        place = np.searchsorted(np.cumsum(chances), draw[0], side="right") if draw else 0
+        return int(ids[min(int(place), len(ids) - 1)])
 
 
 def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool) -> list[int]:
@@ -52,9 +56,8 @@ def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool
     for position in range(30):
         chosen = choice.next(history) if choice else None
         if chosen is None:
-            chance = choice.chance() if choice else None
             cache.append(history[-1:])
-            chosen = sampler.sample(logits_behind(history[-1], position), history, chance)
+            chosen = sampler.sample(logits_behind(history[-1], position), history)
         history.append(chosen)
     assert len(cache.ids) == 30
     return history
@@ -65,6 +68,27 @@ def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool
 def test_the_device_goes_on_with_the_hosts_chances(temperature: float, refused: Sequence[int]) -> None:
     settings = SamplerSettings(temperature=temperature, seed=7)
     assert tokens_of(settings, refused, True) == tokens_of(settings, refused, False)
+
+
+def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
+    settings = SamplerSettings(seed=3)
+    wanted = [Sampler(settings, VOCABULARY).coming(place) for place in range(4)]
+    sampler = Sampler(settings, VOCABULARY)
+    assert [sampler.coming(1), sampler.coming(0), sampler.uniform()] == [wanted[1], wanted[0], wanted[0]]
+    state = sampler.snapshot()
+    for _ in range(2):
+        assert [sampler.uniform() for _ in range(3)] == wanted[1:]
+        sampler.restore(state)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> None:
+    settings = SamplerSettings(temperature=0.0)
+    backend = FakeBackend(settings)
+    choice = DeviceChoice.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    assert choice is not None
+    choice.next([1], ahead)
+    assert backend.rooms == [ahead]
 
 
 @pytest.mark.parametrize(

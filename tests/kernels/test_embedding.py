@@ -6,22 +6,32 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.cpu.embedding import Embedding, embedding_scratch
+from edgeinfer_kernels.cpu.embedding import Embedding, Scratch, embedding_scratch
 from edgeinfer_kernels.cpu.layout import FIELDS
 from edgeinfer_kernels.cpu.memory import Arena, address
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import STEP_TOKENS
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.weights import Matrix
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.row_matrices import FLOATS, random_matrix
 
+Floats = npt.NDArray[np.float32]
+THREADS = 2
 QUANTISED = [name for name in FIELDS if name not in FLOATS]
 
 
-def written(matrix: Matrix, kernels: Kernels, ids: list[int]) -> npt.NDArray[np.float32]:
-    x, arena = np.full((len(ids), matrix.columns), np.nan, np.float32), Arena()
-    scratch = np.empty(embedding_scratch(matrix), np.uint8)
-    Embedding(matrix, arena, kernels, address(scratch)).write(ids, x, address(x))
+def write(matrix: Matrix, kernels: Kernels, ids: list[int], x: Floats, scale: float = 1.0) -> None:
+    arena, team, stride = Arena(), Team(kernels, THREADS), embedding_scratch(matrix)
+    scratch = np.empty(THREADS * stride, np.uint8)
+    Embedding(matrix, arena, kernels, team, Scratch(address(scratch), stride), scale).write(ids, x)
+    team.close()
     arena.clear()
+
+
+def written(matrix: Matrix, kernels: Kernels, ids: list[int], scale: float = 1.0) -> Floats:
+    x = np.full((len(ids), matrix.columns), np.nan, np.float32)
+    write(matrix, kernels, ids, x, scale)
     return x
 
 
@@ -66,11 +76,18 @@ def test_several_rows_come_in_the_order_of_their_ids(kernels: Kernels) -> None:
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
 def test_rows_that_lie_apart_are_written_where_they_lie(kernels: Kernels, name: str) -> None:
     matrix, room = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
-    arena, scratch = Arena(), np.empty(embedding_scratch(matrix), np.uint8)
     x = room[:, :256]
-    Embedding(matrix, arena, kernels, address(scratch)).write([4, 8, 0], x, address(x))
+    write(matrix, kernels, [4, 8, 0], x)
     np.testing.assert_array_equal(x, matrix.decoded()[[4, 8, 0]])
     assert np.isnan(room[:, 256:]).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "F16"])
+@pytest.mark.parametrize("count", [1, STEP_TOKENS, STEP_TOKENS + 1, 70])
+def test_rows_are_scaled_by_one_thread_as_by_all(kernels: Kernels, name: str, count: int) -> None:
+    matrix, ids = random_matrix(name, 9, 512), [place * place % 9 for place in range(count)]
+    want = matrix.decoded()[ids] * np.float32(7.5)
+    np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), want)
 
 
 @pytest.mark.parametrize("row", [-1, 9])

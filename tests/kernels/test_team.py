@@ -38,7 +38,7 @@ def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: in
     sums = [np.zeros(CACHE_LINE // 8 * threads, np.int64) for _ in range(40)]
     calls = [np.array([memory.nbytes, address(each)], np.int64) for each in sums]
     read = kernels.address("read_memory")
-    program = np.array([(read, address(memory), address(call)) for call in calls], np.int64)
+    program = np.array([(read, address(memory), address(call), 1) for call in calls], np.int64)
     for _ in range(20):
         for each in sums:
             each[:] = 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, Places
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.calls import PlaceTable, fill_call
-from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.file_rows import file_rows
@@ -33,7 +33,14 @@ from edgeinfer_kernels.cpu.sparse import (
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import CALL, EMBED, FILE_ROWS, HEAD, STEP_TOKENS, structure_bytes
+from edgeinfer_kernels.cpu.structures import (
+    CALL,
+    ENDS_BY_TOKEN,
+    FILE_ROWS,
+    HEAD,
+    STEP_TOKENS,
+    structure_bytes,
+)
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.guessing import Guesses, Wanted
@@ -132,7 +139,9 @@ class CpuBackend:
         facts = self.specification
         self._workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
         workspace = self._workspace
-        self._embedding = Embedding(weights.token_embd, self._arena, self._kernels, workspace.scratch)
+        scratch = Scratch(workspace.scratch, workspace.scratch_stride)
+        table, scale = weights.token_embd, facts.embedding_scale
+        self._embedding = Embedding(table, self._arena, self._kernels, self.team, scratch, scale)
         builder = BlockBuilder(self._arena, workspace, placed, facts.width)
         self._attention = [
             builder.attention(layer.attention, w.attention, cache)
@@ -145,8 +154,7 @@ class CpuBackend:
         self._head = builder.head(facts.norm, weights) if head else 0
         if head:
             self._head_fields = int_fields(self._head, len(HEAD))
-        self._x_address = workspace.rows("x")[0]
-        self._x = float_rows(self._x_address, self.batch, padded(facts.width))
+        self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
         self._builder = builder
@@ -194,16 +202,14 @@ class CpuBackend:
         self._functions = {name: self._kernels.address(name) for name in used}
         layers = [self._layer_blocks(layer) for layer in range(len(self._attention))]
         x, stride = self._workspace.rows("x")
-        self._programs = Programs(self._arena, self._functions["run_program"], layers, x, stride)
+        runner = self._functions["run_program"]
+        by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
+        self._programs = Programs(self._arena, runner, layers, x, stride, by_token)
         self._layers_run = self._programs.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
-        self._embed_block, before = 0, []
-        if self._embedding.by_kernel:
-            scale, scratch_stride = self.specification.embedding_scale, self._workspace.scratch_stride
-            self._embed_block = self._embedding.block(self._arena, scale, scratch_stride)
-            self._embed_fields = int_fields(self._embed_block, len(EMBED))
-            before = [(self._functions["embed_block"], self._embed_block)]
+        embed = self._embedding.block
+        before = [(self._functions["embed_block"], embed)] if embed else []
         if self._head:
             head = self._functions["head_block"], self._head
             self._step_run = self._programs.whole(before, head, self._call_address)
@@ -221,9 +227,7 @@ class CpuBackend:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.specification.width]
-        self._embedding.write(ids, x, self._x_address)
-        if self.specification.embedding_scale != 1.0:
-            x *= np.float32(self.specification.embedding_scale)
+        self._embedding.write(ids, x)
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
@@ -244,9 +248,9 @@ class CpuBackend:
     def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `embed`, `all_layers` and `logits`, in one run of the team."""
         count, programs = len(ids), self._programs
-        if self._embed_block:
+        if self._embedding.block:
             self._step_ids[:count] = ids
-            self._embed_fields[EMBED.ids // 8] = self._step_ids_address
+            self._embedding.ask(self._step_ids_address)
         else:
             self.embed(ids)
         programs.fill(count, start)
@@ -260,13 +264,13 @@ class CpuBackend:
         """As `GuessingBackend.most_given`: kernels must decode the embeddings, and logits be finished as they
         leave the head but for their scale.
         """
-        possible = self._head and self._embed_block and not self.specification.logit_soft_cap
+        possible = self._head and self._embedding.block and not self.specification.logit_soft_cap
         return min(MOST_GUESSES, self.batch) if possible else 0
 
     def guesses(self, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
         """As `GuessingBackend.guesses`: one run of the team for all guesses."""
         if self._guess_loop is None:
-            block, steps = self._embed_block, self._step_run[1:]
+            block, steps = self._embedding.block, self._step_run[1:]
             head = self._call, self._head_fields
             made = GuessLoop(self.specification, self._kernels, self._programs, steps, block, head)
             self._guess_loop = made

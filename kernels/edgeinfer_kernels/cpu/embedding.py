@@ -1,14 +1,17 @@
 """The embeddings of tokens: rows of a matrix that stays in its file."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.cpu.calls import fill_call
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
-from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, bits
+from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, bits, int_fields, quick_address
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import EMBED
+from edgeinfer_kernels.cpu.structures import CALL, EMBED, STEP_TOKENS
+from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format
 
@@ -18,58 +21,75 @@ def embedding_scratch(matrix: MatrixFacts) -> int:
     return ROWS_A_GROUP * block_format(matrix.format).block_bytes
 
 
+class Scratch(NamedTuple):
+    """`embedding_scratch` bytes for each thread: the address of the first one's, and bytes to the next."""
+
+    address: int
+    stride: int
+
+
 class Embedding:
-    """Decodes rows of `matrix`: by a kernel where its format's kernels are loaded, else by numpy.
+    """Decodes rows of `matrix`, times `scale`: by a kernel where its format's kernels are loaded, else by
+    numpy.
 
     numpy takes some 150 us for a row once the weights of a step have driven it out of the caches, and six
     times as long as the kernel for the rows of a prompt.
     """
 
-    def __init__(self, matrix: Matrix, arena: Arena, kernels: Kernels, scratch: int) -> None:
-        """`scratch`: the address of `embedding_scratch` bytes that nobody else uses meanwhile."""
-        self._matrix = matrix
+    def __init__(
+        self, matrix: Matrix, arena: Arena, kernels: Kernels, team: Team, scratch: Scratch, scale: float = 1.0
+    ) -> None:
+        self._matrix, self._team, self._scale = matrix, team, np.float32(scale)
+        self.block = 0
+        """An EMBED, its ids left out, for a program of the team; 0 where no kernel decodes the rows."""
         name = f"decode_{matrix.format}"
-        self._decode = None
         if kernels.find(name) and matrix.raw.flags.c_contiguous:
             layout = RowLayout.of(matrix.format, matrix.columns)
             self._decode = kernels.function(name, 6)
             self._source, self._row_bytes = address(matrix.raw), matrix.raw.strides[0]
-            self._settings = matrix.columns, arena.keep(layout.fields), len(layout.fields), scratch
-            self._kernel = kernels.address(name)
+            fields = arena.keep(layout.fields)
+            self._settings = matrix.columns, fields, len(layout.fields), scratch.address
+            self.block = arena.fill(
+                EMBED,
+                decode=kernels.address(name),
+                source=self._source,
+                row_bytes=self._row_bytes,
+                columns=matrix.columns,
+                fields=fields,
+                field_count=len(layout.fields),
+                scale=bits(scale),
+                scratch=scratch.address,
+                scratch_stride=scratch.stride,
+            )
+            self._fields = int_fields(self.block, len(EMBED))
+            self._call = np.zeros(len(CALL), np.int64)
+            self._run = kernels.address("embed_block"), self.block, address(self._call)
 
-    @property
-    def by_kernel(self) -> bool:
-        """Whether a kernel decodes the rows."""
-        return self._decode is not None
+    def ask(self, ids: int) -> None:
+        """Say where the rows' numbers lie that a program with the block is to decode; read when it runs."""
+        self._fields[EMBED.ids // 8] = ids
 
-    def block(self, arena: Arena, scale: float, scratch_stride: int) -> int:
-        """An EMBED, its ids left out; only where a kernel decodes the rows. `scratch_stride`: bytes from one
-        thread's scratch to the next.
-        """
-        columns, fields, field_count, scratch = self._settings
-        return arena.fill(
-            EMBED,
-            decode=self._kernel,
-            source=self._source,
-            row_bytes=self._row_bytes,
-            columns=columns,
-            fields=fields,
-            field_count=field_count,
-            scale=bits(scale),
-            scratch=scratch,
-            scratch_stride=scratch_stride,
-        )
-
-    def write(self, ids: Sequence[int], x: npt.NDArray[np.float32], x_address: int) -> None:
-        """The rows of `ids` to `x`, float32 (len(ids), columns), whose rows lie from `x_address` on.
+    def write(self, ids: Sequence[int], x: npt.NDArray[np.float32]) -> None:
+        """The rows of `ids` times the scale to `x`, float32 (len(ids), columns); many by the whole team.
 
         Raises IndexError for an id that is no row.
         """
-        if self._decode is None:
-            x[:] = self._matrix.decoded_rows(np.asarray(ids))
+        last = self._matrix.rows - 1
+        if min(ids) < 0 or max(ids) > last:
+            wrong = next(row for row in ids if not 0 <= row <= last)
+            raise IndexError(f"{self._matrix.name}: row {wrong}, wanted 0 to {last}")
+        if self.block and len(ids) > STEP_TOKENS:
+            rows = np.asarray(ids, np.int64)
+            self.ask(address(rows))
+            fill_call(self._call, address(x), x.strides[0], len(ids), 0, 0)
+            self._team.run(*self._run)
             return
-        for place, row in enumerate(ids):
-            if not 0 <= row < self._matrix.rows:
-                raise IndexError(f"{self._matrix.name}: row {row}, wanted 0 to {self._matrix.rows - 1}")
-            target = x_address + place * x.strides[0]
-            self._decode(self._source + row * self._row_bytes, *self._settings, target)
+        if self.block:
+            target = quick_address(x)
+            for place, row in enumerate(ids):
+                at = target + place * x.strides[0]
+                self._decode(self._source + row * self._row_bytes, *self._settings, at)
+        else:
+            x[:] = self._matrix.decoded_rows(np.asarray(ids))
+        if self._scale != 1:
+            x *= self._scale

@@ -10,7 +10,7 @@ from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.calls import RopeTable, fill_call
-from edgeinfer_kernels.cpu.embedding import Embedding
+from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, GivenRouting, RoutingRows
 from edgeinfer_kernels.cpu.memory import (
     Arena,
@@ -88,7 +88,10 @@ class HostHalf:
         sizes = ModelSizes.of(specification, weights)
         self._computed = computed or batch
         workspace = Workspace(self._arena, sizes, self._computed, threads)
-        self._embedding = Embedding(weights.token_embd, self._arena, kernels, workspace.scratch)
+        scratch = Scratch(workspace.scratch, workspace.scratch_stride)
+        self._embedding = Embedding(
+            weights.token_embd, self._arena, kernels, self.team, scratch, specification.embedding_scale
+        )
         self._builder = BlockBuilder(self._arena, workspace, placed, specification.width)
         self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
         self._chosen: list[int] = []
@@ -181,9 +184,7 @@ class HostHalf:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.specification.width]
-        self._embedding.write(ids, x, self._mailbox.rows)
-        if self.specification.embedding_scale != 1.0:
-            x *= np.float32(self.specification.embedding_scale)
+        self._embedding.write(ids, x)
         return x
 
     def _fill_calls(self, tokens: int, start: int) -> None:

@@ -1,6 +1,6 @@
 """The blocks of a model as lists that a team goes through in one run, and what they are called with."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +24,22 @@ class LayerBlocks(NamedTuple):
 class Programs:
     """Lists of blocks for `runner`, the kernel `run_program`.
 
+    `by_token`: functions behind which a step's threads needn't meet.
     Layers that turn by the same RoPE share a call: `calls` are these with the tables that their cosines come
     from. Rows lie at `x`, `stride` bytes apart.
     """
 
-    def __init__(self, arena: Arena, runner: int, layers: Sequence[LayerBlocks], x: int, stride: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        runner: int,
+        layers: Sequence[LayerBlocks],
+        x: int,
+        stride: int,
+        by_token: Collection[int],
+    ) -> None:
         self._arena, self._runner, self._layers = arena, runner, layers
+        self._by_token = by_token
         self.x, self.stride = x, stride
         ropes = dict.fromkeys(layer.rope for layer in layers)
         made = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in ropes}
@@ -49,7 +59,8 @@ class Programs:
     def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_call: int) -> Run:
         """`before`, called as the first layer is, all layers, and the head."""
         first = [(function, block, self._call_of[0]) for function, block in before]
-        return self._listed([*first, *self._steps(range(len(self._layers))), (*head, head_call)])
+        steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
+        return self._listed(steps, before_head=True)
 
     def fill(self, tokens: int, start: int, places: int = 0, span: int = 0, x: int = 0) -> None:
         """Say in every call which tokens come: at positions start…, or at `places` of a span of positions
@@ -69,6 +80,9 @@ class Programs:
             for function, block in self._layers[layer].steps
         ]
 
-    def _listed(self, steps: Sequence[tuple[int, int, int]]) -> Run:
+    def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
         keep, count = self._arena.keep, np.array([len(steps)], np.int64)
-        return self._runner, keep(np.array(steps, np.int64)), keep(count)
+        listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
+        if before_head:  # which may be called for one of the rows only
+            listed[-2] = (*steps[-2], 1)
+        return self._runner, keep(np.array(listed, np.int64)), keep(count)

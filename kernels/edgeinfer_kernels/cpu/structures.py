@@ -47,10 +47,16 @@ positions of that text lie, counted in sixteens. copies: 0, or int64, one more p
 other that takes its key and value, ended by -1.
 """
 PLACE_BYTES = structure_bytes(PLACE)
-PROGRAM_STEP_BYTES = 24
-"""A step of a program is three int64: the addresses of a function, its block and its call."""
+PROGRAM_STEP_BYTES = 32
+"""A step of a program is four int64: the addresses of a function, its block and its call, and whether all
+threads meet behind it: 0 behind what ENDS_BY_TOKEN, in steps of STEP_TOKENS at most.
+"""
+ENDS_BY_TOKEN = ("embed_block", "attention_block", "feed_forward_block", "sparse_feed_forward_block")
+"""Functions whose last phase writes a token's x on the thread on which any function's first one reads it."""
 SERVED_STEP_BYTES = 40
-"""A step that serves a device has two more: the turn that it waits for or 0, the one that it ends or 0."""
+"""A step that serves a device: those addresses, then the turn that it waits for or 0, the one that it ends
+or 0.
+"""
 SERVICE = structure("Service", "mailbox steps")
 """Whom a program serves: the address of a MAILBOX, and how many steps it has."""
 MAILBOX = structure("Mailbox", "sent answered lost given_up", pitch=2 * CACHE_LINE)

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
-from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS
+from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS, STEP_WIDTHS
 from edgeinfer_kernels.cuda.expert_refills import ExpertRefills
 from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample
@@ -20,6 +20,11 @@ RING = 64
 """Choices that may lie between the device and its reader."""
 NONE, BEST, DRAW = "none", "best", "draw"
 """What follows a step's logits: nothing, the highest of them as the next token, or a drawn one."""
+
+
+def step_width(tokens: int) -> int:
+    """How many tokens a step of `tokens` is made for."""
+    return next(width for width in STEP_WIDTHS if width >= tokens)
 
 
 class CapturedSteps:
@@ -45,11 +50,13 @@ class CapturedSteps:
         self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
     def set_state(self, ids: Sequence[int], start: int) -> None:
-        """The step's tokens: a chain, of which each sees itself and those before."""
-        count = len(ids)
+        """The step's tokens: a chain, of which each sees itself and those before. Those that it is filled up
+        with lie behind, where the next tokens' keys and values will be written.
+        """
+        count = step_width(len(ids))
         self._start = start
         state = self._state.numpy()
-        state[:count] = ids
+        state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[8 : 8 + count] = np.arange(start, start + count)
         state[16 : 16 + count] = (2 << np.arange(count)) - 1
         state[CACHED_AT] = start
@@ -60,9 +67,9 @@ class CapturedSteps:
         if self.step.turns:
             self._run_divided(tokens, choice, self.step.turns)
         elif not self._cuda:
-            self._launch(tokens, choice)
+            self._launch(step_width(tokens), choice)
         else:
-            self._graph(tokens, choice).replay()
+            self._graph(step_width(tokens), choice).replay()
 
     def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
@@ -78,7 +85,7 @@ class CapturedSteps:
             if self.refills is not None:
                 self.refills.beside_step()
             return
-        graph = self._graph(tokens, choice)
+        graph = self._graph(step_width(tokens), choice)
         mailbox.begin(answered=0 if turns.turns.host[0] else 1)
         graph.replay()
         if self.refills is not None:
@@ -101,15 +108,15 @@ class CapturedSteps:
         """Kernels one by one; the host takes each turn when all that goes before it has been done."""
         start = self._start
 
-        def take_turn(turn: int, count: int) -> None:
+        def take_turn(turn: int) -> None:
             if self._cuda:
                 torch.cuda.current_stream(self._device).synchronize()
-            host.take_turn(turn, count, start)
+            host.take_turn(turn, tokens, start)
 
         turns.mailbox.open()
         turns.between = take_turn
         try:
-            self._launch(tokens, choice)
+            self._launch(step_width(tokens), choice)
         finally:
             turns.between = None
 

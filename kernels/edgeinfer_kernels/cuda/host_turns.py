@@ -32,14 +32,14 @@ class Host(Protocol):
 class StepTurns:
     """Launches what a decode step does at the host's turns.
 
-    `between`, where it is set, is called with the turn and the number of tokens when everything has been
-    launched that goes before the host's answer: off CUDA, and where a device can't wait within a graph.
+    `between`, where it is set, is called with the turn when everything has been launched that goes before the
+    host's answer: off CUDA, and where a device can't wait within a graph.
     """
 
     def __init__(self, turns: Turns, mailbox: Mailbox) -> None:
         self.turns = turns
         self.mailbox = mailbox
-        self.between: Callable[[int, int], None] | None = None
+        self.between: Callable[[int], None] | None = None
 
     def _word(self, at: int) -> Tensor:
         return self.mailbox.words[at // 8 :]
@@ -82,7 +82,7 @@ class StepTurns:
     ) -> None:
         """x = the host's rows + scale·y; then its norm into `out`."""
         if self.between is not None:
-            self.between(turn, tokens)
+            self.between(turn)
         space, box, width = launches.workspace, self.mailbox, launches.model.specification.width
         launches.launch(
             receive_kernel,

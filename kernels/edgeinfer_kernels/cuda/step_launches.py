@@ -96,9 +96,10 @@ class StepLaunches:
         k_at = facts.heads * facts.head_dim
         rows = attention_rows(facts.heads, facts.kv_heads, tokens)
         cache, direct = layer.cache, facts.head_dim % 16 == 0
+        splits = tuning.splits_for(self.model.positions)
         self.launch(
             decode_attention_kernel,
-            (facts.kv_heads, tuning.splits),
+            (facts.kv_heads, splits),
             space.qkv,
             space.qkv.shape[1],
             cache.keys,
@@ -127,7 +128,7 @@ class StepLaunches:
             V_AT=k_at + facts.kv_heads * facts.head_dim,
             TOKENS=tokens,
             QUERIES=rows,
-            SPLITS=tuning.splits,
+            SPLITS=splits,
             POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts.head_dim))),
             WINDOW=facts.window,
             QK_NORM=QK_NORMS[facts.qk_norm],

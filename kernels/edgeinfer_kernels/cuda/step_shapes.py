@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-MOST_SPLITS = 64
-"""Stretches of a cache that a step's buffers have room for."""
+MOST_SPLITS, FEW_SPLITS = 64, 16
+"""Stretches of a cache that a step's buffers have room for, and that any cache may be cut into."""
+STRETCH = 256
+"""Positions for which a further stretch is worth the programs that wait for it while the cache is short."""
 
 
 def next_power_of_two(value: int) -> int:
@@ -54,7 +56,8 @@ class Tuning:
     eight: Shape = Shape(32, 4, 1)
     """Of more."""
     eight_adding: Shape = Shape(32, 4, 1)
-    splits: int = 64
+    splits: int = MOST_SPLITS
+    """Stretches of a cache at most."""
     positions: int = 32
     attention_warps: int = 4
 
@@ -69,6 +72,10 @@ class Tuning:
         if tokens <= 4:
             return self.four_adding if adding else self.four
         return self.eight_adding if adding else self.eight
+
+    def splits_for(self, positions: int) -> int:
+        """Stretches that a cache with room for so many positions is cut into."""
+        return min(self.splits, max(FEW_SPLITS, next_power_of_two(positions // STRETCH)))
 
     def replace(self, **changes: Any) -> "Tuning":
         return replace(self, **changes)

@@ -34,9 +34,7 @@ _SHAPES = (
     Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
     Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
 )  # fmt: skip
-_ATTENTION = (
-    (32, 32, 4), (64, 32, 2), (16, 32, 4), (32, 32, 2), (64, 16, 2), (32, 16, 1), (64, 16, 1), (16, 32, 2),
-)  # fmt: skip
+_ATTENTION = ((32, 2), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Trials:
 _KERNELS = ("gated", "down", "head", "qkv", "output")
 TRIALS = (
     *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
-    Trials(1, tuple({"splits": s, "positions": p, "attention_warps": w} for s, p, w in _ATTENTION)),
+    Trials(1, tuple({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
     Trials(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
     Trials(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
     Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),

@@ -4,47 +4,48 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
+from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.pacing import EVIDENCE, Learnt, Pace
-from edgeinfer.speculation.speculator import KINDS, DraftingCosts
+from edgeinfer.speculation.speculator import KINDS
 from edgeinfer_offload.remembered import RememberedFigures
 
-COSTS = DraftingCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
+COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
 
 
 class CountingSpeculator:
     """Counts how often it is asked to measure."""
 
-    def __init__(self, costs: DraftingCosts) -> None:
+    def __init__(self, costs: MeasuredCosts) -> None:
         self._costs = costs
         self.measured = 0
-        self.begun: DraftingCosts | None = None
+        self.begun: MeasuredCosts | None = None
         self.paces = {kind: Pace() for kind in KINDS}
         self.on_close: Callable[[], None] = lambda: None
 
-    def measure(self) -> DraftingCosts:
+    def measure(self) -> MeasuredCosts:
         self.measured += 1
         return self._costs
 
-    def begin(self, costs: DraftingCosts, learnt: Mapping[str, Learnt]) -> None:
+    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, Learnt]) -> None:
         self.begun = costs
         for kind, known in learnt.items():
             self.paces[kind].begin(known)
 
 
-def begun(folder: Path, costs: DraftingCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
+def begun(folder: Path, costs: MeasuredCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
     speculator = CountingSpeculator(costs)
     begin_drafting(speculator, RememberedFigures(folder, machine), of)  # type: ignore[arg-type]
     return speculator
 
 
 def test_costs_are_measured_at_the_first_load_and_remembered_at_the_next(tmp_path: Path) -> None:
-    first, second = begun(tmp_path, COSTS), begun(tmp_path, DraftingCosts({1: 9.0}, None))
+    first, second = begun(tmp_path, COSTS), begun(tmp_path, MeasuredCosts({1: 9.0}))
     assert (first.measured, second.measured) == (1, 0)
     assert first.begun == second.begun == COSTS
 
 
 def test_a_drafter_that_said_nothing_is_remembered_so(tmp_path: Path) -> None:
-    silent = DraftingCosts({1: 0.010, 8: 0.015}, None)
+    silent = MeasuredCosts({1: 0.010, 8: 0.015})
     begun(tmp_path, silent)
     again = begun(tmp_path, COSTS)
     assert again.measured == 0

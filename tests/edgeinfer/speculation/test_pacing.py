@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED, PLAIN_EVERY, PLAIN_RUN
+from edgeinfer.speculation.draft_costs import MOST_DRAFTED, PLAIN_EVERY, PLAIN_RUN, MeasuredCosts
 from edgeinfer.speculation.pacing import ALLOWANCE, EVIDENCE, FIRST_LENGTH, FIRST_PURSE, TRIALS, Pace
 
 
@@ -74,7 +74,7 @@ def test_costs_between_and_beyond_the_measured_ones_lie_on_a_line() -> None:
     pace = Pace()
     pace.costs.passed(1, 1.0)
     assert pace.costs.of_pass(3) == pytest.approx(1.16)
-    pace.costs.measured({1: 1.0, 5: 2.0})
+    pace.costs.measured(MeasuredCosts({1: 1.0, 5: 2.0}))
     assert pace.costs.of_pass(3) == pytest.approx(1.5)
     assert pace.costs.of_pass(7) == pytest.approx(2.16)
 
@@ -100,7 +100,7 @@ def test_a_machine_that_slows_down_slows_all_passes_alike() -> None:
 
 def test_what_rows_cost_beside_one_is_learnt_from_passes_of_so_many() -> None:
     pace = Pace()
-    pace.costs.measured({1: 1.0, 4: 1.3, 8: 1.6})
+    pace.costs.measured(MeasuredCosts({1: 1.0, 4: 1.3, 8: 1.6}))
     for _ in range(80):
         pace.costs.passed(4, 2.0)
         for _ in range(PLAIN_RUN):
@@ -126,7 +126,7 @@ def test_now_and_then_passes_are_made_without_a_draft() -> None:
 
 def test_rows_that_were_dear_for_a_while_are_tried_again() -> None:
     pace = Pace()
-    pace.costs.measured({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    pace.costs.measured(MeasuredCosts({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4}))
     pace.costs.each = 0.1
     for _ in range(40):
         for rows in range(2, 9):
@@ -151,7 +151,7 @@ def test_a_token_must_be_likely_enough_to_be_worth_its_cost() -> None:
 def begun(rows: dict[int, float]) -> Pace:
     """A pace that has been told what passes cost, and has seen plain ones."""
     pace = Pace()
-    pace.costs.measured(rows)
+    pace.costs.measured(MeasuredCosts(rows))
     for _ in range(PLAIN_RUN):
         assert pace.length(7) == 0
         pace.passed(rows[1])
@@ -378,7 +378,7 @@ def test_plain_decoding_is_timed_again_when_all_steps_look_and_find_nothing() ->
 
 def test_what_was_measured_long_ago_is_no_measure_of_what_drafts_earn() -> None:
     pace = Pace()
-    pace.costs.measured({1: 9.0, 2: 9.1, 4: 9.2, 8: 9.4})  # something else was running
+    pace.costs.measured(MeasuredCosts({1: 9.0, 2: 9.1, 4: 9.2, 8: 9.4}))  # something else was running
     pace.costs.each = 0.1
     for _ in range(40):
         decoded(pace, lambda length: 2, lambda length: 2.3)

@@ -89,10 +89,10 @@ def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_al
 ) -> None:
     asked = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
 
-    def masked(self: Sampler, logits: Any, history: Any, chance: float | None = None) -> int:
+    def masked(self: Sampler, logits: Any, history: Any) -> int:
         constraint, self.constraint = self.constraint, None
         assert constraint is not None
-        token = found(self, np.where(constraint.allowed(), logits, np.float32(-np.inf)), history, chance)
+        token = found(self, np.where(constraint.allowed(), logits, np.float32(-np.inf)), history)
         self.constraint = constraint
         return token
 

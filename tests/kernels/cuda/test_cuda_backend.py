@@ -243,7 +243,7 @@ def test_a_step_is_tuned_once_and_remembered(
     def timer(step: Any) -> Any:
         def time_step(tuning: Tuning, tokens: int) -> float:
             timed.append((tuning, tokens))
-            return 1.0 if tuning.splits == 16 else 2.0
+            return 1.0 if tuning.attention_warps == 2 else 2.0
 
         return time_step
 
@@ -252,7 +252,7 @@ def test_a_step_is_tuned_once_and_remembered(
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         backend.tune(tmp_path / "tunings", 5.0)
-        assert backend.step.tuning.splits == 16
+        assert backend.step.tuning.attention_warps == 2
         count = len(timed)
         again = decoder.backend(device)
         again.tune(tmp_path / "tunings", 5.0)

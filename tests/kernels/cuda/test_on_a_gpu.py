@@ -13,6 +13,7 @@ import torch
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.captured_steps import step_width
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
@@ -98,7 +99,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
         backend.step.launches.dependent = (
             how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
         )
-        backend.step.launch(count)
+        backend.step.launch(step_width(count))
     return backend.logits(x)
 
 

@@ -13,7 +13,8 @@ import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import loading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.speculator import DraftingCosts, Speculator
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -171,11 +172,12 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
     small_gpu(1 << 40)
     # Measuring takes minutes where kernels are interpreted.
-    monkeypatch.setattr(Speculator, "measure", lambda self: DraftingCosts({1: 1.0}, None))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
         want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+        drawn = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter._engine.backend, CudaBackend)
@@ -187,6 +189,12 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         assert got.ids == want
         assert got.speed.accepted_share == 1.0  # it is the model itself
         assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        # The device draws what isn't drafted, with the numbers that the host would draw with.
+        pace = speculator.paces["seeded"]
+        lengths = iter((0, 2, 0, 0, 0))
+        pace.length = lambda most: min(most, next(lengths))
+        pace.least_chances = pace.further_chances = lambda length: [0.0] * length
+        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == drawn
         answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
         assert [answer.ids for answer in answers] == [want[:3]] * 2
 
@@ -196,7 +204,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
 ) -> None:
     path = model_file(tmp_path)
     small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: DraftingCosts({1: 1.0}, None))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     whole = gpu_bytes(path)
     with edgeinfer.load(
         path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4

@@ -54,7 +54,7 @@ def distance_from(best: Tuning) -> Callable[[Tuning], float]:
 
 BEST = Tuning(
     qkv=Shape(32, 2), output=Shape(16, 1), gated=Shape(128, 16), down=Shape(64, 2), head=Shape(128, 4),
-    splits=32, positions=16, attention_warps=1, two=Shape(64, 4, 2),
+    positions=16, attention_warps=1, two=Shape(64, 4, 2),
     two_adding=Shape(64, 8), four=Shape(64, 4, 2), four_adding=Shape(32, 2, 2), eight=Shape(32, 4, 2),
     eight_adding=Shape(64, 8, 2),
 )  # fmt: skip
@@ -139,10 +139,10 @@ def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ('"splits": 32', '"splits": 128'),
-        ('"splits": 32', '"splits": 31'),
-        ('"splits": 32', '"splits": true'),
-        ('"splits": 32', '"splits": 0'),
+        ('"splits": 64', '"splits": 128'),
+        ('"splits": 64', '"splits": 31'),
+        ('"splits": 64', '"splits": true'),
+        ('"splits": 64', '"splits": 0'),
         ('"splits"', '"stretches"'),
         ('"positions": 16', '"positions": [16, 1]'),
         ('"qkv": [', '"qkv": [1, '),

@@ -47,7 +47,7 @@ from edgeinfer_kernels.cpu.native.softmax import (
     gather_halves,
     gather_nibbles,
 )
-from edgeinfer_kernels.cpu.native.team import barrier, barrier_asking, next_item
+from edgeinfer_kernels.cpu.native.team import barrier_asking, barrier_between, next_item
 from edgeinfer_kernels.cpu.structures import (
     ACTIVATIONS_A_BLOCK,
     ATTENTION,
@@ -130,51 +130,86 @@ def has_rotated_heads(block):
 
 
 @inner
-def rotate_and_store(team, counter, block, call, scratch):
-    """Phase: queries to their padded place, keys and values to the cache, head by head."""
+def turn_and_store(block, call, token, index, head):
+    """A token's query head `index` to its padded place, or, behind these, a key or value head to the cache;
+    `head` is scratch.
+    """
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     rope_dim = load_i64(block + ATTENTION.rope_dim)
     halves = load_i64(block + ATTENTION.rope_halves) != 0
     head_dim = load_i64(block + ATTENTION.head_dim)
     padded = load_i64(block + ATTENTION.padded_head)
-    head = scratch + ROWS_SCRATCH
     spare = head + 4 * padded
+    place = place_of(call, token)
+    position = position_of(call, token)
+    table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
+    kv_offset = token * load_i64(block + ATTENTION.kv_stride)
+    if index < heads:
+        row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
+        target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+        target += 4 * padded * index
+        norm = load_i64(block + ATTENTION.q_norm)
+        take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
+        rotate(target, table, rope_dim, halves)
+        if has_rotated_heads(block):
+            rotate_head(target, head_dim, padded)
+    elif index < heads + kv_heads:
+        kv_head = index - heads
+        row = load_i64(block + ATTENTION.projected_k) + kv_offset
+        norm = load_i64(block + ATTENTION.k_norm)
+        take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
+        rotate(head, table, rope_dim, halves)
+        if has_rotated_heads(block):
+            rotate_head(head, head_dim, padded)
+        store_all_keys(block, kv_head, place, position, head, spare)
+    else:
+        kv_head = index - heads - kv_heads
+        row = load_i64(block + ATTENTION.projected_v) + kv_offset
+        take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
+        if has_rotated_heads(block):
+            rotate_head(head, head_dim, padded)
+        store_all_values(block, kv_head, place, position, head, spare)
+
+
+@inner
+def share_of_heads(block, team, tokens, pieces):
+    """Key heads that a thread takes for itself, with the query heads that look at them: those of a short step
+    that are as many for each, and are not cut. None waits for another then. 0: phase by phase.
+    """
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    threads = load_i64(team + TEAM.threads)
+    if tokens > STEP_TOKENS or pieces > 1 or kv_heads % threads != 0:
+        return 0
+    return kv_heads // threads
+
+
+@inner
+def rotate_and_store(team, counter, thread, block, call, share, scratch):
+    """Phase: queries to their padded place, keys and values to the cache, head by head; `share` as
+    `share_of_heads` says.
+    """
+    heads = load_i64(block + ATTENTION.heads)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    group = heads // kv_heads
+    every = share * (group + 2) if share > 0 else heads + 2 * kv_heads
+    own = 0
     while True:
-        item = next_item(team, counter)
-        token = item // (heads + 2 * kv_heads)
+        item = own if share > 0 else next_item(team, counter)
+        own += 1
+        token = item // every
         if token >= load_i64(call + CALL.tokens):
             break
-        index = item - token * (heads + 2 * kv_heads)
-        place = place_of(call, token)
-        position = position_of(call, token)
-        table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
-        kv_offset = token * load_i64(block + ATTENTION.kv_stride)
-        if index < heads:
-            row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
-            target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
-            target += 4 * padded * index
-            norm = load_i64(block + ATTENTION.q_norm)
-            take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
-            rotate(target, table, rope_dim, halves)
-            if has_rotated_heads(block):
-                rotate_head(target, head_dim, padded)
-        elif index < heads + kv_heads:
-            kv_head = index - heads
-            row = load_i64(block + ATTENTION.projected_k) + kv_offset
-            norm = load_i64(block + ATTENTION.k_norm)
-            take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
-            rotate(head, table, rope_dim, halves)
-            if has_rotated_heads(block):
-                rotate_head(head, head_dim, padded)
-            store_all_keys(block, kv_head, place, position, head, spare)
-        else:
-            kv_head = index - heads - kv_heads
-            row = load_i64(block + ATTENTION.projected_v) + kv_offset
-            take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
-            if has_rotated_heads(block):
-                rotate_head(head, head_dim, padded)
-            store_all_values(block, kv_head, place, position, head, spare)
+        index = item - token * every
+        if share > 0:  # the thread's query heads, then its key heads, then its value heads
+            queries = share * group
+            if index < queries:
+                index += thread * queries
+            elif index < queries + share:
+                index += heads + thread * share - queries
+            else:
+                index += heads + kv_heads + thread * share - queries - share
+        turn_and_store(block, call, token, index, scratch + ROWS_SCRATCH)
 
 
 @inner
@@ -262,16 +297,22 @@ def write_item(block, tokens, item, states):
 
 
 @inner
-def attend(team, counter, block, call, pieces, scratch):
+def attend(team, counter, thread, block, call, pieces, share, scratch):
     """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it if there are
-    several.
+    several pieces. `share`: as for `rotate_and_store`.
     """
     tokens = load_i64(call + CALL.tokens)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
     scores = scratch + ROWS_SCRATCH
     copied = scores + SCORES_A_THREAD + state_bytes(block)
+    own_items = 0
     while True:
-        item = next_item(team, counter)
-        token = item // (load_i64(block + ATTENTION.kv_heads) * pieces)
+        if share > 0:
+            item = own_items // share * kv_heads + thread * share + own_items % share
+        else:
+            item = next_item(team, counter)
+        own_items += 1
+        token = item // (kv_heads * pieces)
         if token >= tokens:
             break
         if pieces == 1:
@@ -320,7 +361,8 @@ def attention_block(block, call, team, thread):
     stride = load_i64(block + ATTENTION.projected_stride)
     q_matrix = load_i64(block + ATTENTION.q_matrix)
     pieces = pieces_of(block, team, tokens, last_position(call) + 1)
-    normalise_and_quantise(team, 0, call, load_i64(block + ATTENTION.norm), normed)
+    share = share_of_heads(block, team, tokens, pieces)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + ATTENTION.norm), normed)
     ahead, end = first_weights(team, thread, tokens, q_matrix)
     barrier_asking(team, ahead, end)
     q = load_i64(block + ATTENTION.projected_q)
@@ -331,9 +373,10 @@ def attention_block(block, call, team, thread):
     project(team, 3, thread, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
     ahead, end = first_weights(team, thread, tokens, output)
     ahead = barrier_asking(team, ahead, end)
-    rotate_and_store(team, 4, block, call, scratch)
-    ahead = barrier_asking(team, ahead, end)
-    attend(team, 5, block, call, pieces, scratch)
+    rotate_and_store(team, 4, thread, block, call, share, scratch)
+    if share == 0:
+        ahead = barrier_asking(team, ahead, end)
+    attend(team, 5, thread, block, call, pieces, share, scratch)
     ahead = barrier_asking(team, ahead, end)
     if pieces > 1:
         merge_pieces(team, 6, block, call, pieces)
@@ -342,6 +385,7 @@ def attention_block(block, call, team, thread):
         quantise_input(team, 7, call, mixed)
         barrier_asking(team, ahead, end)
     project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
-    barrier(team)
+    barrier_between(team)
     scale = load_f32(block + ATTENTION.residual_scale)
-    add_residual(team, 9, call, output, projected, stride, load_i64(block + ATTENTION.post_norm), scale)
+    post_norm = load_i64(block + ATTENTION.post_norm)
+    add_residual(team, 9, thread, call, output, projected, stride, post_norm, scale)

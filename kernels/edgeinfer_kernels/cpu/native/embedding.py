@@ -5,7 +5,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.exports import Exports
 from edgeinfer_kernels.cpu.native.float_lanes import load_floats, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.scalars import call_pointer_6, load_f32, load_i64
-from edgeinfer_kernels.cpu.native.team import next_item
+from edgeinfer_kernels.cpu.native.team import next_token
 from edgeinfer_kernels.cpu.structures import CALL, EMBED
 
 exports = Exports()
@@ -17,10 +17,9 @@ def embed_block(block, call, team, thread):
     columns = load_i64(block + EMBED.columns)
     scale = load_f32(block + EMBED.scale)
     scratch = load_i64(block + EMBED.scratch) + thread * load_i64(block + EMBED.scratch_stride)
-    while True:
-        token = next_item(team, 0)
-        if token >= load_i64(call + CALL.tokens):
-            break
+    tokens = load_i64(call + CALL.tokens)
+    token = thread
+    while token < tokens:
         row = load_i64(load_i64(block + EMBED.ids) + 8 * token)
         target = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
         call_pointer_6(
@@ -36,3 +35,4 @@ def embed_block(block, call, team, thread):
             for column in range(0, columns, 16):
                 at = target + 4 * column
                 store_floats(at, multiply(load_floats(at), splat_f32(scale)))
+        token = next_token(team, 0, tokens, token)

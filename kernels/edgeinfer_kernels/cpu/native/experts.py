@@ -231,7 +231,7 @@ def scratch_of(block, thread):
 def route_block(block, call, team, thread):
     """The scores of a router that reads the layer's input; before its attention."""
     source = load_i64(block + EXPERTS.router_input)
-    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.router_norm), source)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.router_norm), source)
     barrier(team)
     score(team, 1, thread, block, load_i64(call + CALL.tokens), source, scratch_of(block, thread))
 
@@ -290,7 +290,7 @@ def experts_block(block, call, team, thread):
     """x += scale · Σ weight · expert(norm(x)), and a shared expert, for the tokens of `call`."""
     scratch = scratch_of(block, thread)
     normed = load_i64(block + EXPERTS.normed)
-    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), normed)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
     barrier(team)
     if load_i64(block + EXPERTS.early) == 0:
         score(team, 1, thread, block, load_i64(call + CALL.tokens), normed, scratch)
@@ -306,7 +306,8 @@ def chosen_experts_block(block, call, team, thread):
     the experts.
     """
     scratch = scratch_of(block, thread)
-    normalise_and_quantise(team, 0, call, load_i64(block + EXPERTS.norm), load_i64(block + EXPERTS.normed))
+    normed = load_i64(block + EXPERTS.normed)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
     add_experts(team, thread, block, call, scratch)
 
 

@@ -4,16 +4,27 @@ from edgeinfer_kernels.cpu.native.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, store_floats
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
+    chunks_by,
     first_weights,
+    multiply_input,
     next_piece,
     normalise_and_quantise,
     project,
 )
 from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.native.team import barrier, barrier_asking
+from edgeinfer_kernels.cpu.native.team import barrier_asking, barrier_between, next_item
 from edgeinfer_kernels.cpu.native.vector_math import activate, activate_gated
-from edgeinfer_kernels.cpu.structures import CALL, FEED_FORWARD, HEAD, INPUT, MATRIX
+from edgeinfer_kernels.cpu.structures import (
+    ACTIVATIONS_A_BLOCK,
+    CALL,
+    FEED_FORWARD,
+    HEAD,
+    INPUT,
+    MATRIX,
+    STEP_TOKENS,
+    TEAM,
+)
 
 exports = Exports()
 
@@ -57,6 +68,38 @@ def activate_and_quantise(team, counter, tokens, code, gate_matrix, up_matrix, g
         activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
+@inner
+def project_activated(team, counter, thread, block, tokens, scratch):
+    """Phase: from the normed x to the hidden rows as W_down reads them. Who has computed a chunk of gate and
+    up goes on with it at once: no barrier, and it is still in the near cache.
+    """
+    normed = load_i64(block + FEED_FORWARD.normed)
+    hidden = load_i64(block + FEED_FORWARD.hidden)
+    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    gate = load_i64(block + FEED_FORWARD.gate)
+    up = load_i64(hidden + INPUT.floats)
+    stride = load_i64(hidden + INPUT.float_stride)
+    code = load_i64(block + FEED_FORWARD.activation)
+    rows = load_i64(up_matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
+    chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_A_BLOCK)
+    item = thread
+    while item < threads * chunks:
+        first = (item % threads * chunks + item // threads) * chunk
+        if first < rows:
+            last = min(rows, first + chunk)
+            if gate_matrix != 0:
+                multiply_input(gate_matrix, normed, first, last, tokens, gate, stride, scratch)
+            multiply_input(up_matrix, normed, first, last, tokens, up, stride, scratch)
+            for token in range(tokens):
+                at = token * stride
+                activate_piece(
+                    code, gate_matrix, up_matrix, gate + at, up + at, hidden, token, tokens, first, last
+                )
+        item = threads + next_item(team, counter)
+
+
 @exports.add("feed_forward_block", 4)
 def feed_forward_block(block, call, team, thread):
     """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
@@ -70,24 +113,28 @@ def feed_forward_block(block, call, team, thread):
     down = load_i64(block + FEED_FORWARD.down_matrix)
     projected = load_i64(block + FEED_FORWARD.projected)
     stride = load_i64(block + FEED_FORWARD.projected_stride)
-    normalise_and_quantise(team, 0, call, load_i64(block + FEED_FORWARD.norm), normed)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + FEED_FORWARD.norm), normed)
     up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
     ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix != 0 else up_matrix)
     barrier_asking(team, ahead, end)
     gate = load_i64(block + FEED_FORWARD.gate)
-    if gate_matrix != 0:
-        project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
-    up = load_i64(hidden + INPUT.floats)
-    project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
-    ahead, end = first_weights(team, thread, tokens, down)
-    ahead = barrier_asking(team, ahead, end)
     code = load_i64(block + FEED_FORWARD.activation)
-    activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
+    ahead, end = first_weights(team, thread, tokens, down)
+    if tokens <= STEP_TOKENS:
+        project_activated(team, 1, thread, block, tokens, scratch)
+    else:
+        if gate_matrix != 0:
+            project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
+        up = load_i64(hidden + INPUT.floats)
+        project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
+        ahead = barrier_asking(team, ahead, end)
+        activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
     barrier_asking(team, ahead, end)
     project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
-    barrier(team)
+    barrier_between(team)
     scale = load_f32(block + FEED_FORWARD.residual_scale)
-    add_residual(team, 5, call, down, projected, stride, load_i64(block + FEED_FORWARD.post_norm), scale)
+    post_norm = load_i64(block + FEED_FORWARD.post_norm)
+    add_residual(team, 5, thread, call, down, projected, stride, post_norm, scale)
 
 
 @exports.add("head_block", 4)
@@ -97,7 +144,7 @@ def head_block(block, call, team, thread):
     normed = load_i64(block + HEAD.normed)
     tokens = load_i64(call + CALL.tokens)
     matrix = load_i64(block + HEAD.matrix)
-    normalise_and_quantise(team, 0, call, load_i64(block + HEAD.norm), normed)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + HEAD.norm), normed)
     ahead, end = first_weights(team, thread, tokens, matrix)
     barrier_asking(team, ahead, end)
     project(

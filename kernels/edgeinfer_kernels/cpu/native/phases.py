@@ -11,7 +11,7 @@ from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, multiply_add, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.quantise import write_activations
 from edgeinfer_kernels.cpu.native.scalars import call_pointer_10, load_f32, load_i64
-from edgeinfer_kernels.cpu.native.team import next_item
+from edgeinfer_kernels.cpu.native.team import next_item, next_token
 from edgeinfer_kernels.cpu.native.vector_math import layer_norm, rms_norm
 from edgeinfer_kernels.cpu.structures import CALL, INPUT, MATRIX, NORM, TEAM
 
@@ -41,18 +41,17 @@ def normalise(norm, x, out):
 
 
 @inner
-def normalise_and_quantise(team, counter, call, norm, target):
+def normalise_and_quantise(team, counter, thread, call, norm, target):
     """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
-    while True:
-        token = next_item(team, counter)
-        if token >= tokens:
-            break
+    token = thread
+    while token < tokens:
         x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
         row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
         normalise(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
+        token = next_token(team, counter, tokens, token)
 
 
 @inner
@@ -107,11 +106,24 @@ def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out,
 
 
 @inner
+def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch):
+    """out[t] = rows first…last of a MATRIX · row t of the INPUT `source`."""
+    kernel = kernel_for(matrix, source, tokens)
+    activations, stride = operands(matrix, source)
+    multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
+
+
+@inner
 def chunks_of(team, matrix, tokens):
     """(rows of a chunk, chunks of a stream): a matrix is cut into a stream of chunks for each thread."""
+    return chunks_by(team, matrix, ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP)
+
+
+@inner
+def chunks_by(team, matrix, step):
+    """As `chunks_of`, chunks being a multiple of `step` rows."""
     rows = load_i64(matrix + MATRIX.rows)
     threads = load_i64(team + TEAM.threads)
-    step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
     chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
     chunks = (rows + chunk - 1) // chunk
     return chunk, (chunks + threads - 1) // threads
@@ -159,12 +171,11 @@ def add_bias(row, bias, columns):
 
 
 @inner
-def add_residual(team, counter, call, matrix, projected, stride, post_norm, scale):
+def add_residual(team, counter, thread, call, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
-    while True:
-        token = next_item(team, counter)
-        if token >= load_i64(call + CALL.tokens):
-            break
+    tokens = load_i64(call + CALL.tokens)
+    token = thread
+    while token < tokens:
         row = projected + token * stride
         add_bias(row, load_i64(matrix + MATRIX.bias), load_i64(matrix + MATRIX.rows))
         if load_i64(post_norm + NORM.kind) != 0:
@@ -173,3 +184,4 @@ def add_residual(team, counter, call, matrix, projected, stride, post_norm, scal
         factor = splat_f32(np.float32(scale))
         for i in range(0, load_i64(post_norm + NORM.padded), 16):
             store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
+        token = next_token(team, counter, tokens, token)

@@ -33,7 +33,7 @@ from edgeinfer_kernels.cpu.native.scalars import (
     store_i32,
     trailing_zeros,
 )
-from edgeinfer_kernels.cpu.native.team import barrier, next_item
+from edgeinfer_kernels.cpu.native.team import barrier, barrier_between, next_item
 from edgeinfer_kernels.cpu.structures import (
     CALL,
     FEED_FORWARD,
@@ -219,7 +219,7 @@ def sparse_feed_forward_block(block, call, team, thread):
     dense_scratch = load_i64(dense + FEED_FORWARD.scratch)
     dense_scratch += thread * load_i64(dense + FEED_FORWARD.scratch_stride)
     normed = load_i64(dense + FEED_FORWARD.normed)
-    normalise_and_quantise(team, 0, call, load_i64(dense + FEED_FORWARD.norm), normed)
+    normalise_and_quantise(team, 0, thread, call, load_i64(dense + FEED_FORWARD.norm), normed)
     barrier(team)
     for token in range(tokens):
         source = load_i64(normed + INPUT.quantised) + token * load_i64(normed + INPUT.quantised_stride)
@@ -229,9 +229,10 @@ def sparse_feed_forward_block(block, call, team, thread):
     neurons_phase(team, 3, block, dense, tokens, dense_scratch, own)
     barrier(team)
     down_phase(team, 4, block, dense, tokens, own)
-    barrier(team)
+    barrier_between(team)
     down = load_i64(dense + FEED_FORWARD.down_matrix)
     sums = load_i64(block + SPARSE_FEED_FORWARD.sums)
     stride = load_i64(block + SPARSE_FEED_FORWARD.sums_stride)
     scale = load_f32(dense + FEED_FORWARD.residual_scale)
-    add_residual(team, 5, call, down, sums, stride, load_i64(dense + FEED_FORWARD.post_norm), scale)
+    post_norm = load_i64(dense + FEED_FORWARD.post_norm)
+    add_residual(team, 5, thread, call, down, sums, stride, post_norm, scale)

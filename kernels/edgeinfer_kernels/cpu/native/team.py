@@ -22,7 +22,13 @@ from edgeinfer_kernels.cpu.native.scalars import (
     spin_pause,
     store_i64,
 )
-from edgeinfer_kernels.cpu.structures import CACHE_LINE, PROGRAM_STEP_BYTES, TEAM, WORK_COUNTERS
+from edgeinfer_kernels.cpu.structures import (
+    CACHE_LINE,
+    PROGRAM_STEP_BYTES,
+    STEP_TOKENS,
+    TEAM,
+    WORK_COUNTERS,
+)
 
 SPINS_BEFORE_YIELD = 500
 """Longer than most waits at a barrier. Spinning on would keep whom it waits for off this processor: with
@@ -116,6 +122,25 @@ def barrier_asking(team, ahead, end):
 
 
 @inner
+def barrier_between(team):
+    """As `barrier`; work counters start at 0 behind it."""
+    if load_i64(team + TEAM.threads) != 1:
+        meet(team, True, 0, 0)
+    else:
+        clear_counters(team)
+
+
+@inner
+def next_token(team, counter, tokens, token):
+    """The token that a thread goes on with behind `token`, the first being its own number: in a short step
+    always the same thread does the same tokens, so that phases of one token each need no barrier between.
+    """
+    if tokens <= STEP_TOKENS:
+        return token + load_i64(team + TEAM.threads)
+    return load_i64(team + TEAM.threads) + next_item(team, counter)
+
+
+@inner
 def next_item(team, counter):
     """Take the next piece of work of a phase: 0, 1, 2, …; each phase of a block has its own counter."""
     return atomic_add(team + TEAM.counters + CACHE_LINE * counter, 1)
@@ -143,12 +168,14 @@ def team_run(team, function, block, call):
 @exports.add("run_program", 4)
 def run_program(program, count, team, thread):
     """Do the functions of a program one after the other: `count` points to their number, `program` to
-    (function, block, call) for each. Work counters start at 0 in each, as in a run of its own.
+    (function, block, call, meets) for each. Work counters start at 0 in each, as in a run of its own; where
+    `meets` is 0, a function has seen to that and ends token by token (see `next_token`), as the next begins.
     """
     for step in range(load_i64(count)):
         at = program + PROGRAM_STEP_BYTES * step
         call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
-        meet(team, True, 0, 0)
+        if load_i64(at + 24) != 0:
+            meet(team, True, 0, 0)
 
 
 @exports.add("team_dismiss", 1)
