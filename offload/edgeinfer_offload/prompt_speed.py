@@ -34,7 +34,9 @@ CPU_EXPERTS_SHARE = 0.4
 CHOICE_SECONDS = 0.5e-3
 """From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
 EMBEDDED_SECONDS = 0.15e-9
-"""What an element of a token's embedding takes the host's threads. All of these are those of a server with an H200."""
+"""What an element of a token's embedding takes the host's threads. All of these are those of a server with
+an H200.
+"""
 UnpackedRate = Callable[[str], float]
 """Bytes per second at which weights of a format become float16 on the GPU."""
 
