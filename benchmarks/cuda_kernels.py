@@ -172,12 +172,16 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     )  # fmt: skip
 
 
-SMALL = Shape("small", 1, 256, 256, 4, 2, 1000, 4096, head_dim=64)
+SMALL = Shape("small", 1, 256, 256, 4, 1, 1000, 4096, head_dim=64)
 SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_used=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")
 """In brief, prompts of a target read one of the small caches beside float16: this, or q8_0."""
+SMALL_KV_HEADS = {80: 2, 120: 2}
+"""In brief, of steps; with two queries to each, twice the stretches of a cache are added up at a time as with
+four, which takes four times as long to compile.
+"""
 SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
 """In brief, the cache of the divided step; f16 for others."""
 
@@ -185,12 +189,12 @@ SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
     """The kernels of decode steps, those that several models share once."""
     seen = set()
-    shapes = (
-        [SMALL, SMALL_EXPERTS] if options.smoke else [find_shape(name) for name in options.shapes.split(",")]
-    )
     if options.smoke:
+        kv_heads = SMALL_KV_HEADS.get(capability, SMALL.kv_heads)
+        shapes = [replace(shape, kv_heads=kv_heads) for shape in (SMALL, SMALL_EXPERTS)]
         steps = [SMALL_STEPS[capability]] if capability in SMALL_STEPS else []
     else:
+        shapes = [find_shape(name) for name in options.shapes.split(",")]
         widths = suites.whole_numbers("--tokens", options.tokens, 1)
         steps = list(product(options.types.split(","), widths))
     for shape, (kind, tokens) in product(shapes, steps):

@@ -109,6 +109,9 @@ def _from_catalogue(
 def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
     name = f"{entry.name}:{quant}" if quant else entry.name
     if entry.repository is None and entry.url is None:
+        if quant and entry.quant_named(quant) is None:
+            there = " or ".join(map(entry.name_of, entry.quants))
+            return UnknownModelError(f"{name}: no such quantisation; there is {there}")
         return UnknownModelError(f"{name}: in the catalogue, but {entry.file} is not in {folder}")
     return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
 
@@ -208,6 +211,11 @@ def _unknown(
     wanted: str, path: Path, entries: Mapping[str, CatalogueEntry], folder: Path
 ) -> UnknownModelError:
     """The error for a name that leads nowhere, with the nearest that lead somewhere."""
+    if wanted.startswith(("hf:", "http://", "https://")):
+        short = _shortened(wanted)
+        return UnknownModelError(
+            f"{short}: wanted a model that is here; fetch this one with: edgeinfer pull {short}"
+        )
     is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in wanted
     if is_path and os.path.isdir(path.parent):
         beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}

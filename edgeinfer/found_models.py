@@ -89,7 +89,7 @@ def _all(folders: OtherFolders) -> Iterator[ModelFile]:
 
 def _in(source: Source, folder: Path) -> list[ModelFile]:
     try:
-        return [ModelFile(path.stem, path, source) for path in models_under(folder) if path.is_file()]
+        return [ModelFile(path.stem, path, source) for path in models_under(folder)]
     except OSError:
         return []
 

@@ -50,11 +50,11 @@ class ModelFile:
 
 
 def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:
-    """GGUF files, one for each model: of a split one, the first part; no projectors."""
+    """GGUF files, one for each model: of a split one, the first part; no projectors, no links to nowhere."""
     return sorted(
         path
         for path in folder.glob(pattern)
-        if not LATER_PART.search(path.name) and not PROJECTOR.match(path.name)
+        if not LATER_PART.search(path.name) and not PROJECTOR.match(path.name) and path.is_file()
     )
 
 

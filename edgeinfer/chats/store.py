@@ -16,6 +16,7 @@ from edgeinfer.user_folders import user_folder
 
 VERSION = 1
 BUSY_SECONDS = 5.0
+NAME_LENGTH = 80
 TITLE_LENGTH = 60
 EXCERPT_LENGTH = 60
 SCHEMA = """
@@ -73,7 +74,8 @@ class ChatStore:
                     os.chmod(self.path, 0o600)
             self._prepare()
         except (sqlite3.Error, OSError) as error:
-            raise ChatStoreError(f"{self.path}: can't keep chats there: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ChatStoreError(f"{self.path}: can't keep chats there: {why}") from error
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
@@ -102,10 +104,10 @@ class ChatStore:
         """Begin a chat.
 
         Raises:
-            ChatStoreError: the name is taken, or one that a number could be taken for.
+            ChatStoreError: the name is taken, or none that `check_name` takes.
         """
-        if name is not None and (not name.strip() or name.isdecimal()):
-            raise ChatStoreError(f"{name!r}: wanted a name that isn't a number")
+        if name is not None:
+            check_name(name)
         now = time.time()
         try:
             with self._connection:
@@ -205,7 +207,8 @@ class ChatStore:
             self._connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
 
     def rename(self, chat: StoredChat, name: str) -> StoredChat:
-        """Give a chat a name. Raises ChatStoreError where it is taken."""
+        """Give a chat a name. Raises ChatStoreError where it is taken, or none that `check_name` takes."""
+        check_name(name)
         try:
             with self._connection:
                 self._connection.execute("UPDATE chats SET name = ? WHERE id = ?", (name, chat.id))
@@ -253,6 +256,16 @@ class ChatStore:
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
         return [StoredTurn(*row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
+
+
+def check_name(name: str) -> None:
+    """Raise ChatStoreError unless a chat can be called so: it fits a line, and no number is meant."""
+    if not name.strip() or name.isdecimal():
+        raise ChatStoreError(f"{name!r}: wanted a name that isn't a number")
+    if len(name) > NAME_LENGTH or not name.isprintable():
+        raise ChatStoreError(
+            f"{name[:NAME_LENGTH]!r}: wanted a name of {NAME_LENGTH} characters at most, on one line"
+        )
 
 
 def _title(text: str) -> str:

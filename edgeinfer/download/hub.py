@@ -1,5 +1,6 @@
 """What the hub has of a model, how large it is and with which sha256, asked through huggingface_hub."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from edgeinfer.model_file import LATER_PART, PROJECTOR
 from edgeinfer.quant_names import quant_of
 
 ASK_SECONDS = 20.0
+ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _refusal(repository: str, error: Exception) -> DownloadError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return DownloadError(f"{repository}: the hub answers {status}; try again later")
-    why = (str(error).splitlines() or [kind])[0]
+    why = ERROR_NUMBER.sub("", (str(error).splitlines() or [kind])[0])
     return OfflineError(f"{repository}: the hub can't be reached: {why}")
 
 

@@ -101,11 +101,12 @@ class PartialFile:
         self._facts.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Throw away what came."""
+        """Throw away what came; what another program has begun meanwhile under that name stays."""
         self.empty()
-        self._facts.unlink(missing_ok=True)
-        if sys.platform != "win32":
-            self.path.unlink(missing_ok=True)
+        if _is_still(self.path, self._file):
+            self._facts.unlink(missing_ok=True)
+            if sys.platform != "win32":
+                self.path.unlink(missing_ok=True)
 
     def _read_version(self) -> Version:
         try:

@@ -1,10 +1,11 @@
 """From what a user types behind `pull` to files on this disk, whole and checked."""
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from edgeinfer.catalogue import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
@@ -153,12 +154,21 @@ def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
 
 
 def _pull_url(url: str, settings: Pull) -> Pulled:
-    """A file at any address; it lies in a folder of the host's name."""
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
+    """A file at any address; it lies in a folder of the host's name. A user and password in the address are
+    sent to that host alone, and shown nowhere.
+    """
+    parts = urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    plain = urlunsplit(parts._replace(netloc=host))
+    name = PurePosixPath(unquote(parts.path)).name
     if not name.endswith(".gguf"):
-        raise DownloadError(f"{url}: wanted an address that ends in .gguf")
-    host = urlsplit(url).hostname or ""
-    return _fetched(Path(name).stem, [RemoteFile(url, name)], Path(host), settings)
+        raise DownloadError(f"{plain}: wanted an address that ends in .gguf")
+    headers = {}
+    if login:
+        headers["Authorization"] = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
+    wrong = "the user or password in the address is wrong" if login else ""
+    remote = RemoteFile(plain, name, headers=headers, login=wrong)
+    return _fetched(Path(name).stem, [remote], Path(parts.hostname or ""), settings)
 
 
 def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[HubModel]:

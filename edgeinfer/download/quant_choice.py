@@ -86,15 +86,14 @@ def _room(machine: Machine) -> int:
 
 
 def _why(option: QuantOption, found: Fit, machine: Machine, ranked: Sequence[QuantOption], rank: str) -> str:
-    """As in: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: 7.1 of 20.3 GiB free, ..."""
+    """As in: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 7.1 of 20.3 free GiB, ..."""
     reason = rank.format(", ".join(other.quant for other in ranked))
-    taken = (
-        f"{(found.nbytes or option.size_bytes) / GIBIBYTE:.1f} of {_room(machine) / GIBIBYTE:.1f} GiB free"
-    )
+    taken = (found.nbytes or option.size_bytes) / GIBIBYTE
+    room = f"takes {taken:.1f} of {_room(machine) / GIBIBYTE:.1f} free GiB"
     if found.tokens_per_second is None:
-        return f"{option.quant}: {reason}: {taken}"
+        return f"{option.quant}: {reason}: {room}"
     assumed = "" if machine.origin != "unmeasured" else ", assuming 20 GB/s of memory"
-    return f"{option.quant}: {reason}: {taken}, about {found.tokens_per_second:.0f} tokens/s{assumed}"
+    return f"{option.quant}: {reason}: {room}, about {found.tokens_per_second:.0f} tokens/s{assumed}"
 
 
 def _none_fits(name: str, smallest: QuantOption, machine: Machine) -> str:

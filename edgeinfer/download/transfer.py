@@ -40,10 +40,10 @@ class Patience:
     """How often to look whether another program is done."""
     sleep: Callable[[float], None] = time.sleep
 
-    def wait(self, failures: int, asked: float | None) -> None:
-        """Sleep after so many failures in a row: twice as long each time, or as long as the server asks."""
-        usual = min(self.first_wait * 2 ** (failures - 1), self.longest_wait)
-        self.sleep(min(usual if asked is None else asked, self.longest_wait))
+    def seconds(self, failures: int, asked: float | None) -> float:
+        """The wait after so many failures in a row: twice the one before, or as long as the server asks."""
+        usual = self.first_wait * 2 ** (failures - 1)
+        return min(usual if asked is None else asked, self.longest_wait)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,11 @@ def fetch(
     with held(destination, wait) as partial:
         if partial is None:
             return Fetched(destination, None, was_there=True)
-        return _Transfer(remote, partial, destination, hearing, patience).run()
+        try:
+            return _Transfer(remote, partial, destination, hearing, patience).run()
+        finally:
+            if partial.size == 0:
+                partial.remove()  # nothing came: nothing stays
 
 
 class _Transfer:
@@ -126,8 +130,15 @@ class _Transfer:
                 self._failures = 0 if partial.size > before else self._failures + 1
                 if self._failures >= self._patience.attempts:
                     raise DownloadError(self._given_up(str(failure))) from failure
-                self._patience.wait(max(self._failures, 1), failure.after)
+                self._wait(str(failure), failure.after)
         return self._checked()
+
+    def _wait(self, why: str, asked: float | None) -> None:
+        """Until the next request; said where the last one brought nothing."""
+        seconds = self._patience.seconds(max(self._failures, 1), asked)
+        if self._failures:
+            self._hearing.say(f"{why}; again in {seconds:.0f} s")
+        self._patience.sleep(seconds)
 
     def _is_whole(self) -> bool:
         return self._known.total is not None and self._partial.size == self._known.total
@@ -188,21 +199,34 @@ class _Transfer:
     def _read(self, answer: Answer) -> None:
         partial, total = self._partial, self._known.total
         self._hearing.progress(partial.size, total)
-        try:
-            while data := answer.body.read1(CHUNK):
-                partial.add(data)
-                if self._is_too_long():
-                    partial.remove()
-                    raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
-                self._check_kind()
-                self._hearing.progress(partial.size, total)
-        except BROKEN as error:
-            raise TryAgain(describe(error)) from error
+        while data := self._heard(answer):
+            self._write(data)
+            if self._is_too_long():
+                partial.remove()
+                raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
+            self._check_kind()
+            self._hearing.progress(partial.size, total)
         if total is None:
             self._known = replace(self._known, total=partial.size)
             self._check_kind()
         elif partial.size < total and partial.size - answer.first < MOST_PER_REQUEST:
             raise TryAgain("cut off")
+
+    @staticmethod
+    def _heard(answer: Answer) -> bytes:
+        """The next bytes that came; none at the end."""
+        try:
+            return answer.body.read1(CHUNK)
+        except BROKEN as error:
+            raise TryAgain(describe(error)) from error
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._partial.add(data)
+        except OSError as error:
+            raise DownloadError(
+                f"{self._partial.path.parent}: {error.strerror}; what came is kept: make room, and pull again"
+            ) from error
 
     def _check_kind(self) -> None:
         """A page that asks for a login, with status 200, shall not be fetched to its end."""
@@ -236,11 +260,16 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
     """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has so much room."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(existing).free
-    if wanted_bytes > 0 and wanted_bytes + SPARE_BYTES > free:
+    missing = wanted_bytes + SPARE_BYTES - free
+    if wanted_bytes > 0 and missing > 0:
         raise DownloadError(
-            f"{folder}: {wanted_bytes / 2**30:.2f} GiB still to come, {free / 2**30:.2f} GiB free on that "
-            f"disk; make room for {(wanted_bytes + SPARE_BYTES - free) / 2**30:.2f} GiB more"
+            f"{folder}: {_shown(wanted_bytes)} still to come, {_shown(free)} free on that disk, wanted "
+            f"{_shown(SPARE_BYTES)} more than what comes; make room for {_shown(missing)}"
         )
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def read_start(remote: RemoteFile, count: int, patience: Patience | None = None) -> bytes:
@@ -260,5 +289,5 @@ def read_start(remote: RemoteFile, count: int, patience: Patience | None = None)
             why, after = (str(failure), getattr(failure, "after", None))
             if failures == patience.attempts:
                 raise DownloadError(f"{remote.name}: given up after {failures} attempts: {why}") from failure
-            patience.wait(failures, after)
+            patience.sleep(patience.seconds(failures, after))
     raise AssertionError("patience has at least one attempt")

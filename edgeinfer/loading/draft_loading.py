@@ -23,6 +23,8 @@ from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import LayeredBackend
+from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan_facts import Place, PlannedItem
 from edgeinfer_quant_formats import GGUFFile
 
 MOST_EXTRA_TOKENS = 1024
@@ -35,6 +37,15 @@ class LoadedDrafter:
 
     drafter: Drafter | None
     notes: tuple[str, ...] = ()
+    item: PlannedItem | None = None
+    """Where a model that drafts lies."""
+
+    def beside(self, plan: MemoryPlan) -> MemoryPlan:
+        """The plan of the model that it drafts for, and the draft's bytes. Its time isn't in it."""
+        if self.item is None:
+            return plan
+        place: Place = "gpu" if self.item.device == "gpu" else "cpu"
+        return replace(plan, items=(*plan.items, self.item), draft=place)
 
 
 def load_drafter(
@@ -57,19 +68,20 @@ def load_drafter(
     if wishes.draft == "lookup":
         return LoadedDrafter(lookup)
     model: Drafter
+    item = None
     if wishes.draft == "self":
         model = _layer_skipping(beside.engine)
     elif wishes.draft != "auto":
-        model = _draft_model(find_model(wishes.draft), source, target, beside)
+        model, item = _draft_model(find_model(wishes.draft), source, target, beside)
     elif found.draft_path is None:
         return LoadedDrafter(lookup)
     else:
         try:
-            model = _draft_model(find_model(found.draft_path), source, target, beside)
+            model, item = _draft_model(find_model(found.draft_path), source, target, beside)
         except (OutOfMemoryError, SettingError) as error:
             return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
     notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes)
+    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes, item)
 
 
 def _cost(nbytes: int) -> str:
@@ -99,7 +111,8 @@ def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
 
 def _draft_model(
     found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
-) -> DraftModel:
+) -> tuple[DraftModel, PlannedItem]:
+    """A model that drafts, and where it lies."""
     wishes, file = source.wishes, GGUFFile.open(found.path)
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
@@ -109,14 +122,17 @@ def _draft_model(
         vram = None if wishes.vram is None else max(0, wishes.vram - beside.vram_bytes)
         own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
         loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
-        return DraftModel(
+        place: Place = "gpu" if loaded.vram_bytes else "cpu"
+        nbytes = loaded.vram_bytes or loaded.ram_bytes
+        model = DraftModel(
             loaded.engine,
             target.vocabulary_size,
-            loaded.vram_bytes or loaded.ram_bytes,
+            nbytes,
             file.close,
             leaves=wishes.draft_leaves,
             name=found.name,
         )
+        return model, PlannedItem("draft model", place, nbytes, 0.0)
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):

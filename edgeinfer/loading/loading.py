@@ -154,7 +154,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         engine=loaded.engine,
         tokenizer=tokenizer,
         chat_format=chat_format,
-        plan=loaded.plan,
+        plan=lambda: drafting.beside(loaded.plan()),
         prompt_style=found.prompt_style,
         notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
         on_close=file.close,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -63,7 +64,11 @@ class _Server:
             Route("/v1/embeddings", self._guarded(self._embed), methods=["POST"]),
         ]
         hosts = Middleware(TrustedHostMiddleware, allowed_hosts=self._hosts, www_redirect=False)
-        return Starlette(routes=routes, middleware=[hosts])
+        return Starlette(
+            routes=routes,
+            middleware=[hosts],
+            exception_handlers={HTTPException: _nothing_there, Exception: _unforeseen},
+        )
 
     def _guarded(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -173,8 +178,11 @@ class _Server:
             for index, prompt in prompts_of(form.ask):
                 stream = self._model.stream_async(prompt, **form.settings)
                 async with aclosing(stream):
+                    begun = False
                     async for token in stream:
-                        for piece in form.pieces(index, token):
+                        first = [] if begun else form.first_pieces(index, stream.result)
+                        begun = True
+                        for piece in [*first, *form.pieces(index, token)]:
                             yield replies.event({**head, "choices": [piece]})
                 answers.append(stream.result)
                 for piece in form.last_pieces(index, stream.result):
@@ -220,6 +228,17 @@ async def _unless_gone(request: Request, answer: Awaitable[Found]) -> Found | No
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _nothing_there(request: Request, error: Exception) -> Response:
+    """No such path, or no such way to ask it."""
+    assert isinstance(error, HTTPException)
+    return _failure(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    """A mistake of ours; whoever runs the server sees where."""
+    return _failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)
 
 
 def _failure(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:

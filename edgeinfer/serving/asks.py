@@ -1,17 +1,18 @@
 """What a request's body asks for, checked: OpenAI's fields as the model's settings."""
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from edgeinfer.sampling import SamplerSettings
+
 MOST_ANSWERS = 16
-SAME = (
-    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "presence_penalty",
-    "frequency_penalty", "repeat_penalty", "repeat_last_n", "dry_multiplier", "xtc_probability",
-    "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "grammar",
-)  # fmt: skip
+SAME = (*(one.name for one in fields(SamplerSettings) if one.name != "logit_bias"), "stop", "grammar")
 """Fields that the library knows by the same name, llama.cpp's and Ollama's additions among them."""
+OTHERS = ("top_logprobs", "stop_token_ids")
+"""Fields of clients that look like one of those and mean something else."""
 NOT_HERE = ("functions", "function_call", "audio", "prediction", "suffix", "best_of", "web_search_options")
 """Fields that would change the answer, and that nothing here can do."""
 
@@ -76,6 +77,8 @@ def text_ask(body: Mapping[str, Any]) -> Ask:
     settings = _settings(body)
     settings.setdefault("max_tokens", 16)
     if body.get("logprobs") is not None:
+        if body.get("echo"):
+            raise RequestError("echo: a prompt's log probabilities aren't given here; leave out one of both")
         settings["logprobs"] = _count(body, "logprobs", 0)
     return Ask(prompts=prompts, settings=settings, echo=bool(body.get("echo")), **_common(body))
 
@@ -112,11 +115,17 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """The samplers and limits; the model itself refuses values that are out of their range."""
+    for name in body:
+        near = difflib.get_close_matches(name, SAME, n=1, cutoff=0.8)
+        if near and name not in (*SAME, *OTHERS):
+            raise RequestError(f"{name}: no such field; did you mean {near[0]}?", param=name)
     found = {name: body[name] for name in SAME if body.get(name) is not None}
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None:
         found["max_tokens"] = most
     biases = body.get("logit_bias")
+    if isinstance(breakers := found.get("dry_sequence_breakers"), list):
+        found["dry_sequence_breakers"] = tuple(breakers)
     if biases:
         try:
             found["logit_bias"] = {int(token): float(bias) for token, bias in biases.items()}

@@ -33,6 +33,10 @@ class Form(Protocol):
         """A whole answer."""
         ...
 
+    def first_pieces(self, index: int, answer: Generation) -> list[Piece]:
+        """What begins an answer's stream, before its first token."""
+        ...
+
     def pieces(self, index: int, token: Token) -> list[Piece]:
         """What a token adds to a stream."""
         ...
@@ -79,6 +83,9 @@ class ChatForm:
         whole = self.model.tokenizer.decode(answer.ids, special=True)
         said = parse_tool_calls(whole, self.ask.tools)
         return said if said.calls else Said(answer.text, ())
+
+    def first_pieces(self, index: int, answer: Generation) -> list[Piece]:
+        return []
 
     def pieces(self, index: int, token: Token) -> list[Piece]:
         if self.ask.tools:
@@ -138,6 +145,10 @@ class TextForm:
 
     def _echoed(self, prompt_ids: list[int]) -> str:
         return self.model.tokenizer.decode(prompt_ids) if self.ask.echo else ""
+
+    def first_pieces(self, index: int, answer: Generation) -> list[Piece]:
+        text = self._echoed(answer.prompt_ids)
+        return [{"index": index, "text": text, "finish_reason": None, "logprobs": None}] if text else []
 
     def pieces(self, index: int, token: Token) -> list[Piece]:
         piece = {"index": index, "text": token.text, "finish_reason": None, "logprobs": None}

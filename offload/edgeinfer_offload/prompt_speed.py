@@ -33,8 +33,8 @@ CPU_EXPERTS_SHARE = 0.4
 """Of the speed of products on the CPU: what experts reach, each of which has few of a chunk's tokens."""
 CHOICE_SECONDS = 0.5e-3
 """From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
-EMBEDDED_SECONDS = 1.4e-9
-"""What an element of a token's embedding takes the host. All of these are those of a server with an H200."""
+EMBEDDED_SECONDS = 0.15e-9
+"""What an element of a token's embedding takes the host's threads. All of these are those of a server with an H200."""
 UnpackedRate = Callable[[str], float]
 """Bytes per second at which weights of a format become float16 on the GPU."""
 

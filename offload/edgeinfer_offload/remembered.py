@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 REVISION = 4
@@ -16,9 +17,31 @@ class RememberedFigures:
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self._file = folder / "measured.json"
         self._fingerprint = f"{REVISION} {fingerprint}"
+        self._unwritten: dict[str, float] = {}
 
     def known(self) -> dict[str, float]:
         """What has been measured so far; nothing if the file is damaged, or of another machine."""
+        return self._written() | self._unwritten
+
+    def figure(self, name: str, measure: Callable[[], float]) -> float:
+        """The figure of that name, measured now if it isn't known."""
+        known = self.known()
+        if name not in known:
+            self.keep({name: measure()})
+            known = self.known() | known
+        return known[name]
+
+    def keep(self, figures: dict[str, float]) -> None:
+        """Add these, or put them in the place of older ones. Where nothing can be written they are known here
+        only.
+        """
+        content = {"machine": self._fingerprint, "figures": self.known() | figures}
+        try:
+            _replace(self._file, json.dumps(content))
+        except OSError:
+            self._unwritten |= figures
+
+    def _written(self) -> dict[str, float]:
         try:
             content = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -30,22 +53,11 @@ class RememberedFigures:
             return {}
         return {name: float(value) for name, value in figures.items() if _is_number(value)}
 
-    def figure(self, name: str, measure: Callable[[], float]) -> float:
-        """The figure of that name, measured now if it isn't known."""
-        known = self.known()
-        if name not in known:
-            self.keep({name: measure()})
-            known = self.known() | known
-        return known[name]
-
-    def keep(self, figures: dict[str, float]) -> None:
-        """Add these, or put them in the place of older ones."""
-        content = {"machine": self._fingerprint, "figures": self.known() | figures}
-        _replace(self._file, json.dumps(content))
-
     def forget(self) -> None:
         """Know nothing from now on."""
-        self._file.unlink(missing_ok=True)
+        self._unwritten = {}
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
 
 def _is_number(value: object) -> bool:

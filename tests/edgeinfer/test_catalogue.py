@@ -115,9 +115,28 @@ def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("address", ["hf:owner/name", "https://example.org/own.gguf"])
+def test_an_address_is_answered_with_what_fetches_it(address: str, tmp_path: Path) -> None:
+    assert message_for(address, tmp_path).endswith(f"fetch this one with: edgeinfer pull {address}")
+
+
+def test_a_quantisation_that_a_model_does_not_have_is_answered_with_those_that_it_has(
+    tmp_path: Path,
+) -> None:
+    assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantisation; there is tiny"
+
+
 @pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "line\nline", "~nobody-at-all/x"])
 def test_a_text_that_cannot_be_a_path_is_a_plain_error(text: str, tmp_path: Path) -> None:
     assert len(message_for(text, tmp_path)) < 300
+
+
+def test_links_to_nowhere_and_folders_are_no_models(tmp_path: Path) -> None:
+    make_models(tmp_path, "sound.gguf")
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "unplugged" / "gone.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert [model.name for model in list_models(models_folder=tmp_path)] == ["tiny", "sound"]
+    assert find_model(tmp_path).name == "sound"
 
 
 def test_a_models_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:

@@ -237,3 +237,18 @@ def test_a_folder_without_locks_is_built_in_all_the_same(
     monkeypatch.setattr("fcntl.flock", refuse)
     monkeypatch.setattr(KernelCache, "_compile", compiled)
     assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]
+
+
+def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
+        for unit in units:
+            object_file(folder, 0, unit).write_bytes(f"{unit} built in {store.root}".encode())
+            yield unit
+
+    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    (tmp_path / "file").write_text("no folder")
+    built = KernelCache(tmp_path / "file" / "cache", choose()).objects(["a", "b"])
+    assert [body.split()[0] for body in built] == [b"a", b"b"]
+    assert not Path(built[0].decode().rpartition(" ")[2]).exists()

@@ -45,3 +45,13 @@ def test_what_is_no_number_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "measured.json").write_text(json.dumps(content))
     assert figures.known() == {"reading": 1e9}
     assert figures.figure("fast", lambda: 5.0) == 5.0
+
+
+def test_where_nothing_can_be_written_figures_are_known_while_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    figures = RememberedFigures(tmp_path / "file" / "cache", "one machine")
+    figures.keep({"reading": 1e9})
+    assert figures.figure("copying", lambda: 2e9) == 2e9
+    assert figures.known() == {"reading": 1e9, "copying": 2e9}
+    figures.forget()
+    assert figures.known() == {}

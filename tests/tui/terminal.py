@@ -84,9 +84,16 @@ class Terminal:
             self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
         return self.process.returncode
 
+    def hang_up(self) -> int:
+        """Close the window that the process runs in; its exit code."""
+        os.close(self.master)
+        self.master = -1
+        return self.process.wait(PATIENCE_SECONDS)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self.master)
+        if self.master >= 0:
+            os.close(self.master)
         os.close(self.slave)

@@ -103,6 +103,13 @@ def test_regen_answers_again_and_keeps_one_answer(talk: Talk) -> None:
     assert session.model.asked == ["chat[None] Hi"] * 2
 
 
+def test_regen_takes_the_next_seed(tmp_path: Path) -> None:
+    model = FakeModel()
+    lines = LineInput(tmp_path / "history", typed("Hi", "/regen", "/regen", "And?", "/regen"))
+    LineChat(model, FakeChat(model, None), {"seed": 7}, lines).run()
+    assert [settings["seed"] for settings in model.settings] == [7, 8, 9, 7, 8]
+
+
 def test_edit_changes_the_last_message(talk: Talk) -> None:
     session = talk("/edit x", "One", "Two", "/edit Three")
     assert "nothing has been said yet that could be changed" in session.err

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,12 +13,14 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer_tui import run_wishes, sampler_options
 from edgeinfer_tui.answer_output import print_answer
 from edgeinfer_tui.byte_sizes import shown_bytes
-from edgeinfer_tui.columns import one_line
+from edgeinfer_tui.columns import one_line, print_columns
 from edgeinfer_tui.failures import one_line as failure_line
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.file_report import shown_count
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import unescaped
 from edgeinfer_tui.status_line import status_line
+from edgeinfer_tui.transfer_progress import TransferProgress
 from tests.tui.fake_library import FakeStream
 
 
@@ -42,6 +45,15 @@ def test_counts(count: int, text: str) -> None:
 def test_a_name_out_of_a_file_can_neither_break_the_line_nor_steer_the_terminal() -> None:
     assert one_line("a\n\x1b[2Jb\udcff") == "a\\n\\x1b[2Jb\\udcff"
     assert one_line("x" * 200, 10) == "xxxxxxx..."
+
+
+def test_what_is_quoted_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a server said \x1b[2J\x00")
+    TransferProgress(sys.stderr).say("so it did: \x9b2J")
+    print_columns(["NAME"], [["\x1b]0;title\x07\nb"]])
+    out, err = capsys.readouterr()
+    assert err == "edgeinfer: a server said �[2J�\nedgeinfer: so it did: �2J\n"
+    assert out == "NAME\n�]0;title� b\n"
 
 
 def test_escapes_in_a_stop_text() -> None:

@@ -42,6 +42,18 @@ def test_each_line_of_the_input_is_a_prompt(
     ]
 
 
+def test_a_line_that_cannot_be_answered_is_told_and_the_next_one_comes(
+    edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, b"A fox\noverflow\nA bear\n")
+    outcome = edgeinfer("run", "tiny", "--lines", "--output", "json")
+    assert [found["prompt"] for found in records(outcome.out)] == ["A fox", "overflow", "A bear"]
+    assert records(outcome.out)[1]["error"] == "prompt: 2000 tokens, wanted at most 1024"
+    assert (outcome.code, outcome.err) == (1, "edgeinfer: prompt: 2000 tokens, wanted at most 1024\n")
+    pipe_in(monkeypatch, b"overflow\nA bear\n")
+    assert edgeinfer("run", "tiny", "--lines").out == f"{ANSWER}\n"
+
+
 def test_no_lines_are_no_answers(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,13 +153,36 @@ def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeM
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
 
 
+def test_what_stands_alone_behind_continue_is_said_to_the_model_of_the_chat(
+    edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    edgeinfer("run", "tiny", "Hi", "--session", "foxes")
+    assert edgeinfer("run", "--continue", "And?").code == 0
+    assert edgeinfer("run", "--continue", "And then?").code == 0
+    assert fake.asked == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
+    assert fake.loaded_with["model"] == "tiny"
+
+
 def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi")
     assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
     edgeinfer("run", "tiny", "Hi", "--chat")
-    assert edgeinfer("chats").out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
+    listed = edgeinfer("chats")
+    assert listed.out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
+    assert listed.err == "edgeinfer: no chats yet; `edgeinfer chat` begins one\n"
+    assert edgeinfer("chats", "--search", "fox").err == "edgeinfer: 'fox' was said in no chat\n"
     said = edgeinfer("run", "tiny", "Hi", "--continue")
     assert (said.code, said.err) == (1, "edgeinfer: --continue: there is no chat yet to go on with\n")
+
+
+@pytest.mark.parametrize("name", ["", " ", "99", "two\nlines", "x" * 81])
+def test_a_session_that_can_have_no_such_name_is_refused_before_anything_is_said(
+    name: str, edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", "--session", name)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert f"{name[:80]!r}: wanted a name" in outcome.err
+    assert fake.asked == []
 
 
 EXCLUDED = {

@@ -106,8 +106,9 @@ def test_a_wrong_variable_is_named(
 ) -> None:
     monkeypatch.setenv("EDGEINFER_CONTEXT", "much")
     for command in (("run", "tiny", "Hi"), ("plan",), ("serve",), ("config",)):
-        said = edgeinfer(*command).err
-        assert said == "edgeinfer: EDGEINFER_CONTEXT: saw 'much', wanted a whole number\n"
+        outcome = edgeinfer(*command)
+        assert outcome.code == 1
+        assert outcome.err == "edgeinfer: EDGEINFER_CONTEXT: saw 'much', wanted a whole number\n"
 
 
 def test_another_file_may_be_named(
@@ -136,6 +137,19 @@ def test_config_tells_every_value_and_where_it_comes_from(
     assert told["settings"]["temperature"] == {"value": 0.2, "from": str(file)}
     assert told["settings"]["kv"] == {"value": "f16", "from": "default"}
     assert "models" in told["folders"]
+
+
+def test_config_tells_the_other_settings_where_some_are_wrong(edgeinfer: CommandLine, file: Path) -> None:
+    write(file, "zzzzzz = 1\ntemperature = 0.2\ncontext = 'much'")
+    outcome = edgeinfer("config")
+    rows = [line.split() for line in outcome.out.splitlines()]
+    assert ["temperature", "0.2", str(file)] in rows
+    assert ["context", "default"] in rows
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [
+        f"edgeinfer: {file}: zzzzzz: no such setting; `edgeinfer config` lists them",
+        f"edgeinfer: {file}: context: saw 'much', wanted a whole number",
+    ]
 
 
 def test_config_works_where_nothing_is_set(edgeinfer: CommandLine) -> None:

@@ -70,7 +70,8 @@ def chat(
 
 def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
     """The program, once what can be wrong has been looked at."""
-    session = open_session(wishes, prompted=False)
+    remarks: list[str] = []
+    session = open_session(wishes, prompted=False, tell=remarks.append)
     stored = None if session is None else session.stored
     if stored is not None and not named:
         wishes = replace(wishes, model=stored.model)
@@ -85,4 +86,4 @@ def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
         keeping = Keeping(session.store.path, None if stored else session.name)
         session.store.close()
         wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
-    return ChatApp(wishes, keeping, stored, dark)
+    return ChatApp(wishes, keeping, stored, dark, remarks)

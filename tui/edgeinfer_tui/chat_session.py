@@ -1,6 +1,7 @@
 """Which kept chat a `run` goes on with, and the conversation that comes of it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,14 +53,14 @@ class ChatSession:
         return f"going on with chat {self.stored.label}: {self.stored.title} ({ago})"
 
 
-def open_session(wishes: RunWishes, prompted: bool) -> ChatSession | None:
+def open_session(wishes: RunWishes, prompted: bool, tell: Callable[[str], None] = say) -> ChatSession | None:
     """The chat that a command line asks for; None: nothing is kept. `prompted`: there is a prompt to answer,
-    which is kept in a chat that is named only.
+    which is kept in a chat that is named only. `tell` hears why a chat that has no name can't be kept.
 
     Raises:
-        ChatStoreError: there is none to go on with, or the store can't be opened.
+        ChatStoreError: there is none to go on with, none can have that name, or the store can't be opened.
     """
-    from edgeinfer.chats.store import ChatStore, ChatStoreError
+    from edgeinfer.chats.store import ChatStore, ChatStoreError, check_name
 
     named = wishes.resume or wishes.session is not None
     if wishes.private or (prompted and not named):
@@ -69,7 +70,7 @@ def open_session(wishes: RunWishes, prompted: bool) -> ChatSession | None:
     except ChatStoreError as error:
         if named:
             raise
-        say(f"this chat won't be kept: {error}")
+        tell(f"this chat won't be kept: {error}")
         return None
     if wishes.resume:
         last = store.chats(1)
@@ -78,6 +79,8 @@ def open_session(wishes: RunWishes, prompted: bool) -> ChatSession | None:
         return ChatSession(store, last[0])
     if wishes.session is not None and store.has(wishes.session):
         return ChatSession(store, store.chat(wishes.session))
+    if wishes.session is not None:
+        check_name(wishes.session)
     return ChatSession(store, None, wishes.session)
 
 

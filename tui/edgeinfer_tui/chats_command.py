@@ -93,6 +93,8 @@ def _list(store: "ChatStore", as_json: bool) -> None:
         ],
         right={2},
     )
+    if not found:
+        say("no chats yet; `edgeinfer chat` begins one")
 
 
 def _search(store: "ChatStore", text: str) -> None:
@@ -101,6 +103,8 @@ def _search(store: "ChatStore", text: str) -> None:
         for hit in store.search(text)
     ]
     print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
+    if not rows:
+        say(f"{text!r} was said in no chat")
 
 
 def _print(store: "ChatStore", label: str, form: Format) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeinfer_tui.columns import one_line, print_columns, print_pairs
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import report, reporting, say
 
 
 @reporting
@@ -31,13 +31,13 @@ def config(
 
       "${EDITOR:-vi}" "$(edgeinfer config --path)"
     """
-    from edgeinfer_tui.settings import config_file, read_settings, setting_kinds, unknown_variables
+    from edgeinfer_tui.settings import config_file, setting_kinds, sound_settings, unknown_variables
 
     file = config_file()
     if path:
         print(file)
         return
-    known, usual = read_settings(), _defaults()
+    (known, wrong), usual = sound_settings(), _defaults()
     rows = []
     for name in setting_kinds():
         value = known[name].value if name in known else usual.get(name)
@@ -51,6 +51,8 @@ def config(
         print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
     for remark in unknown_variables():
         say(remark)
+    if wrong:
+        raise typer.Exit(max([report(error) for error in wrong]))
 
 
 def _defaults() -> dict[str, Any]:

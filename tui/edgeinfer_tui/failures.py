@@ -9,6 +9,7 @@ from typing import ParamSpec
 
 import typer
 
+from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.interrupts import INTERRUPTED
 
 FAILED = 1
@@ -50,8 +51,8 @@ def report(error: BaseException) -> int:
 
 
 def say(line: str) -> None:
-    """One line on stderr, marked as ours."""
-    print(f"edgeinfer: {line}", file=sys.stderr)
+    """One line on stderr, marked as ours; what a file or server is quoted with doesn't steer the terminal."""
+    print(f"edgeinfer: {line.translate(HARMLESS)}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:

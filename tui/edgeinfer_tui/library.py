@@ -75,6 +75,17 @@ class LoadedModel(Protocol):
     ) -> None: ...
 
 
+def check_model(name: str | None) -> None:
+    """See whether a model is there and its file can be opened; nothing of it is loaded.
+
+    Raises: as `edgeinfer.load` does of a name that leads nowhere, or of a file that is none.
+    """
+    from edgeinfer.catalogue import find_model
+    from edgeinfer_quant_formats import GGUFFile
+
+    GGUFFile.open(find_model(name).path).close()
+
+
 def load_model(
     name: str | None, settings: dict[str, Any], progress: Progress, build_progress: Progress
 ) -> LoadedModel:

@@ -45,6 +45,8 @@ class LineChat:
         self._lines = lines or _usual_input()
         self._show_speed = show_speed
         self._last: Generation | None = None
+        self._again = 0
+        """How often the last message has been answered again: so much is added to a seed."""
         self._commands: dict[str, Callable[[str], bool]] = {
             "/help": self._help,
             "/system": self._system,
@@ -87,11 +89,17 @@ class LineChat:
             return True
         return command(rest.strip())
 
-    def _answer(self, begin: Callable[[dict[str, Any]], Stream]) -> None:
-        """Print an answer; a failure is one line, and the chat goes on."""
+    def _answer(self, begin: Callable[[dict[str, Any]], Stream], again: int = 0) -> None:
+        """Print an answer; a failure is one line, and the chat goes on. `again`: how often it was given
+        before; with a seed, the next one up for each.
+        """
+        self._again = again
+        settings = dict(self._settings)
+        if settings.get("seed") is not None:
+            settings["seed"] += again
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
-            stream = begin({**self._settings, "progress": progress.update})
+            stream = begin({**settings, "progress": progress.update})
             self._last = print_answer(stream, progress)
         except BrokenPipeError:
             raise
@@ -124,7 +132,7 @@ class LineChat:
         if self._last_message() is None:
             _note("nothing has been said yet that could be answered again")
         else:
-            self._answer(lambda settings: self._chat.regenerate(**settings))
+            self._answer(lambda settings: self._chat.regenerate(**settings), self._again + 1)
         return True
 
     def _edit(self, text: str) -> bool:

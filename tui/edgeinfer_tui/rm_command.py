@@ -41,7 +41,10 @@ def rm(
         for other in removal.shared_with:
             say(f"{removal.name}: {other} uses the same file")
         if removal.hard_links:
-            say(f"{removal.name}: {removal.hard_links} hard links keep its bytes on the disk")
+            links = (
+                "a hard link keeps" if removal.hard_links == 1 else f"{removal.hard_links} hard links keep"
+            )
+            say(f"{removal.name}: {links} its bytes on the disk")
         if not dry_run:
             remove(removal)
         what = "would free" if dry_run else "removed, freed"

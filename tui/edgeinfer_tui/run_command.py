@@ -11,7 +11,7 @@ from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import report, reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.option_sets import taking
@@ -19,7 +19,7 @@ from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
-from edgeinfer_tui.script_output import collected, print_record, prompts_by_line
+from edgeinfer_tui.script_output import collected, print_failure, print_record, prompts_by_line
 from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import context_lines, status_line
 
@@ -61,6 +61,9 @@ def run(
       edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
     """
     wishes = run_wishes(filled(invocation.params))
+    if model is not None and wishes.resume and wishes.prompt is None and not _is_here(model):
+        # Going on with a chat names its model: what stands alone is what to say.
+        wishes, model = replace(wishes, model=None, prompt=model), None
     kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
@@ -84,14 +87,44 @@ def run(
             _describe(loaded, wishes, time.perf_counter() - start)
         interrupts.raise_exception()
         if wishes.lines:
-            for line in prompts_by_line(sys.stdin.buffer):
-                _answer(loaded, wishes, joined_prompt(wishes.prompt, line) or line, None)
+            _answer_lines(loaded, wishes)
         elif text is None:
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
         if kept is not None:
             loaded.keep_snapshot()
+
+
+def _is_here(name: str) -> bool:
+    """Whether a model is called so, here or in the catalogue."""
+    from edgeinfer.catalogue import find_model
+    from edgeinfer.errors import NotPulledError, UnknownModelError
+
+    try:
+        find_model(name)
+    except NotPulledError:
+        return True
+    except UnknownModelError:
+        return False
+    return True
+
+
+def _answer_lines(loaded: LoadedModel, wishes: RunWishes) -> None:
+    """Each line of standard input; one that can't be answered is told, and the next one comes."""
+    from edgeinfer.errors import EdgeInferError
+
+    code = 0
+    for line in prompts_by_line(sys.stdin.buffer):
+        text = joined_prompt(wishes.prompt, line) or line
+        try:
+            _answer(loaded, wishes, text, None)
+        except EdgeInferError as error:
+            if wishes.json:
+                print_failure(error, loaded.name, text)
+            code = report(error)
+    if code:
+        raise typer.Exit(code)
 
 
 def _load(wishes: RunWishes) -> LoadedModel:

@@ -60,6 +60,12 @@ def print_record(answer: "Generation", model: str, prompt: str) -> None:
     print(json.dumps(answer_record(answer, model, prompt), ensure_ascii=False), flush=True)
 
 
+def print_failure(error: Exception, model: str, prompt: str) -> None:
+    """In a record's place: why there is no answer."""
+    failure = {"model": model, "prompt": prompt, "error": str(error)}
+    print(json.dumps(failure, ensure_ascii=False), flush=True)
+
+
 def prompts_by_line(raw: BinaryIO) -> Iterator[str]:
     """The lines of piped text as they come, empty ones left out. Raises `BadParameter`: one isn't UTF-8."""
     for number, line in enumerate(raw, 1):

@@ -75,12 +75,37 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Sett
 
     Raises: as `filled`.
     """
-    found = _from_file(config_file(environment), FILE_VARIABLE in environment)
-    for name in setting_kinds():
-        text = environment.get(variable_of(name), "")
-        if text:
-            found[name] = _setting(name, text, variable_of(name))
+    found, wrong = sound_settings(environment)
+    for error in wrong:
+        raise error
     return found
+
+
+def sound_settings(
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[dict[str, Setting], list[Exception]]:
+    """The settings that can be read, and for each of the others what `read_settings` raises of it."""
+    from edgeinfer.errors import SettingError
+
+    found: dict[str, Setting] = {}
+    wrong: list[Exception] = []
+    file = config_file(environment)
+    try:
+        table = _from_file(file, FILE_VARIABLE in environment)
+    except (SettingError, OSError) as error:
+        table = {}
+        wrong.append(error)
+    given = [(key.replace("-", "_"), key, value, str(file)) for key, value in table.items()]
+    variables = {name: variable_of(name) for name in setting_kinds()}
+    given += [(n, n, environment[v], v) for n, v in variables.items() if environment.get(v)]
+    for name, key, value, origin in given:
+        try:
+            if name not in variables:
+                raise SettingError(f"{origin}: {key}: no such setting{_meant(name, list(variables))}")
+            found[name] = _setting(name, value, origin)
+        except SettingError as error:
+            wrong.append(error)
+    return found, wrong
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -121,22 +146,15 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _from_file(path: Path, must_exist: bool) -> dict[str, Setting]:
+def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
     from edgeinfer.errors import SettingError
 
     if not must_exist and not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8"))
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: no TOML: {error}") from error
-    found = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in setting_kinds():
-            raise SettingError(f"{path}: {key}: no such setting{_meant(name, list(setting_kinds()))}")
-        found[name] = _setting(name, value, str(path))
-    return found
 
 
 def _meant(seen: str, names: list[str]) -> str:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.progress_line import ERASE, REDRAW_SECONDS, PassingLine, shown_time
 
@@ -52,7 +53,7 @@ class TransferProgress(PassingLine):
     def say(self, line: str) -> None:
         """A line that stays."""
         self.erase()
-        self._write(f"edgeinfer: {line}\n")
+        self._write(f"edgeinfer: {line.translate(HARMLESS)}\n")
 
     def erase(self) -> None:
         """Take the line away."""

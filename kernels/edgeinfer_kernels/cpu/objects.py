@@ -4,8 +4,8 @@ A unit (see `native/units.py`) becomes a native object file in the cache. Its fo
 the code is made from: the kernels' sources, the compilers' versions and the instruction set, so that nothing
 stale is ever found and no edit elsewhere builds anew; its last 32 bytes are a digest, so that a damaged file
 is noticed and built again. Files appear by rename and are built under a lock: several programs may start at
-once. Folders that nobody
-uses any more are removed (`kernel_folders.py`).
+once. Folders that nobody uses any more are removed (`kernel_folders.py`). Where the cache can't be written
+what is missing is built for this program alone.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -86,7 +86,7 @@ class KernelCache:
         """The unit's object file, or None if there is none or it is damaged."""
         try:
             data = (self.folder / f"{unit}.o").read_bytes()
-        except FileNotFoundError:
+        except OSError:  # none, or one that can't be read
             return None
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         return body if hashlib.sha256(body).digest() == digest else None
@@ -134,13 +134,21 @@ class KernelCache:
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; what is missing is built, in as many processes as there are processors."""
-        wanted = list(units)
-        cached = {unit: self.find(unit) for unit in wanted}
-        if None in cached.values():
-            with self._alone():
-                cached = {unit: body or self.find(unit) for unit, body in cached.items()}
-                self._build_all([unit for unit, body in cached.items() if body is None], progress)
-        return [cached[unit] or self._found(unit) for unit in wanted]
+        cached = {unit: self.find(unit) for unit in units}
+        if None not in cached.values():
+            return [body for body in cached.values() if body is not None]
+        try:
+            return self._completed(cached, progress)
+        except OSError:  # a folder that can't be written, or a full disk
+            with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+                return KernelCache(Path(folder), self.isa)._completed(cached, progress)
+
+    def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
+        """The units' object files, after those that are missing have been built."""
+        with self._alone():
+            cached = {unit: body or self.find(unit) for unit, body in cached.items()}
+            self._build_all([unit for unit, body in cached.items() if body is None], progress)
+        return [body or self._found(unit) for unit, body in cached.items()]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -2,8 +2,7 @@
 
 One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
 program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
-positions; the program that arrives last adds the stretches up, in a fixed order. Programs that find none are
-gone at once: there may be many for a cache that is still short.
+positions; the program that arrives last adds the stretches up, in a fixed order.
 """
 
 import triton
@@ -115,8 +114,6 @@ def decode_attention_kernel(
     token, member = row // GROUP, row % GROUP
     asks = row < GROUP * TOKENS
     first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
-    if split >= used:
-        return
     wait_for_producers(DEPENDENT)
     inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
@@ -186,12 +183,13 @@ def decode_attention_kernel(
         )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=asks[:, None])
-    tl.store(peaks + part * 2, highest, mask=asks)
-    tl.store(peaks + part * 2 + 1, total, mask=asks)
+    found = asks & (split < used)
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
+    tl.store(peaks + part * 2, highest, mask=found)
+    tl.store(peaks + part * 2 + 1, total, mask=found)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
-    if before == used - 1:
+    if before == SPLITS - 1:
         tl.store(arrived + head, 0)
         _combine(
             parts,
@@ -257,9 +255,10 @@ def _combine(
     token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
     taken = row < GROUP * TOKENS
-    stretch = tl.arange(0, SPLITS)
-    at = (head * SPLITS + stretch[:, None]) * QUERIES + row[None, :]
-    peak = tl.max(tl.load(peaks + at * 2, mask=taken[None, :] & (stretch < used)[:, None], other=FAR), axis=0)
+    peak = tl.zeros((ROWS,), tl.float32) + FAR
+    for split in tl.static_range(SPLITS):
+        at = (head * SPLITS + split) * QUERIES + row
+        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
     if SINKS:
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)

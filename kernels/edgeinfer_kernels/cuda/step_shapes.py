@@ -6,7 +6,7 @@ from typing import Any, Literal
 MOST_SPLITS, FEW_SPLITS = 64, 16
 """Stretches of a cache that a step's buffers have room for, and that any cache may be cut into."""
 STRETCH = 256
-"""Positions for which a further stretch is worth the programs that wait for it while the cache is short."""
+"""Positions for which a further stretch is worth what its programs take while the cache is short."""
 
 
 def next_power_of_two(value: int) -> int:
@@ -59,7 +59,7 @@ class Tuning:
     splits: int = MOST_SPLITS
     """Stretches of a cache at most."""
     positions: int = 32
-    attention_warps: int = 4
+    attention_warps: int = 2
 
     def shape(self, kernel: RowKernel, tokens: int) -> Shape:
         """How a kernel of rows is cut in a step of so many tokens."""

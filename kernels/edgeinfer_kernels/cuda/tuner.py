@@ -34,7 +34,7 @@ _SHAPES = (
     Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
     Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
 )  # fmt: skip
-_ATTENTION = ((32, 2), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
+_ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,13 @@ def test_a_chat_of_nothing_is_not_listed_and_names_are_their_owners(store: ChatS
         "foxes": "foxes: there is a chat of that name already",
         "7": "'7': wanted a name that isn't a number",
         " ": "' ': wanted a name that isn't a number",
+        "a\nb": "wanted a name of 80 characters at most, on one line",
+        "x" * 81: "wanted a name of 80 characters at most, on one line",
     }.items():
         with pytest.raises(ChatStoreError, match=message):
             store.new_chat("tiny", name=name)
+        with pytest.raises(ChatStoreError, match=message):
+            store.rename(store.new_chat("tiny"), name)
     other = store.new_chat("tiny")
     with pytest.raises(ChatStoreError, match="there is a chat of that name already"):
         store.rename(other, "foxes")

@@ -1,5 +1,6 @@
 """`pull` of names, repositories and addresses, against a hub on the loopback."""
 
+import base64
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -146,7 +147,7 @@ def test_the_best_that_fits_and_is_fast_is_chosen(
     settings, said = heard(settings)
     assert pull("mini", settings).name == "mini:Q8_0"
     assert said[0].startswith(
-        "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: 0.0 of 8.0 GiB free"
+        "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 0.0 of 8.0 free GiB"
     )
     assert said[0].endswith("tokens/s, assuming 20 GB/s of memory")
 
@@ -302,6 +303,7 @@ def test_what_the_hub_refuses_is_one_line(
 def test_a_hub_out_of_reach_is_one_line(settings: Pull) -> None:
     said = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
     assert said.startswith("me/mini-GGUF: the hub can't be reached: ")
+    assert "[Errno" not in said
     assert said.endswith("; on this disk: tiny")
 
 
@@ -333,6 +335,19 @@ def test_an_address_elsewhere_is_fetched_without_a_token(
     assert "Authorization" not in server.seen[0][1]
 
 
+def test_a_login_in_an_address_goes_to_that_host_alone(settings: Pull, models: dict[str, bytes]) -> None:
+    with does.HostileServer(models["Q6_K"]) as server, does.HostileServer(models["Q6_K"]) as other:
+        server.script = [does.redirect(other.url("/own.gguf"))]
+        pulled = pull(server.url("/own.gguf").replace("//", "//me:p%40ss@"), settings)
+        assert pulled.path.parent == settings.models_folder / "127.0.0.1"
+        asked = [one.seen[0][1].get("Authorization") for one in (server, other)]
+        assert asked == [f"Basic {base64.b64encode(b'me:p@ss').decode()}", None]
+        server.script = [does.status(401)]
+        said = refusal(server.url("/more.gguf").replace("//", "//me:secret@"), settings)
+    assert "the user or password in the address is wrong" in said
+    assert "secret" not in said
+
+
 def test_a_damaged_model_that_nobody_vouches_for_is_thrown_away(
     server: does.HostileServer, settings: Pull, models: dict[str, bytes]
 ) -> None:
@@ -359,7 +374,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
 ) -> None:
     offer(hub, models)
     monkeypatch.setattr(transfer, "SPARE_BYTES", 1 << 60)
-    assert "free on that disk; make room for" in refusal("mini:Q8_0", settings)
+    assert "more than what comes; make room for" in refusal("mini:Q8_0", settings)
     assert hub.fetched() == []
 
 

@@ -1,6 +1,7 @@
 """A file from a server that cuts, stalls, lies, damages, refuses and redirects."""
 
 import base64
+import errno
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from edgeinfer.download import transfer
-from edgeinfer.download.partial_file import partial_path
+from edgeinfer.download.partial_file import PartialFile, partial_path
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import fetch, read_start
+from edgeinfer.download.transfer import Hearing, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
@@ -135,7 +136,7 @@ def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kep
     server.headers = {"X-Linked-Etag": f'"{SHA256}"'}
     said = refusal(server, tmp_path, sha256="0" * 64, vouched_by="models.toml")
     assert f"its X-Linked-Etag says sha256 {SHA256}, models.toml says {'0' * 64}" in said
-    assert partial_path(tmp_path / "model.gguf").stat().st_size == 0
+    assert not partial_path(tmp_path / "model.gguf").exists()
 
 
 def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_path: Path) -> None:
@@ -190,6 +191,22 @@ def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer
     assert waits.seconds[3:] == [60, 16]
 
 
+def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, tmp_path: Path) -> None:
+    server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
+    said: list[str] = []
+    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=said.append), hasty())
+    assert said == [
+        f"{server.url()}: 429 Too Many Requests; again in 7 s",
+        f"{server.url()}: 503 Service Unavailable; again in 1 s",
+    ]
+
+
+def test_a_failure_before_the_first_byte_leaves_nothing(server: HostileServer, tmp_path: Path) -> None:
+    server.otherwise = does.status(404)
+    refusal(server, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_proxy_of_the_environment_is_asked(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,8 +221,21 @@ def test_a_full_disk_is_told_before_a_byte_is_asked_for(
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
     monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda place: usage)
     said = refusal(server, tmp_path)
-    assert "GiB still to come, 0.06 GiB free on that disk; make room for" in said
-    assert partial_path(tmp_path / "model.gguf").stat().st_size == 0
+    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in said
+    assert said.endswith("make room for 0.3 MiB")
+    assert not partial_path(tmp_path / "model.gguf").exists()
+
+
+def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
+    server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(partial: PartialFile, data: bytes) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(PartialFile, "add", add)
+    said = refusal(server, tmp_path)
+    assert said == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
+    assert len(server.seen) == 1
 
 
 def test_a_file_larger_than_one_answer_may_be_comes_in_several(

@@ -20,6 +20,7 @@ from edgeinfer import Model
 from edgeinfer.serving.app import ServingWishes, serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on, saying
 
+CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hi"}]
 Asked = dict[str, Any]
 
@@ -153,14 +154,53 @@ def test_log_probabilities_come_with_their_bytes() -> None:
 
 
 def test_a_text_is_continued() -> None:
-    body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0, "logprobs": 1, "echo": True}
-    found = post(fake(), "/v1/completions", body).json()
+    body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0}
+    found = post(fake(), "/v1/completions", body | {"logprobs": 1}).json()
     assert found["object"] == "text_completion"
-    assert found["choices"][0]["text"] == "OnceThe"
+    assert found["choices"][0]["text"] == "The"
     assert found["choices"][0]["logprobs"]["tokens"] == ["T", "h", "e"]
     assert found["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
     streamed = post(fake(), "/v1/completions", {"prompt": "Once", "stream": True, "temperature": 0})
     assert "".join(each["choices"][0]["text"] for each in events(streamed.text)) == "The fox is here."
+
+
+def test_an_echoed_prompt_stands_before_the_answer_whole_and_streamed() -> None:
+    body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "echo": True}
+    found = post(fake(), "/v1/completions", body).json()
+    assert found["choices"][0]["text"] == "OnceThe"
+    streamed = events(post(fake(), "/v1/completions", body | {"stream": True}).text)
+    assert [each["choices"][0]["text"] for each in streamed][:2] == ["Once", "T"]
+    assert "".join(each["choices"][0]["text"] for each in streamed) == "OnceThe"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", CHAT, 405)])
+def test_what_is_not_there_is_an_error_object_too(method: str, path: str, status: int) -> None:
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            return await http.request(method, path)
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    model, generate = fake(), Model.generate_async
+
+    def heard(self: Model, prompt: Any, **settings: Any) -> Any:
+        asked.append(settings)
+        return generate(self, prompt, **settings)
+
+    monkeypatch.setattr(Model, "generate_async", heard)
+    given = {
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 9,
+        "dry_sequence_breakers": ["x"],
+    }
+    assert chat(given, model).status_code == 200
+    assert asked[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
 
 
 def test_texts_become_vectors() -> None:
@@ -195,6 +235,12 @@ def test_the_model_is_listed_and_no_other_is_pretended() -> None:
     [
         ("chat/completions", {}, "messages: wanted list, saw NoneType"),
         ("chat/completions", {"messages": []}, "messages: saw none"),
+        (
+            "chat/completions",
+            {"messages": HELLO, "tempature": 1},
+            "tempature: no such field; did you mean temperature?",
+        ),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: a prompt's log probabilities"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0]: wanted an object with a role"),
         (
             "chat/completions",

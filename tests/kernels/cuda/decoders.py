@@ -21,11 +21,14 @@ from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
+from tests.kernels.cuda.conftest import HAS_GPU
 from tests.random_models import RandomModel
 
 CONTEXT = 64
 SMALL = Tuning(splits=2, positions=16)
 """Few stretches and small tiles: what an interpreter has patience for."""
+HEAD_ROWS = 72
+"""Of a head of its own where kernels are interpreted: some programs of sixteen rows, and a half."""
 FLOATS_AGREE = 2.5e-3
 """Float weights: only the cache and the prompt's products are float16."""
 Logits = npt.NDArray[np.float64]
@@ -41,7 +44,7 @@ class Decoder:
     def ids(self, count: int) -> list[int]:
         """Random tokens, always the same."""
         random = np.random.default_rng(5)
-        return [int(i) for i in random.integers(0, self.specification.vocabulary_size, count)]
+        return [int(i) for i in random.integers(0, self.weights.token_embd.rows, count)]
 
     def reference_logits(self, ids: Sequence[int], kind: CacheType = "f32") -> Logits:
         """(tokens, vocabulary) in float64, with a cache of that type."""
@@ -98,7 +101,9 @@ def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> 
 
 @contextmanager
 def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> Iterator[Decoder]:
-    """The decoder of the model's file, with these of its layers alone where some are named."""
+    """The decoder of the model's file, with these of its layers alone where some are named; interpreted, with
+    a part of its head.
+    """
     path = model.write(folder / "model.gguf")
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
@@ -107,6 +112,9 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
         if layers:
             specification = replace(specification, layers=tuple(specification.layers[i] for i in layers))
             weights = replace(weights, layers=tuple(weights.layers[i] for i in layers))
+        if not HAS_GPU and not model.tied:
+            specification = replace(specification, vocabulary_size=HEAD_ROWS)
+            weights = replace(weights, output=weights.output.take_rows(0, HEAD_ROWS))
         yield Decoder(specification, weights)
 
 

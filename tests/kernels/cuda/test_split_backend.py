@@ -89,7 +89,7 @@ def model_for(name: str, divide: Divide) -> RandomModel:
     model = ZOO[name]
     if divide is not halves or model.experts:
         return model
-    return replace(model, feed_forward=1280 if HAS_GPU else 320, formats=("Q8_0", "Q4_0", "F16"))
+    return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
 
 FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}

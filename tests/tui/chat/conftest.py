@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from edgeinfer.chats.records import StoredChat, StoredTurn
 from edgeinfer.chats.store import ChatStore
+from edgeinfer.errors import UnknownModelError
 from edgeinfer_tui import library
 from edgeinfer_tui.chat.app import ChatApp
 from edgeinfer_tui.chat.keeping import Keeping
@@ -99,7 +100,9 @@ Opened = Callable[..., AbstractAsyncContextManager[Chat]]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open the chat: `models` are what loading gives, one after the other, in its middle once `load_when`."""
+    """Open the chat: `models` are what loading gives, one after the other, in its middle once `load_when`;
+    `missing`: names that lead nowhere.
+    """
 
     @asynccontextmanager
     async def open_chat(
@@ -108,6 +111,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         kept: bool = True,
         size: tuple[int, int] = (90, 30),
         load_when: threading.Event | None = None,
+        missing: Sequence[str] = (),
+        notices_shown: bool = False,
+        remarks: Sequence[str] = (),
         **wishes: Any,
     ) -> AsyncIterator[Chat]:
         coming = iter(models or [FakeModel()])
@@ -123,10 +129,16 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
             model.loaded_with = {"model": name, **settings}
             return model
 
+        def check(name: str | None) -> None:
+            if name in missing:
+                raise UnknownModelError(f"{name}: no such model")
+
         monkeypatch.setattr(library, "load_model", load)
+        monkeypatch.setattr(library, "check_model", check)
         place = tmp_path / "chats.sqlite"
-        app = ChatApp(RunWishes("tiny", None, **wishes), Keeping(place) if kept else None, stored)
-        async with app.run_test(size=size) as pilot:
+        keeping = Keeping(place) if kept else None
+        app = ChatApp(RunWishes("tiny", None, **wishes), keeping, stored, remarks=remarks)
+        async with app.run_test(size=size, notifications=notices_shown) as pilot:
             chat = Chat(pilot, app, place)
             if load_when is None:
                 await chat.settle()

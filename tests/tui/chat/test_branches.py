@@ -33,6 +33,21 @@ def test_an_answer_given_again_stands_beside_the_first(opened: Opened) -> None:
     run(body())
 
 
+def test_an_answer_given_again_takes_the_next_seed(opened: Opened) -> None:
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model, answering={"seed": 7}) as chat:
+            await chat.say("Hi")
+            await chat.press("f5")
+            await chat.settle()
+            await chat.press("f5")
+            await chat.settle()
+            await chat.say("And?")
+            assert [settings["seed"] for settings in model.settings] == [7, 8, 9, 7]
+
+    run(body())
+
+
 def test_the_model_goes_on_from_the_branch_that_is_shown(opened: Opened) -> None:
     async def body() -> None:
         model = FakeModel()

@@ -71,6 +71,16 @@ def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Termi
     assert said(home)[1] == "stopped"
 
 
+def test_a_window_that_is_closed_in_mid_answer_ends_it_and_keeps_what_was_said(
+    home: Path, begin: Callable[..., Terminal]
+) -> None:
+    terminal = begin()
+    terminal.type("Hello\r")
+    terminal.wait_for("word word word")
+    assert terminal.hang_up() == 0
+    assert said(home)[1] == "stopped"
+
+
 def test_after_kill_9_everything_shown_is_there(home: Path, begin: Callable[..., Terminal]) -> None:
     terminal = begin()
     terminal.type("Hello\r")

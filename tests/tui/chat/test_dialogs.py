@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from textual.widgets import Input, OptionList, TextArea
+from textual.widgets._toast import Toast
 
 from edgeinfer.chats.store import ChatStore
 from edgeinfer_tui.chat.chat_commands import COMMANDS
+from edgeinfer_tui.chat.help_screen import help_text
 from tests.tui.chat.conftest import Opened, run
 from tests.tui.fake_library import ANSWER, FakeModel
 
@@ -14,7 +17,8 @@ def test_help_lists_every_command_with_its_key(opened: Opened) -> None:
     async def body() -> None:
         async with opened() as chat:
             await chat.press("f1")
-            page = "\n".join(str(part.render()) for part in chat.app.screen.query("Static"))
+            page = " ".join(str(part.render()) for part in chat.app.screen.query("Static"))
+            page = " ".join(page.split())
             for command in COMMANDS:
                 assert command.word in page
                 assert command.meaning in page
@@ -23,6 +27,16 @@ def test_help_lists_every_command_with_its_key(opened: Opened) -> None:
             assert chat.app.screen is chat.screen
 
     run(body())
+
+
+@pytest.mark.parametrize(("width", "lines"), [(76, 2), (36, 3)])
+def test_help_that_is_too_long_for_its_line_goes_on_indented(width: int, lines: int) -> None:
+    page = str(help_text(width)).split("\n")[:-1]
+    assert max(map(len, page)) <= width
+    at = next(place for place, line in enumerate(page) if line.split()[:1] == ["Esc"])
+    told = page[at : at + lines]
+    assert " ".join(" ".join(told).split()) == "Esc stop the answer; leave a message that is being edited"
+    assert all(line.startswith("    ") for line in told[1:])
 
 
 def test_settings_hold_from_the_next_answer_on(opened: Opened) -> None:
@@ -93,6 +107,21 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_that_was_there(opened: Ope
     run(body())
 
 
+def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) -> None:
+    async def body() -> None:
+        model = FakeModel()
+        async with opened(model, missing=["mistyped"]) as chat:
+            await chat.say("/model mistyped")
+            await chat.settle()
+            assert any("mistyped: no such model" in notice for notice in chat.notices())
+            assert not model.closed
+            await chat.say("Hi")
+            assert chat.shown() == ["Hi", ANSWER]
+            assert "fake" in str(chat.views()[1].query_one(".head").render())
+
+    run(body())
+
+
 def test_a_past_chat_is_found_by_what_was_said_in_it(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         for said, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
@@ -138,6 +167,21 @@ def test_an_unknown_command_is_answered_with_those_that_exist(opened: Opened) ->
             assert any("/sytem: no such command; there are /help" in notice for notice in chat.notices())
             assert model.asked == []
             assert chat.screen.input.text == "/sytem x"
+
+    run(body())
+
+
+@pytest.mark.parametrize("size", [(90, 30), (60, 16)])
+def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, size: tuple[int, int]) -> None:
+    async def body() -> None:
+        async with opened(size=size, missing=["mistyped"], notices_shown=True) as chat:
+            await chat.say("/model mistyped")
+            toasts = chat.screen.query(Toast)
+            await chat.until(lambda: toasts and toasts.last().region.height)
+            assert toasts.last().region.bottom <= chat.screen.input.region.y
+            await chat.press("escape")
+            await chat.until(lambda: not chat.screen.query(Toast))
+            assert chat.notices() == []
 
     run(body())
 

@@ -144,12 +144,43 @@ def test_a_chat_that_goes_on_is_shown_and_read_by_the_model(opened: Opened, tmp_
     run(body())
 
 
+def test_a_chat_that_goes_on_can_be_read_while_its_model_is_loaded(opened: Opened, tmp_path: Path) -> None:
+    with ChatStore(tmp_path / "chats.sqlite") as store:
+        chat_id = store.new_chat("tiny", name="foxes").id
+        asked = store.add_turn(chat_id, None, "user", "Where?")
+        store.add_turn(chat_id, asked.id, "assistant", "In a den.")
+        stored = store.chat("foxes")
+
+    async def body() -> None:
+        coming = threading.Event()
+        async with opened(stored=stored, load_when=coming) as chat:
+            assert chat.shown() == ["Where?", "In a den."]
+            speakers = [str(view.query_one(".head").render()).split()[0] for view in chat.views()]
+            assert speakers == ["You", "Model"]
+            coming.set()
+            await chat.settle()
+            assert str(chat.views()[1].query_one(".head").render()).split()[0] == "fake"
+
+    run(body())
+
+
 def test_a_private_chat_keeps_nothing(opened: Opened, tmp_path: Path) -> None:
     async def body() -> None:
         async with opened(kept=False) as chat:
             await chat.say("Hi")
             assert chat.shown() == ["Hi", ANSWER]
         assert not (tmp_path / "chats.sqlite").exists()
+
+    run(body())
+
+
+def test_a_chat_that_cannot_be_kept_says_so_until_something_is_said(opened: Opened) -> None:
+    async def body() -> None:
+        async with opened(kept=False, remarks=["this chat won't be kept: no room"]) as chat:
+            note = chat.screen.query_one("#note")
+            assert str(note.render()) == "this chat won't be kept: no room; a remark on the loading"
+            await chat.say("Hi")
+            assert not note.display
 
     run(body())
 

@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from textual.app import App
+from textual.driver import Driver
 
 from edgeinfer_tui.chat.chat_screen import ChatScreen
 from edgeinfer_tui.chat.keeping import Keeping
@@ -36,15 +38,27 @@ class ChatApp(App[None]):
         keeping: Keeping | None = None,
         stored: "StoredChat | None" = None,
         dark: bool = True,
+        remarks: Sequence[str] = (),
     ) -> None:
+        """`remarks`: what a person should know before anything is said."""
         # How colours are taken out is settled in there, before a theme is.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]
         self.theme = self._themes[0 if dark else 1]
-        self.chat = ChatScreen(wishes, keeping, stored, self._fail)
+        self.chat = ChatScreen(wishes, keeping, stored, self._fail, remarks)
         self.failure: Exception | None = None
         self._left: Future[None] | None = None
+
+    def get_driver_class(self) -> type[Driver]:
+        usual = super().get_driver_class()
+        if sys.platform == "win32":
+            return usual
+        from textual.drivers.linux_driver import LinuxDriver
+
+        from edgeinfer_tui.chat.lost_terminal import LosableTerminal
+
+        return LosableTerminal if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat

@@ -101,6 +101,7 @@ class ChatScreen(TalkScreen):
             self._again(turn)
 
     def action_back(self) -> None:
+        self.app.clear_notifications()
         if self.stop():
             return
         if self.editing is not None:

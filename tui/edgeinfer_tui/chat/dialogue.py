@@ -39,7 +39,9 @@ class Dialogue:
         return self.answer(self.tree.add(before, "user", text), settings)
 
     def answer(self, asked: Turn, settings: dict[str, Any]) -> RunningAnswer:
-        """One more answer to a message."""
+        """One more answer to a message; a seed that is set goes up by one for each, as with `--answers`."""
         before = read_by_the_model(line_to(asked.parent))
+        if settings.get("seed") is not None:
+            settings = {**settings, "seed": settings["seed"] + len(asked.children)}
         self.tip = self.tree.add(asked, "assistant", "", "coming")
         return RunningAnswer(self.tip, before, asked.text, settings)

@@ -1,7 +1,9 @@
 """The keys and the commands, on a page of their own."""
 
+import textwrap
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -11,6 +13,10 @@ from textual.widgets import Static
 
 from edgeinfer_tui.chat.chat_commands import COMMANDS, OTHER_KEYS, key_names
 
+COLUMN = 35
+"""Where meanings begin, if there is room for both beside each other."""
+NARROW, INDENT = 60, 4
+"""Below so many columns a meaning stands under its key, indented."""
 PLACE = """Chats are kept as they go; `edgeinfer chats` lists them on the command line, \
 `edgeinfer chat --continue` goes on with the last one."""
 
@@ -27,24 +33,36 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
             yield Static("Help", classes="heading", markup=False)
-            yield Static(help_text(), markup=False)
+            yield HelpText(markup=False)
             yield Static("Esc goes back", classes="hint", markup=False)
 
     def action_scroll(self, step: int) -> None:
         self.query_one(VerticalScroll).scroll_relative(y=step, animate=False)
 
 
-def help_text() -> Content:
-    """Each key or command in a line of its own, what it does indented under it where it is long."""
+class HelpText(Static):
+    """The page's lines, broken where its width wants it."""
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.update(help_text(event.size.width))
+
+
+def help_text(width: int) -> Content:
+    """Each key or command, and what it does beside it, or under it where the page is narrow."""
     lines = [Content.styled("Commands, and their keys", "bold")]
     for command in COMMANDS:
         name = f"{command.word} {command.takes}".strip()
-        lines.append(_line(f"{name:<16}{key_names(command.keys)}", command.meaning, 34))
+        lines.append(_line(f"{name:<16}{key_names(command.keys)}", command.meaning, width))
     lines += [Content(""), Content.styled("Other keys", "bold")]
-    lines += [_line(key, meaning, 34) for key, meaning in OTHER_KEYS]
+    lines += [_line(key, meaning, width) for key, meaning in OTHER_KEYS]
     lines += [Content(""), Content(PLACE)]
     return Content("\n").join(lines)
 
 
-def _line(key: str, meaning: str, column: int) -> Content:
-    return Content.assemble(Content.styled(f"{key:<{column}}", "bold"), f" {meaning}")
+def _line(key: str, meaning: str, width: int) -> Content:
+    narrow = width < NARROW
+    indent = INDENT if narrow else COLUMN
+    broken = textwrap.wrap(meaning, max(10, width - indent))
+    head = key.rstrip() if narrow else f"{key:<{COLUMN}}{broken.pop(0)}"
+    rest = [head[COLUMN:], *(" " * indent + text for text in broken)]
+    return Content.assemble(Content.styled(head[:COLUMN], "bold"), "\n".join(rest))

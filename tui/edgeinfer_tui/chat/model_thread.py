@@ -56,8 +56,10 @@ class ModelThread:
     def load(self, name: str | None, settings: dict[str, Any]) -> None:
         """Put a model in place of the one that there is; there is none after `leave`.
 
-        Raises: as `edgeinfer.load`; there is no model then.
+        Raises: as `edgeinfer.load`; there is no model then, or the one before if the name leads nowhere.
         """
+        if self.model is not None:
+            library.check_model(name)
         self.close()
         reading = Progress("loading the model", shown_bytes)
         building = Progress("compiling kernels for this machine, once")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from edgeinfer_tui.chat.message_input import MessageInput
 from edgeinfer_tui.chat.model_thread import ModelThread
 from edgeinfer_tui.chat.running_answer import RunningAnswer
 from edgeinfer_tui.chat.status_bar import StatusBar
-from edgeinfer_tui.chat.transcript import Transcript
+from edgeinfer_tui.chat.transcript import NO_MODEL, Transcript
 from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
@@ -48,6 +48,7 @@ class TalkScreen(Screen[None]):
         keeping: Keeping | None,
         stored: "StoredChat | None",
         fails: Callable[[Exception], None],
+        remarks: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.thread = ModelThread()
@@ -65,7 +66,7 @@ class TalkScreen(Screen[None]):
         self._dropped = 0
         self._left_out = 0
         """Tokens that the text had left out when that was last told."""
-        self._remarks: tuple[str, ...] = ()
+        self._remarks = self._first_remarks = tuple(remarks)
         """On the loading, until something is said."""
         self._waiting: str | None = None
         """A message that was sent while the model was being loaded."""
@@ -125,7 +126,7 @@ class TalkScreen(Screen[None]):
         """Load a model, in place of the one that is there; if it can't be, that one comes back."""
         await self.stop_and_wait()
         before = None if self.thread.model is None else (self.model_name, self.thread.model.name)
-        self.transcript.speaker = ""
+        self.transcript.speaker = NO_MODEL
         try:
             await self._load(name)
         except Exception as error:
@@ -133,6 +134,9 @@ class TalkScreen(Screen[None]):
                 self._fails(error)
                 return
             self.notify(one_line(error), title="not loaded", severity="error", markup=False, timeout=10)
+            if self.thread.model is not None:  # the name led nowhere: the one before is still there
+                self.transcript.speaker = self.thread.model.name
+                return
             try:
                 await self._load(before[0])
             except Exception as worse:
@@ -142,7 +146,7 @@ class TalkScreen(Screen[None]):
         model = self.thread.model
         if model is None:  # the program is being left
             return
-        self._remarks = model.notes
+        self._remarks, self._first_remarks = (*self._first_remarks, *model.notes), ()
         self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
         await self.transcript.show(self.dialogue.tree, self.dialogue.line)
         self.refresh_lines()

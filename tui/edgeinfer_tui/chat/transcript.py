@@ -7,6 +7,8 @@ from textual.containers import VerticalScroll
 from edgeinfer.chats.tree import ChatTree, Turn
 from edgeinfer_tui.chat.turn_view import TurnView
 
+NO_MODEL = "Model"
+"""Who speaks while none is loaded."""
 MOST_TURNS = 40
 """Turns that are shown at first; those before them come when the first one is asked for."""
 
@@ -16,7 +18,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
-        self.speaker = ""
+        self.speaker = NO_MODEL
         self.thinks_first = False
         self._earlier: Sequence[Turn] = ()
         self._tree = ChatTree()
