@@ -1,6 +1,6 @@
 """Textual's driver for a terminal that may be closed while it is drawn on."""
 
-from contextlib import suppress
+import os
 from typing import IO, Any
 
 from textual.drivers.linux_driver import LinuxDriver
@@ -16,13 +16,25 @@ class Screen:
         self._file = file
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
+        try:
             self._file.write(text)
+        except OSError as error:
+            self._drop(error)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        try:
             self._file.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        """Send what is left in buffers, and all that follows, nowhere; Python would end with an error else."""
+        if isinstance(error, BlockingIOError):  # the terminal is there, and slow
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
