@@ -29,7 +29,7 @@ class Screen:
             self._drop(error)
 
     def _drop(self, error: OSError) -> None:
-        """Send what is left in buffers, and all that follows, nowhere; Python would end with an error else."""
+        """Send what is left in buffers, and all that follows, nowhere: else Python ends with an error."""
         if isinstance(error, BlockingIOError):  # the terminal is there, and slow
             return
         nowhere = os.open(os.devnull, os.O_WRONLY)
