@@ -1,9 +1,12 @@
 """Textual's driver for a terminal that may be closed while it is drawn on."""
 
 import os
+from contextlib import suppress
 from typing import IO, Any
 
 from textual.drivers.linux_driver import LinuxDriver
+
+STDOUT, STDERR = 1, 2
 
 
 class Screen:
@@ -32,8 +35,12 @@ class Screen:
         """Send what is left in buffers, and all that follows, nowhere: else Python ends with an error."""
         if isinstance(error, BlockingIOError):  # the terminal is there, and slow
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._file.fileno())
+        own = self._file.fileno()
+        gone, nowhere = os.fstat(own).st_rdev, os.open(os.devnull, os.O_WRONLY)
+        for number in {own, STDOUT, STDERR}:
+            with suppress(OSError):  # one that was never open
+                if os.fstat(number).st_rdev == gone:
+                    os.dup2(nowhere, number)
         os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
