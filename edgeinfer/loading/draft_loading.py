@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.catalogue import ModelFile, find_model
+from edgeinfer.catalogue import ModelFile, find_draft, find_model
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
@@ -24,7 +24,7 @@ from edgeinfer.tokenizer.vocabulary import string_list
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import LayeredBackend
 from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import Place, PlannedItem
+from edgeinfer_offload.plan_facts import DRAFT, Place, PlannedItem
 from edgeinfer_quant_formats import GGUFFile
 
 MOST_EXTRA_TOKENS = 1024
@@ -72,7 +72,7 @@ def load_drafter(
     if wishes.draft == "self":
         model = _layer_skipping(beside.engine)
     elif wishes.draft != "auto":
-        model, item = _draft_model(find_model(wishes.draft), source, target, beside)
+        model, item = _draft_model(find_draft(wishes.draft), source, target, beside)
     elif found.draft_path is None:
         return LoadedDrafter(lookup)
     else:
@@ -132,7 +132,7 @@ def _draft_model(
             leaves=wishes.draft_leaves,
             name=found.name,
         )
-        return model, PlannedItem("draft model", place, nbytes, 0.0)
+        return model, PlannedItem(DRAFT, place, nbytes, 0.0, overlapped=True)
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):

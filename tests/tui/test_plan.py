@@ -62,6 +62,22 @@ def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> 
     assert outcome.err == ""
 
 
+def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) -> None:
+    sizes = {}
+    for ram in ("1GiB", "37MiB", "30MiB"):
+        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
+        told = json.loads(outcome.out)
+        sizes[ram] = {item["item"]: item["bytes"] for item in told["items"]}
+        assert ("drafting by looking back" in outcome.err) == (ram != "1GiB")
+        assert ("draft model" in sizes[ram]) == (ram == "1GiB")
+    with library.load("tiny", device="cpu", threads=2, ram="37MiB") as model:
+        assert model.plan is not None
+        assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
+    outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
+    assert "draft model" not in outcome.err
+    assert outcome.err.endswith("; with a context of 1024 it fits (--context)\n")
+
+
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "usable_gpu", lambda wished: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
@@ -129,6 +145,11 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
             "device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
         ),
         (["--context", "0"], "context: saw 0, wanted a whole number of at least 1, or None"),
+        (["--threads", "0"], "threads: saw 0, wanted a whole number of at least 1, or None"),
+        (["--threads", "10000"], "threads: saw 10000, wanted 1024 at most"),
+        (["--draft", ""], "draft: saw '', wanted 'auto', 'lookup', 'self', a model, or None"),
+        (["--draft", "nosuch"], "draft: nosuch: no such model; known: "),
+        (["--device", ""], "device: '': wanted a known card, or terms as"),
         (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
     ],
 )
