@@ -241,19 +241,20 @@ class Model:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         size = self.engine.vocabulary_size
+        wanted = "a text or whole numbers" if name == "prompt" else "whole numbers"
         try:
             if isinstance(ids, bytes | bytearray):
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
             raise SettingError(
-                f"prompt: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted a text or whole numbers"
+                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
             ) from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
-            raise SettingError(f"prompt: saw token id {wrong[0]}, wanted 0 to {size - 1}")
+            raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
         return taken
 
     def _encode_text(self, text: str) -> list[int]:
@@ -293,7 +294,7 @@ class Model:
             ContextOverflowError: more ids than the context holds.
             EdgeInferError: the model has been closed.
         """
-        taken = self._checked(ids)
+        taken = self._checked(ids, "ids")
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
         return self._read_afresh(taken, self.engine.append_all)
