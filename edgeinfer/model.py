@@ -15,7 +15,7 @@ from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.thoughts import with_closed_thought
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
-from edgeinfer.embedding import Pooling, TextVectors, check_pooling, pooled
+from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of, request_of
@@ -308,7 +308,7 @@ class Model:
         "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
 
         Raises:
-            SettingError: an empty text, or an unknown pooling.
+            SettingError: no text, an empty one, or an unknown pooling.
             ContextOverflowError: a text has more tokens than the context holds.
             EdgeInferError: the model has been closed, or its engine gives no vectors.
         """
@@ -322,7 +322,7 @@ class Model:
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
-        ids = [self._encode_text(text) for text in texts]
+        ids = [self._encode_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 

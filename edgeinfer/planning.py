@@ -4,17 +4,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import find_draft, find_model
+from edgeinfer.catalogue import ModelFile, find_draft, find_model
 from edgeinfer.description.file_sizes import file_sizes
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
+from edgeinfer.loading.draft_vocabulary import check_vocabularies, same_tokens
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.loading.wishes import CHOICES, check_wishes, is_device
 from edgeinfer.sizes import parse_bytes
+from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -75,6 +77,8 @@ def plan_model(
         config, notes = _config(file)
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
+        named = None if wished in ("auto", "lookup", "self", None) else _draft_sizes(find_draft(wished), file)
+        own, why = _own_draft(found, file) if wished == "auto" else (None, [])
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
@@ -89,21 +93,37 @@ def plan_model(
         disk=True,
         routing=None if only_cpu else routing,
         changing_experts=not only_cpu,
+        draft=named,
     )
-    if wished == "auto":
-        plan = _planned(found.name, sizes, machine, wishes, trained)
-        # As in loading: on a GPU nothing drafts unless it is asked for.
-        if only_cpu and found.draft_path is not None:
-            plan, told = _beside_a_draft(plan, sizes, model_sizes(found.draft_path))
-            notes.extend(told)
-    else:
-        plan = _planned(found.name, sizes, machine, replace(wishes, draft=_draft_sizes(wished)), trained)
+    plan = _planned(found.name, sizes, machine, wishes, trained)
+    if only_cpu:  # As in loading: on a GPU nothing drafts unless it is asked for.
+        if own is not None:
+            plan, why = _beside_a_draft(plan, sizes, own)
+        notes.extend(why)
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
-def _draft_sizes(draft: str | None) -> ModelSizes | None:
-    """Those of the draft model that was named; None: none, or no model drafts."""
-    return None if draft in ("lookup", "self", None) else model_sizes(find_draft(draft).path)
+def _own_draft(found: ModelFile, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
+    """The sizes of the draft that the catalogue names, if it is here and can draft; a remark if it can't."""
+    if found.draft_path is None:
+        return None, []
+    try:
+        return _draft_sizes(find_draft(found.draft_path), file), []
+    except SettingError as error:
+        return None, [f"drafting by looking back: {error}"]
+
+
+def _draft_sizes(draft: ModelFile, file: GGUFFile) -> ModelSizes:
+    """Those of a model that is to draft for the one in `file`.
+
+    Raises:
+        SettingError: their vocabularies differ.
+    """
+    with GGUFFile.open(draft.path) as own:
+        if not same_tokens(own.metadata, file.metadata):
+            tokenizers = [Tokenizer.from_metadata(one.metadata) for one in (own, file)]
+            check_vocabularies(draft.name, *tokenizers)
+        return file_sizes(own, _config(own)[0])
 
 
 def _beside_a_draft(plain: MemoryPlan, sizes: ModelSizes, draft: ModelSizes) -> tuple[MemoryPlan, list[str]]:
