@@ -38,7 +38,7 @@ from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.slide_kernels import slide
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.unpacking import unpack
 from edgeinfer_kernels.cuda.workspace import Workspace
@@ -131,7 +131,7 @@ def divided_step(shape: Shape, kind: str, tokens: int, capability: int, kv: Cach
     launches = StepLaunches(
         model,
         Workspace(model, arena),
-        Tuning(),
+        usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
     DecodeStep(launches, StepTurns(turns_of(weights, divisions), mailbox)).launch(tokens)
@@ -143,7 +143,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
     model = DeviceModel(specification, weights, arena, POSITIONS, kv=kv)
     space = Workspace(model, arena)
-    step = DecodeStep(StepLaunches(model, space, Tuning(), dependent=dependent))
+    step = DecodeStep(StepLaunches(model, space, usual_tuning(capability), dependent=dependent))
     step.launch(tokens)
     choose_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),

@@ -4,13 +4,16 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from edgeinfer.chat.thoughts import parted
 from edgeinfer.chats.records import StoredChat, StoredTurn
 
 SPEAKERS = {"user": "You", "assistant": "Model"}
 
 
 def as_markdown(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
-    """The turns of one branch, each under a heading; how a turn ended is said where it isn't whole."""
+    """The turns of one branch, each under a heading; thoughts are quoted. How a turn ended is said where it
+    isn't whole.
+    """
     lines = [f"# {chat.title or chat.label}", "", f"{chat.model}, {_day(chat.created)}", ""]
     if chat.system:
         lines += ["## System", "", chat.system, ""]
@@ -18,8 +21,17 @@ def as_markdown(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
         ending = (
             "" if turn.state == "whole" else " (cut off)" if turn.state == "coming" else f" ({turn.state})"
         )
-        lines += [f"## {SPEAKERS[turn.role]}{ending}", "", turn.text.strip(), ""]
+        lines += [f"## {SPEAKERS[turn.role]}{ending}", "", _told(turn), ""]
     return "\n".join(lines)
+
+
+def _told(turn: StoredTurn) -> str:
+    """A turn's text; what a model thought before it is quoted."""
+    reply = parted(turn.text)
+    if turn.role != "assistant" or not reply.thought:
+        return turn.text.strip()
+    quoted = "\n".join(f"> {line}".rstrip() for line in reply.thought.splitlines())
+    return f"{quoted}\n\n{reply.said.strip()}".strip()
 
 
 def as_json_lines(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:

@@ -113,6 +113,8 @@ class _Transfer:
         self._known = Version(None, remote.size_bytes, remote.sha256)
         self._vouched_by = remote.vouched_by
         self._failures = 0
+        self._shorter = 0
+        """How often the server had fewer bytes than were here."""
         self._kind_known = not remote.name.lower().endswith(".gguf")
 
     def run(self) -> Fetched:
@@ -153,6 +155,12 @@ class _Transfer:
         except NothingThere as nothing:
             if self._partial.size == 0:
                 raise DownloadError(f"{self._remote.url}: an empty file, wanted a model") from nothing
+            self._shorter += 1
+            if self._shorter >= self._patience.attempts:
+                raise DownloadError(
+                    f"{self._remote.url}: the server promises {self._known.total} bytes, and has no more "
+                    f"than {self._partial.size}"
+                ) from nothing
             self._partial.empty()  # it has become shorter: from the beginning, then
             self._known = replace(self._known, tag=None)
             raise TryAgain(str(nothing)) from nothing

@@ -15,7 +15,8 @@ LEARNT = tuple(field.name for field in fields(Learnt))
 
 
 def begin_drafting(speculator: Speculator, figures: RememberedFigures, of: str) -> None:
-    """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second.
+    """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second; where
+    that was disturbed the next process measures again.
 
     When it is closed, what it has learnt is remembered.
     """
@@ -23,7 +24,8 @@ def begin_drafting(speculator: Speculator, figures: RememberedFigures, of: str) 
     costs = _remembered(known, of)
     if costs is None:
         costs = speculator.measure()
-        _remember(figures, of, costs)
+        if not costs.disturbed:
+            _remember(figures, of, costs)
     begun = {kind: learnt for kind in KINDS if (learnt := _learnt(known, of, kind)) is not None}
     speculator.begin(costs, begun)
     speculator.on_close = lambda: _keep_learnt(figures, of, speculator, begun)
@@ -49,7 +51,8 @@ def _remembered(known: dict[str, float], of: str) -> MeasuredCosts | None:
     passes = {rows: known[_pass(of, rows)] for rows in MEASURED_ROWS if _pass(of, rows) in known}
     if 1 not in passes:
         return None
-    return MeasuredCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
+    costs = MeasuredCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
+    return None if costs.disturbed else costs
 
 
 def _remember(figures: RememberedFigures, of: str, costs: MeasuredCosts) -> None:

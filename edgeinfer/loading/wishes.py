@@ -1,5 +1,6 @@
 """What the caller of `load` asks for, checked on the way in."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
 from edgeinfer_kernels.layer_cache import CacheType
 
-MOST_THREADS = 1024
+MOST_THREADS = max(64, 2 * (os.cpu_count() or 1))
+"""They wait for each other by turning in circles: many more than processors stop a machine."""
 MOST_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]

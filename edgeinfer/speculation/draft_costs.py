@@ -29,6 +29,8 @@ PLAIN_RUN = 5
 """So many in a row: behind a draft a pass takes longer, as that has been in the caches, so that the first of
 them doesn't count.
 """
+IMPOSSIBLE = 1.2
+"""Times what rows take one by one: they were disturbed."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class MeasuredCosts:
     """None: nothing was drafted."""
     draft: float = 0.0
     """Of a draft whatever its length."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs must have run meanwhile: rows never take longer together than one by one."""
+        one = self.passes[1]
+        return any(seconds > IMPOSSIBLE * rows * one for rows, seconds in self.passes.items())
 
 
 class RunningCosts:
@@ -67,8 +75,8 @@ class RunningCosts:
         """
         one = costs.passes[1]
         self.scale, self.plain = one, None
-        # More rows never take less: what says so was measured while something else ran.
-        known = {rows: max(1.0, found / one) for rows, found in costs.passes.items()}
+        # More rows never take less, nor longer than one by one: what says so was measured while others ran.
+        known = {rows: min(rows, max(1.0, found / one)) for rows, found in costs.passes.items()}
         self._shape = [_on_lines(known, rows) for rows in range(1, MOST_ROWS + 1)]
         if costs.drafted_token is not None:
             self.begin, self.each = costs.draft, costs.drafted_token

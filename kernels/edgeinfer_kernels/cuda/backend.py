@@ -33,7 +33,7 @@ from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
 from edgeinfer_kernels.cuda.sent_layers import SendingHost
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import (
     RejectedTrialError,
@@ -112,7 +112,7 @@ class CudaBackend:
         launches = StepLaunches(
             self._parts.model,
             self._parts.workspace,
-            tuning or Tuning(),
+            tuning or usual_tuning(capability),
             dependent=dependent,
         )
         self._mailbox = mailbox

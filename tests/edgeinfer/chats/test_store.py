@@ -306,3 +306,16 @@ def test_a_chat_is_exported_as_markdown_and_as_json_lines(store: ChatStore) -> N
         ("assistant", "Hel", "coming"),
     ]
     assert rows[2]["parent"] == rows[1]["id"]
+
+
+@pytest.mark.parametrize("opening", ["<think>", ""], ids=["marked", "opened by the template"])
+def test_a_thought_is_quoted_in_markdown_and_kept_as_it_is_in_json_lines(
+    store: ChatStore, opening: str
+) -> None:
+    chat, said = store.new_chat("tiny"), f"{opening}\nShe greets.\n\nSo do I.\n</think>\n\nHello!"
+    asked = store.add_turn(chat.id, None, "user", "Hi </think> you")
+    store.add_turn(chat.id, asked.id, "assistant", said)
+    chat = store.chat(chat.label)
+    text = as_markdown(chat, store.branch(chat))
+    assert "\n## You\n\nHi </think> you\n\n## Model\n\n> She greets.\n>\n> So do I.\n\nHello!\n" in text
+    assert json.loads(as_json_lines(chat, store.branch(chat)).splitlines()[2])["content"] == said

@@ -201,6 +201,22 @@ def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, t
     ]
 
 
+def test_a_server_that_always_promises_more_than_it_has_is_given_up(
+    server: HostileServer, tmp_path: Path
+) -> None:
+    def promise(request: does.Request) -> None:
+        body = request.content[request.first :]
+        if not body:
+            request.begin(416, 0)
+            return
+        total = len(request.content) + 1000
+        request.begin(206, len(body) + 1000, Content_Range=f"bytes {request.first}-{total - 1}/{total}")
+        request.wfile.write(body)
+
+    server.otherwise = promise
+    assert "the server promises 301004 bytes, and has no more than 300004" in refusal(server, tmp_path)
+
+
 def test_a_failure_before_the_first_byte_leaves_nothing(server: HostileServer, tmp_path: Path) -> None:
     server.otherwise = does.status(404)
     refusal(server, tmp_path)

@@ -44,6 +44,21 @@ def test_costs_are_measured_at_the_first_load_and_remembered_at_the_next(tmp_pat
     assert first.begun == second.begun == COSTS
 
 
+def test_costs_that_others_disturbed_are_used_and_not_remembered(tmp_path: Path) -> None:
+    odd = MeasuredCosts({1: 0.010, 2: 0.070, 4: 0.041}, 0.001)
+    first, second = begun(tmp_path, odd), begun(tmp_path, COSTS)
+    assert (first.measured, second.measured) == (1, 1)
+    assert (first.begun, second.begun) == (odd, COSTS)
+
+
+def test_remembered_costs_that_cannot_be_are_measured_again(tmp_path: Path) -> None:
+    begun(tmp_path, COSTS)
+    figures = RememberedFigures(tmp_path, "m")
+    figures.keep({"a pair: pass of 4": 0.05})
+    assert begun(tmp_path, COSTS).measured == 1
+    assert begun(tmp_path, COSTS).measured == 0
+
+
 def test_a_drafter_that_said_nothing_is_remembered_so(tmp_path: Path) -> None:
     silent = MeasuredCosts({1: 0.010, 8: 0.015})
     begun(tmp_path, silent)

@@ -70,6 +70,12 @@ def test_a_useless_draft_is_given_up_after_its_first_step() -> None:
     assert pace.rest == pytest.approx((0.8 - FIRST_PURSE) / ALLOWANCE - PLAIN_RUN, abs=2)
 
 
+def test_rows_together_are_never_taken_to_cost_more_than_one_by_one() -> None:
+    pace = Pace()
+    pace.costs.measured(MeasuredCosts({1: 1.0, 2: 7.0, 4: 3.0, 8: 0.5}))
+    assert [pace.costs.of_pass(rows) for rows in (1, 2, 4, 8)] == [1.0, 2.0, 3.0, 1.0]
+
+
 def test_costs_between_and_beyond_the_measured_ones_lie_on_a_line() -> None:
     pace = Pace()
     pace.costs.passed(1, 1.0)

@@ -90,6 +90,34 @@ def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened) -> N
     run(body())
 
 
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ('{"name": "*Ada*",\n "at": ["```", 1]}', '{"name": "*Ada*",\n "at": ["```", 1]}'),
+        ('[{"a": "_b_"}] is all.', '[{"a": "_b_"}]'),
+        ('{ "cut": "*of', '{ "cut": "*of'),
+        ("{}", "{}"),
+        ("[1] says *so*.", None),
+        ("{x} is a *set*.", None),
+    ],
+)
+def test_an_answer_in_json_is_shown_to_the_letter(opened: Opened, answer: str, code: str | None) -> None:
+    async def body() -> None:
+        model = PacedModel(answer)
+        async with opened(model) as chat:
+            await chat.say("Hi", wait=False)
+            model.allow(len(answer))
+            await chat.until(lambda: chat.views()[1].turn.text == answer)
+            await chat.settle()
+            text = chat.views()[1].query_one(AnswerText)
+            assert [block.code.rstrip("\n") for block in text.query(CodeBlock)] == ([code] if code else [])
+            assert "is all." not in answer or ("MarkdownParagraph", "is all.") in blocks_of(text)
+            await chat.press("tab", "c")
+            assert chat.app.clipboard == answer
+
+    run(body())
+
+
 def test_html_in_an_answer_stays_the_text_that_it_is(opened: Opened) -> None:
     async def body() -> None:
         async with opened(FakeModel("Use <b>bold</b> and \x1b[31mred.")) as chat:

@@ -1,5 +1,6 @@
 """Markdown of an answer, with blocks of code that can be copied."""
 
+import json
 import re
 from collections.abc import Iterable
 
@@ -18,6 +19,8 @@ ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
 HALF_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
 """A last line that may become the beginning of a list, a table, a block of code, or none of them."""
 
+BEGINS_AS_JSON = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*[{\[\"])")
+
 
 def _parser() -> MarkdownIt:
     """What looks like HTML is text, and a line that a model ends is a line."""
@@ -31,6 +34,18 @@ def _keep_line_ends(state: StateCore) -> None:
         for part in token.children or ():
             if part.type == "softbreak":
                 part.type = "hardbreak"
+
+
+def _with_json_as_code(text: str) -> str:
+    """An answer that begins as JSON with that as a block of code; Markdown would lose stars and lines."""
+    if not BEGINS_AS_JSON.match(text):
+        return text
+    start = len(text) - len(text.lstrip())
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:  # more of it is to come, or it was cut off
+        return f"````json\n{text[start:]}"
+    return f"````json\n{text[start:end]}\n````\n{text[end:]}"
 
 
 class CopyLabel(Label):
@@ -77,7 +92,7 @@ class AnswerText(Markdown):
 
     async def show(self, text: str, ended: bool = True) -> None:
         """Have it hold `text`; what is only longer than before is appended. `ended` False: more will come."""
-        text = text.translate(ONE_LINE_END)
+        text = _with_json_as_code(text.translate(ONE_LINE_END))
         if not ended and (half := HALF_MARK.search(text)) and half.start() >= len(self._shown):
             text = text[: half.start()]
         if not text.startswith(self._shown):
