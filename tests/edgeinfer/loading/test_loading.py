@@ -20,6 +20,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.loading import cpu_loading
+from edgeinfer.loading.wishes import MOST_THREADS
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.objects import KernelBuildError
@@ -40,7 +41,7 @@ from tests.random_models import ZOO, RandomModel
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
         ({"threads": True}, "threads: saw True, wanted a whole number of at least 1, or None"),
-        ({"threads": 100_000}, "threads: saw 100000, wanted 1024 at most"),
+        ({"threads": 100_000}, f"threads: saw 100000, wanted {MOST_THREADS} at most"),
         ({"ram": "much"}, "ram: saw 'much', wanted bytes or a size like \"8GiB\""),
         ({"vram": -1}, 'vram: saw -1, wanted bytes or a size like "8GiB"'),
         (
