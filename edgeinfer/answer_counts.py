@@ -8,6 +8,7 @@ from edgeinfer.beam_search import BeamSearch
 from edgeinfer.decoding import Request
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Engine, TextTokenizer
+from edgeinfer.plain_numbers import plain_number
 from edgeinfer.results import Generation
 from edgeinfer.structured.constraint import Constraint
 
@@ -24,7 +25,8 @@ class AnswerCounts:
 
     def __post_init__(self) -> None:
         for name in ("n", "best_of", "beams"):
-            value = getattr(self, name)
+            value = plain_number(getattr(self, name))
+            object.__setattr__(self, name, value)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and 1 <= value <= MOST_ANSWERS):
                 raise SettingError(f"{name}: saw {value!r}, wanted a whole number from 1 to {MOST_ANSWERS}")

@@ -12,7 +12,7 @@ from edgeinfer.found_models import OtherFolders, found_file, found_models
 from edgeinfer.model_file import ModelFile, Source, models_under
 from edgeinfer.user_folders import user_folder
 
-__all__ = ["ModelFile", "default_models_folder", "find_model", "list_models", "read_catalogue"]
+__all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_catalogue"]
 
 BUILTIN_NAME = "tiny"
 MOST_LISTED = 8
@@ -53,6 +53,16 @@ def find_model(
         if wanted in (model.name, model.path.name):
             return model
     raise _unknown(wanted, path, entries, folder)
+
+
+def find_draft(name_or_path: str | Path) -> ModelFile:
+    """As `find_model`, of a draft: what can't be found is told as that."""
+    try:
+        return find_model(name_or_path)
+    except NotPulledError as error:
+        raise NotPulledError(f"draft: {error}", error.name) from error
+    except UnknownModelError as error:
+        raise UnknownModelError(f"draft: {error}") from error
 
 
 def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:

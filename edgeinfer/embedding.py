@@ -1,5 +1,6 @@
 """Texts as vectors: what a model knows of a whole text, for comparing texts with each other."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -32,6 +33,17 @@ def check_pooling(wished: str) -> Pooling:
         if name == wished:
             return name  # type: ignore[no-any-return]
     raise SettingError(f"pooling: saw {wished!r}, wanted {', '.join(get_args(Pooling))}")
+
+
+def checked_texts(texts: object) -> list[str]:
+    """All of them. Raises `SettingError` for what isn't texts."""
+    given: list[str] = []
+    for text in texts if isinstance(texts, Iterable) else (texts,):
+        if not isinstance(text, str):
+            saw = f"{type(text).__name__} {str(text)[:40]!r}"
+            raise SettingError(f"embed: saw {saw}, wanted a text, or texts")
+        given.append(text)
+    return given
 
 
 def pooled(rows: Vectors, pooling: Pooling, normalise: bool) -> Vectors:

@@ -15,7 +15,7 @@ from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.thoughts import with_closed_thought
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
-from edgeinfer.embedding import Pooling, TextVectors, check_pooling, pooled
+from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of, request_of
@@ -241,19 +241,20 @@ class Model:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         size = self.engine.vocabulary_size
+        wanted = "a text or whole numbers" if name == "prompt" else "whole numbers"
         try:
             if isinstance(ids, bytes | bytearray):
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
             raise SettingError(
-                f"prompt: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted a text or whole numbers"
+                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
             ) from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
-            raise SettingError(f"prompt: saw token id {wrong[0]}, wanted 0 to {size - 1}")
+            raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
         return taken
 
     def _encode_text(self, text: str) -> list[int]:
@@ -293,7 +294,7 @@ class Model:
             ContextOverflowError: more ids than the context holds.
             EdgeInferError: the model has been closed.
         """
-        taken = self._checked(ids)
+        taken = self._checked(ids, "ids")
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
         return self._read_afresh(taken, self.engine.append_all)
@@ -307,7 +308,7 @@ class Model:
         "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
 
         Raises:
-            SettingError: an empty text, or an unknown pooling.
+            SettingError: no text, an empty one, or an unknown pooling.
             ContextOverflowError: a text has more tokens than the context holds.
             EdgeInferError: the model has been closed, or its engine gives no vectors.
         """
@@ -321,7 +322,7 @@ class Model:
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
-        ids = [self._encode_text(text) for text in texts]
+        ids = [self._encode_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 

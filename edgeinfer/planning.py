@@ -1,20 +1,22 @@
 """A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import ModelFile, find_model
+from edgeinfer.catalogue import ModelFile, find_draft, find_model
 from edgeinfer.description.file_sizes import file_sizes
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
+from edgeinfer.loading.draft_vocabulary import check_vocabularies, same_tokens
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
-from edgeinfer.loading.wishes import CHOICES, is_device
+from edgeinfer.loading.wishes import CHOICES, check_wishes, is_device
 from edgeinfer.sizes import parse_bytes
+from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -50,14 +52,15 @@ def plan_model(
     threads: int | None = None,
     kv: CacheType = "f16",
     repack: bool = True,
-    draft: str | None = "auto",
+    draft: str | Path | None = "auto",
     build_progress: Progress | None = None,
 ) -> ModelPlan:
     """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
 
     `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
     machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`; a
-    `draft` model is placed too. What main memory can't hold stays on the disk.
+    `draft` model is placed too, that of "auto" if the model leaves room for it. What main memory can't hold
+    stays on the disk.
 
     Raises:
         UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
@@ -65,12 +68,17 @@ def plan_model(
         SettingError: a setting out of its range, or a description that can't be read.
         OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
     """
-    _check(kv, context)
+    wished = str(draft) if isinstance(draft, Path) else draft
+    check_wishes(context, threads, wished)
+    if kv not in CHOICES["kv"]:
+        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
     found = find_model(model)
     with GGUFFile.open(found.path) as file:
         config, notes = _config(file)
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
+        named = None if wished in ("auto", "lookup", "self", None) else _draft_sizes(find_draft(wished), file)
+        own, why = _own_draft(found, file) if wished == "auto" else (None, [])
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
@@ -85,28 +93,48 @@ def plan_model(
         disk=True,
         routing=None if only_cpu else routing,
         changing_experts=not only_cpu,
-        # As in loading: on a GPU nothing drafts unless it is asked for.
-        draft=_draft_sizes(found, draft if only_cpu or draft != "auto" else None),
+        draft=named,
     )
     plan = _planned(found.name, sizes, machine, wishes, trained)
+    if only_cpu:  # As in loading: on a GPU nothing drafts unless it is asked for.
+        if own is not None:
+            plan, why = _beside_a_draft(plan, sizes, own)
+        notes.extend(why)
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
-def _check(kv: str, context: int | None) -> None:
-    if kv not in CHOICES["kv"]:
-        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
-    if context is not None and context < 1:
-        raise SettingError(f"context: saw {context}, wanted a whole number of at least 1, or None")
+def _own_draft(found: ModelFile, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
+    """The sizes of the draft that the catalogue names, if it is here and can draft; a remark if it can't."""
+    if found.draft_path is None:
+        return None, []
+    try:
+        return _draft_sizes(find_draft(found.draft_path), file), []
+    except SettingError as error:
+        return None, [f"drafting by looking back: {error}"]
 
 
-def _draft_sizes(found: ModelFile, draft: str | None) -> ModelSizes | None:
-    """Those of the draft model that `load` would take; None: none, or no model drafts."""
-    path = found.draft_path if draft == "auto" else None
-    if draft not in ("auto", "lookup", "self", None):
-        path = find_model(draft).path
-    if path is None:
-        return None
-    return model_sizes(path)
+def _draft_sizes(draft: ModelFile, file: GGUFFile) -> ModelSizes:
+    """Those of a model that is to draft for the one in `file`.
+
+    Raises:
+        SettingError: their vocabularies differ.
+    """
+    with GGUFFile.open(draft.path) as own:
+        if not same_tokens(own.metadata, file.metadata):
+            tokenizers = [Tokenizer.from_metadata(one.metadata) for one in (own, file)]
+            check_vocabularies(draft.name, *tokenizers)
+        return file_sizes(own, _config(own)[0])
+
+
+def _beside_a_draft(plain: MemoryPlan, sizes: ModelSizes, draft: ModelSizes) -> tuple[MemoryPlan, list[str]]:
+    """The plan with a draft that nobody asked for, if the model stays where it is without; else as it was."""
+    try:
+        plan = plan_memory(sizes, plain.machine, replace(plain.wishes, draft=draft))
+    except PlanError:
+        plan = None
+    if plan is None or plan.bytes_on("disk") > plain.bytes_on("disk"):
+        return plain, ["drafting by looking back: beside the model there is no room for its draft"]
+    return plan, []
 
 
 def model_sizes(path: Path) -> ModelSizes:

@@ -6,6 +6,7 @@ from typing import Any
 from edgeinfer.decoding import Recall, Request
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
+from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Message
 from edgeinfer.sliding import Sliding
@@ -16,17 +17,25 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def messages_of(prompt: Prompt) -> Sequence[Message] | None:
-    """The prompt if it is a chat. Raises `SettingError` for messages without a role."""
+    """The prompt if it is a chat. Raises `SettingError` for what isn't a message."""
     if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
         return None
     if not isinstance(prompt[0], Mapping):
         return None
     for message in prompt:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if not _is_message(message):
             raise SettingError(
                 f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
             )
     return [dict(message) for message in prompt if isinstance(message, Mapping)]
+
+
+def _is_message(message: object) -> bool:
+    """Whether it has a role, and a content: a text or its parts; none where it calls tools."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
 
 
 def request_of(
@@ -46,12 +55,20 @@ def request_of(
     return Request(
         prompt_ids=ids,
         sampling=SamplerSettings.from_fields(sampling),
-        max_tokens=max_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-        logprobs=logprobs,
+        max_tokens=plain_number(max_tokens),
+        stop=_stops(stop),
+        logprobs=plain_number(logprobs),
         progress=progress,
         dropped_turns=dropped_turns,
         constraint=constraint,
         recall=recall,
         sliding=sliding,
     )
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    if stop is None or isinstance(stop, str):
+        return () if stop is None else (stop,)
+    if not isinstance(stop, Iterable):
+        raise SettingError(f"stop: saw {stop!r}, wanted a text, or a list of texts")
+    return tuple(stop)

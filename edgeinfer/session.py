@@ -6,7 +6,7 @@ from typing import Any
 
 from edgeinfer.chat.thoughts import without_thought
 from edgeinfer.decoding import TokenStream, check_count
-from edgeinfer.errors import ContextOverflowError
+from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.results import Generation
 from edgeinfer.sliding import SINKS
@@ -103,6 +103,8 @@ class Chat:
         self, before: list[Message], dropped: int, text: str, settings: dict[str, Any]
     ) -> TokenStream:
         """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
+        if not isinstance(text, str):
+            raise SettingError(f"text: saw {type(text).__name__} {str(text)[:40]!r}, wanted a text")
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
         formed = wishes.get("schema") is not None or wishes.get("grammar") is not None

@@ -20,14 +20,15 @@ class TurnWriter:
     ) -> None:
         self._connection, self.turn = connection, turn
         self._retry_seconds = retry_seconds
-        self._pending: list[str] = []
-        self._next_number = 0
+        # The next piece, with its number: one value, so that Ctrl-C at any moment finds them together.
+        self._unwritten = (0, "")
         self._not_before = 0.0
         self.trouble: str | None = None
 
     def add(self, text: str) -> None:
         """One more piece, written at once; a crash of this program from now on doesn't lose it."""
-        self._pending.append(storable(text))
+        number, unwritten = self._unwritten
+        self._unwritten = number, unwritten + storable(text)
         if time.monotonic() >= self._not_before:
             self._attempt(None)
 
@@ -37,12 +38,12 @@ class TurnWriter:
         return self.trouble
 
     def _attempt(self, state: State | None) -> None:
-        text = "".join(self._pending)
+        number, text = self._unwritten
         try:
             with self._connection:
-                if text:
+                if text:  # It is there already where Ctrl-C came between writing it and remembering that.
                     self._connection.execute(
-                        "INSERT INTO pieces VALUES (?, ?, ?)", (self.turn, self._next_number, text)
+                        "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)", (self.turn, number, text)
                     )
                 if state is not None:
                     self._close(state)
@@ -50,9 +51,8 @@ class TurnWriter:
             self.trouble = str(error)
             self._not_before = time.monotonic() + self._retry_seconds
             return
+        self._unwritten = number + 1, ""
         self.trouble = None
-        self._pending.clear()
-        self._next_number += 1
 
     def _close(self, state: State) -> None:
         """The pieces become the turn's text."""

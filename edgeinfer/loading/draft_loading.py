@@ -1,17 +1,14 @@
 """Loading what drafts for a model: a smaller one of the same vocabulary, or a look back at the text."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from edgeinfer.catalogue import ModelFile, find_model
+from edgeinfer.catalogue import ModelFile, find_draft, find_model
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
 from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.loading.draft_vocabulary import check_vocabularies, same_tokens
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
@@ -20,15 +17,11 @@ from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer.tokenizer.vocabulary import string_list
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import LayeredBackend
 from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import Place, PlannedItem
+from edgeinfer_offload.plan_facts import DRAFT, Place, PlannedItem
 from edgeinfer_quant_formats import GGUFFile
-
-MOST_EXTRA_TOKENS = 1024
-"""Tokens, padding most often, by which vocabularies of one family are seen to differ in length."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def load_drafter(
     if wishes.draft == "self":
         model = _layer_skipping(beside.engine)
     elif wishes.draft != "auto":
-        model, item = _draft_model(find_model(wishes.draft), source, target, beside)
+        model, item = _draft_model(find_draft(wishes.draft), source, target, beside)
     elif found.draft_path is None:
         return LoadedDrafter(lookup)
     else:
@@ -132,7 +125,7 @@ def _draft_model(
             leaves=wishes.draft_leaves,
             name=found.name,
         )
-        return model, PlannedItem("draft model", place, nbytes, 0.0)
+        return model, PlannedItem(DRAFT, place, nbytes, 0.0, overlapped=True)
     except BaseException as error:
         file.close()
         if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):
@@ -150,36 +143,3 @@ def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
         except GpuUnavailableError:
             pass
     return load_on_cpu(draft, beside.team)
-
-
-def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two files' metadata list the same tokens, but for some more at the end of one. Then no
-    tokenizer has to be built, and no token's bytes looked at, to know that their ids mean the same.
-    """
-    kinds = [metadata.get("tokenizer.ggml.model") for metadata in (one, other)]
-    texts = [string_list(metadata, "tokens") for metadata in (one, other)]
-    types = [np.asarray(metadata.get("tokenizer.ggml.token_type", ())) for metadata in (one, other)]
-    shared = min(map(len, texts))
-    return (
-        kinds[0] == kinds[1]
-        and max(map(len, texts)) - shared <= MOST_EXTRA_TOKENS
-        and texts[0][:shared] == texts[1][:shared]
-        and np.array_equal(types[0][:shared], types[1][:shared])
-    )
-
-
-def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
-    """Raise `SettingError` unless both have the same tokens, but for some more at the end of one."""
-    shared = min(draft.vocabulary_size, target.vocabulary_size)
-    extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
-    if extra > MOST_EXTRA_TOKENS:
-        raise SettingError(
-            f"draft: {name} has {draft.vocabulary_size} tokens, the model {target.vocabulary_size}; wanted "
-            "the same vocabulary, or --draft lookup"
-        )
-    for token_id in range(shared):
-        if draft.token_bytes(token_id) != target.token_bytes(token_id):
-            raise SettingError(
-                f"draft: token {token_id} of {name} is {draft.token_bytes(token_id)!r}, that of the model "
-                f"{target.token_bytes(token_id)!r}; wanted the same vocabulary, or --draft lookup"
-            )

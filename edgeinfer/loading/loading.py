@@ -17,6 +17,7 @@ from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usab
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
+from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.store import SnapshotStore
@@ -42,7 +43,7 @@ def load(
     repack: bool = True,
     sparse: Sparse = "auto",
     instruction_set: str | None = None,
-    draft: str | None = "auto",
+    draft: str | Path | None = "auto",
     draft_leaves: int = 0,
     references: str | Path | Iterable[str | Path] = (),
     kv: CacheType = "f16",
@@ -85,15 +86,15 @@ def load(
         OSError: the file can't be opened, or the folder of compiled kernels can't be written.
     """
     wishes = Wishes(
-        context=context,
+        context=plain_number(context),
         device=device,
-        vram=parse_bytes("vram", vram),
-        ram=parse_bytes("ram", ram),
-        threads=threads,
+        vram=parse_bytes("vram", plain_number(vram)),
+        ram=parse_bytes("ram", plain_number(ram)),
+        threads=plain_number(threads),
         repack=repack,
         sparse=sparse,
         instruction_set=instruction_set,
-        draft=draft,
+        draft=str(draft) if isinstance(draft, Path) else draft,
         draft_leaves=draft_leaves,
         references=_paths(references),
         kv=kv,

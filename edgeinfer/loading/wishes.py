@@ -27,6 +27,17 @@ def is_device(name: str) -> bool:
     return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
 
 
+def check_wishes(context: int | None, threads: int | None, draft: str | None) -> None:
+    """Raise `SettingError` for what neither loading nor planning takes."""
+    for name, value in (("context", context), ("threads", threads)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+    if threads is not None and threads > MOST_THREADS:
+        raise SettingError(f"threads: saw {threads}, wanted {MOST_THREADS} at most")
+    if draft is not None and (not isinstance(draft, str) or draft.lower() in ("", "none")):
+        raise SettingError(f"draft: saw {draft!r}, wanted 'auto', 'lookup', 'self', a model, or None")
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What the caller of `load` asked for, checked."""
@@ -63,13 +74,7 @@ class Wishes:
                 raise SettingError(f"{name}: saw {value!r}, wanted one of {shown}")
         if not is_device(str(self.device)):
             raise SettingError(f"device: saw {self.device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
-        for name in ("context", "threads"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
-        if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
-            wanted = "'auto', 'lookup', 'self', a model, or None"
-            raise SettingError(f"draft: saw {self.draft!r}, wanted {wanted}")
+        check_wishes(self.context, self.threads, self.draft)
         if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
             raise SettingError(
                 f"draft_leaves: saw {self.draft_leaves!r}, wanted a whole number from 0 to {MOST_LEAVES}"
@@ -80,8 +85,6 @@ class Wishes:
             )
         if self.references and self.engine == "llama.cpp":
             raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise SettingError(f"threads: saw {self.threads}, wanted {MOST_THREADS} at most")
         if not isinstance(self.repack, bool):
             raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
         if self.sparse in ("exact", "predicted") and (

@@ -2,11 +2,12 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from edgeinfer.errors import SettingError
+from edgeinfer.plain_numbers import plain_number
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class SamplerSettings:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name in (*RANGES, "mirostat", "seed"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if not allowed.holds(value):
@@ -108,12 +111,22 @@ class SamplerSettings:
             raise SettingError(
                 f"dry_sequence_breakers: saw the text {self.dry_sequence_breakers!r}, wanted a tuple of texts"
             )
+        if not isinstance(self.dry_sequence_breakers, Iterable):
+            raise SettingError(
+                f"dry_sequence_breakers: saw {self.dry_sequence_breakers!r}, wanted a tuple of texts"
+            )
         for breaker in self.dry_sequence_breakers:
             if not isinstance(breaker, str) or not breaker:
                 raise SettingError(f"dry_sequence_breakers: saw {breaker!r}, wanted text that isn't empty")
 
     def _check_logit_bias(self) -> None:
-        for token_id, bias in self.logit_bias.items():
+        if not isinstance(self.logit_bias, Mapping):
+            raise SettingError(
+                f"logit_bias: saw {self.logit_bias!r}, wanted token ids and biases, as {{5: -1.0}}"
+            )
+        given = {plain_number(token): plain_number(bias) for token, bias in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", given)
+        for token_id, bias in given.items():
             if not Range(0, whole=True).holds(token_id):
                 raise SettingError(f"logit_bias: saw token id {token_id!r}, wanted {Range(0, whole=True)}")
             if bias != -math.inf and not Range().holds(bias):

@@ -8,13 +8,14 @@
                 | SIZE ram | RATE ram               main memory, and its bandwidth, as specified
                 | NUMBER threads | NUMBER gops      the CPU, and its operations a second in prompts
 
-SIZE is a number with GiB or MiB (GB and MB are the same here, as memory is sold); RATE one with GB/s. "ram"
-may stand before or behind. Case and order don't matter. "cpu" in place of a card stands for no GPU.
+SIZE is a number with GiB or MiB (GB and MB are the same here, as memory is sold); RATE one with GB/s, GiB/s
+or TB/s, of bytes: Gb/s is refused. "ram" may stand before or behind. Case and order don't matter otherwise.
+"cpu" in place of a card stands for no GPU.
 """
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from edgeinfer_offload.graphics_cards import (
@@ -49,7 +50,7 @@ class DescriptionError(ValueError):
 
 @dataclass(frozen=True)
 class _Described:
-    """What the terms have said so far; None: nothing."""
+    """What the terms say; None: nothing."""
 
     vram: float | None = None
     vram_rate: float | None = None
@@ -62,40 +63,57 @@ class _Described:
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
-_SIZES = {"gib": 2.0**30, "gb": 2.0**30, "mib": 2.0**20, "mb": 2.0**20, "g": 2.0**30}
+_UNITS = {"g": 2.0**30, "gb": 2.0**30, "gib": 2.0**30, "mib": 2.0**20, "mb": 2.0**20}
+_UNITS |= {"g/s": 1e9, "gb/s": 1e9, "gib/s": 2.0**30, "tb/s": 1e12}
 _SIZE = _NUMBER + r"(gib|gb|mib|mb|g)"
-_RATE = _NUMBER + r"g(?:i?b)?/s"
-_TERMS: tuple[tuple[str, Callable[[re.Match[str], _Described], _Described]], ...] = (
-    (rf"{_SIZE} ?(?:vram)?", lambda m, d: replace(d, vram=float(m[1]) * _SIZES[m[2]])),
-    (rf"{_RATE} ?(?:vram)?", lambda m, d: replace(d, vram_rate=float(m[1]) * 1e9)),
-    (rf"pcie ?{_RATE}", lambda m, d: replace(d, link=float(m[1]) * 1e9)),
+_RATE = _NUMBER + r"(g/s|gb/s|gib/s|tb/s)"
+
+
+def _amount(found: re.Match[str]) -> float:
+    """Bytes, or bytes a second, of a size or rate in one of two places."""
+    number, unit = (part for part in found.groups() if part)
+    return float(number) * _UNITS[unit]
+
+
+_TERMS: tuple[tuple[str, str, Callable[[re.Match[str]], float]], ...] = (
+    ("vram", rf"{_SIZE} ?(?:vram)?", _amount),
+    ("vram_rate", rf"{_RATE} ?(?:vram)?", _amount),
+    ("link", rf"pcie ?{_RATE}", _amount),
     (
+        "link",
         r"pcie ?([345])(?:\.0)? ?(?:x ?(16|8|4|2|1))?",
-        lambda m, d: replace(d, link=LINK_SHARE * int(m[2] or 16) * LANE_BYTES_PER_SECOND[int(m[1])]),
+        lambda m: LINK_SHARE * int(m[2] or 16) * LANE_BYTES_PER_SECOND[int(m[1])],
     ),
-    (rf"{_NUMBER}tflops?(?:/s)?", lambda m, d: replace(d, operations=float(m[1]) * 1e12)),
-    (rf"{_SIZE} ?ram|ram {_SIZE}", lambda m, d: replace(d, ram=float(m[1] or m[3]) * _SIZES[m[2] or m[4]])),
-    (rf"{_RATE} ?ram|ram {_RATE}", lambda m, d: replace(d, ram_rate=float(m[1] or m[2]) * 1e9)),
-    (rf"{_NUMBER}threads?", lambda m, d: replace(d, threads=float(m[1]))),
-    (rf"{_NUMBER}gops?(?:/s)?", lambda m, d: replace(d, cpu_operations=float(m[1]) * 1e9)),
+    ("operations", rf"{_NUMBER}tflops?(?:/s)?", lambda m: float(m[1]) * 1e12),
+    ("ram", rf"{_SIZE} ?ram|ram {_SIZE}", _amount),
+    ("ram_rate", rf"{_RATE} ?ram|ram {_RATE}", _amount),
+    ("threads", rf"{_NUMBER}threads?", lambda m: float(m[1])),
+    ("cpu_operations", rf"{_NUMBER}gops?(?:/s)?", lambda m: float(m[1]) * 1e9),
 )
+_OF_A_GPU = ("vram", "vram_rate", "link", "operations")
 
 
 def describe_machine(text: str) -> Machine:
     """The machine of a description.
 
     Raises:
-        DescriptionError: a card that isn't known and whose memory and bandwidth aren't told, or a term
-            that can't be read.
+        DescriptionError: a card that isn't known and whose memory and bandwidth aren't told, a term that
+            can't be read or is there twice, a GPU's term where there is none, or nothing at all.
     """
     line = " ".join(text.split())
     name, colon, rest = line.partition(":")
     if not colon:
         first, _, others = line.partition(",")
         name, rest = ("", line) if _is_term(first) else (first, others)
-    described = _Described()
-    for term in filter(None, (part.strip() for part in rest.split(","))):
-        described = _read(term, described, line)
+    name = name.strip()
+    terms = [part.strip() for part in rest.split(",") if part.strip()]
+    if not name and not terms:
+        raise DescriptionError(f"{text!r}: {WANTED}")
+    said = _read(terms, line)
+    wrong = [said[field][0] for field in _OF_A_GPU if field in said]
+    if name.lower() == "cpu" and wrong:
+        raise DescriptionError(f"{wrong[0]!r} in {line!r}: 'cpu' stands for no GPU; name a card instead")
+    described = _Described(**{field: value for field, (_, value) in said.items()})
     processor = Processor(
         name="described CPU",
         threads=max(1, int(described.threads)),
@@ -105,7 +123,6 @@ def describe_machine(text: str) -> Machine:
         operations_per_second=described.cpu_operations,
     )
     machine = Machine(processor, origin="described")
-    name = name.strip()
     if name.lower() == "cpu" or (not name and described.vram is None and described.vram_rate is None):
         return machine
     return _with_graphics(machine, name, described)
@@ -118,11 +135,8 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
     elif described.vram and described.vram_rate:
         graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
         link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
-    elif name:
-        raise DescriptionError(f"{name!r}: no such card in the table; {_nearest(name)}")
     else:
-        missing = "its bandwidth, as 256GB/s" if described.vram else "its memory, as 8GiB"
-        raise DescriptionError(f"a GPU was described without {missing}")
+        raise DescriptionError(_what_is_missing(name, described))
     if described.vram:
         graphics = replace(graphics, total_bytes=int(described.vram), free_bytes=int(described.vram))
     if described.vram_rate:
@@ -134,17 +148,40 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
     return replace(machine, graphics=graphics, link=link_of(described.link) if described.link else link)
 
 
+def _what_is_missing(name: str, described: _Described) -> str:
+    """Why there is no GPU to plan for: a name that leads nowhere, or half of what has to be said."""
+    if not described.vram and not described.vram_rate:
+        return f"{name!r}: no such card in the table; {_nearest(name)}"
+    missing = "its bandwidth, as 256GB/s" if described.vram else "its memory, as 8GiB"
+    if not name:
+        return f"a GPU was described without {missing}"
+    return f"{name!r}: no card in the table, and described without {missing}"
+
+
 def _is_term(text: str) -> bool:
-    return any(re.fullmatch(pattern, text.strip().lower()) for pattern, _ in _TERMS)
+    return any(re.fullmatch(pattern, text.strip().lower()) for _, pattern, _ in _TERMS)
 
 
-def _read(term: str, described: _Described, whole: str) -> _Described:
-    for pattern, apply in _TERMS:
+def _read(terms: Iterable[str], whole: str) -> dict[str, tuple[str, float]]:
+    """For each field of `_Described` that is told of, the term and its value."""
+    said: dict[str, tuple[str, float]] = {}
+    for term in terms:
+        field, value = _read_term(term, whole)
+        if field in said:
+            raise DescriptionError(f"{term!r} in {whole!r}: saw {said[field][0]!r} before, wanted one")
+        said[field] = term, value
+    return said
+
+
+def _read_term(term: str, whole: str) -> tuple[str, float]:
+    if re.search(r"\d\s*(?:[GT]i?b/s|[gt]i?bits?/s|[gt]i?bps)", term, re.ASCII):
+        raise DescriptionError(f"{term!r} in {whole!r}: saw bits a second, wanted bytes, as 256GB/s")
+    for field, pattern, value in _TERMS:
         found = re.fullmatch(pattern, term.lower(), re.ASCII)
         if found:
             if not any(float(number) for number in found.groups() if number and number[0].isdigit()):
                 raise DescriptionError(f"{term!r}: saw 0, wanted more than nothing")
-            return apply(found, described)
+            return field, value(found)
     raise DescriptionError(f"{term!r} in {whole!r}: {WANTED}")
 
 

@@ -78,6 +78,8 @@ class ModelPlacing:
         def on(side: int, workspace: int) -> Cost:
             whole = placing.whole(side)
             nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
+            if side == CPU and not wishes.repack:  # its weights stay in its file
+                nbytes = placing.context_bytes(CPU, wishes.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
         there = on(GPU, placing.gpu_workspace) if placing.can_be_whole else None

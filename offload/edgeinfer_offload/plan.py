@@ -15,7 +15,7 @@ from edgeinfer_offload.machine import OVERLAP_LOSS, Machine
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.model_placing import LIBRARY_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
-from edgeinfer_offload.plan_facts import LayerPlacement, Place, PlannedItem, PlanWishes, Prediction
+from edgeinfer_offload.plan_facts import DRAFT, LayerPlacement, Place, PlannedItem, PlanWishes, Prediction
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
@@ -190,9 +190,11 @@ def _around_the_layers(
 
     def add(name: str, place: Place, side: int, cost: Cost | None) -> None:
         if cost:
-            ms, bound = 1000 * cost.seconds, bound_by(side, cost)
+            ms, bound, draft = 1000 * cost.seconds, bound_by(side, cost), name == DRAFT
             read = cost.nbytes if name == "head" else 0
-            items.append(PlannedItem(name, place, cost.nbytes, ms, bound, weights_read=read))
+            items.append(
+                PlannedItem(name, place, cost.nbytes, ms, bound, overlapped=draft, weights_read=read)
+            )
 
     def fixed(name: str, place: Place, nbytes: int) -> None:
         if nbytes:
@@ -204,7 +206,7 @@ def _around_the_layers(
         nbytes = placing.embedding_gpu_bytes if on_gpu else sizes.embedding.nbytes
         fixed("embedding", "gpu" if on_gpu else "disk", nbytes)
     if ends.draft is not None and placing.draft:
-        add("draft model", PLACES[ends.draft], ends.draft, placing.draft[ends.draft])
+        add(DRAFT, PLACES[ends.draft], ends.draft, placing.draft[ends.draft])
     if placing.works_on_cpu(chosen):
         fixed("workspace", "cpu", placing.cpu_workspace_for(_cpu_batch(placing, chosen, speed)))
     if not chosen.uses_gpu:
@@ -242,8 +244,7 @@ def _prediction(
     waiting: float,
 ) -> Prediction:
     """Of plain decoding: what drafting brings comes on top."""
-    draft = sum(item.ms_per_token for item in items if item.item == "draft model") / 1000
-    dry = sum(item.ms_per_token for item in items if not item.overlapped) / 1000 - draft
+    dry = sum(item.ms_per_token for item in items if not item.overlapped) / 1000
 
     def at(depth: int) -> float:
         change = 0.0

@@ -18,6 +18,8 @@ PROMPT = 512
 """Tokens of the prompt whose speed is predicted."""
 DRAFT_READS = 4 / 3
 """How often a draft model is read for a token that is kept: four drafts a pass, three tokens come of it."""
+DRAFT = "draft model"
+"""The item that only tokens which are drafted wait for."""
 DRAFT_WEIGHT = 2.0
 """What a second of drafting weighs against one of plain decoding: with a draft, the model itself is read once
 for those three tokens, at the price of about one and a half.
@@ -139,7 +141,7 @@ class PlannedItem:
     layer: int | None = None
     """Of which layer it is a part."""
     overlapped: bool = False
-    """It runs while the other side is at work for longer: a token doesn't wait for it."""
+    """It runs while the other side is at work for longer, or is a draft: a plain token waits for neither."""
     weights_read: int = 0
     """Bytes of weights that decoding a token reads of it, on average."""
 

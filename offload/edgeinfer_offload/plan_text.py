@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edgeinfer_offload.plan_facts import PlanFacts, PlannedItem
+from edgeinfer_offload.plan_facts import DRAFT, PlanFacts, PlannedItem
 
 MOST_RANGES = 4
 """Ranges of layers that a line names; more are only counted."""
@@ -21,7 +21,8 @@ class _Line:
 
     def cells(self) -> tuple[str, ...]:
         size = f"{self.nbytes / 2**20:.1f}" if self.nbytes else "-"
-        bound = f"{self.bound}, meanwhile" if self.overlapped else self.bound
+        apart = "when it drafts" if self.item == DRAFT else "meanwhile"
+        bound = f"{self.bound}, {apart}" if self.overlapped else self.bound
         milliseconds = "-" if self.ms_per_token is None else f"{self.ms_per_token:.3f}"
         return self.item, self.device, size, milliseconds, bound
 

@@ -64,6 +64,9 @@ def test_the_file_says_how_rows_become_one(number: object, name: str) -> None:
 def test_what_has_no_vector_is_refused(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", context=16, draft=None) as model:
         assert model.embed([]).shape[0] == 0
+        for wrong in (None, 5, ["a", None]):
+            with pytest.raises(SettingError, match=r"^embed: saw \w+ .*, wanted a text, or texts$"):
+                model.embed(wrong)  # type: ignore[arg-type]
         with pytest.raises(SettingError, match="pooling: saw 'rank', wanted mean, cls, last"):
             model.embed("the rain", pooling="rank")
         with pytest.raises(ContextOverflowError, match="the context holds 16"):

@@ -51,12 +51,33 @@ def test_logits_do_not_depend_on_what_was_read_before(loaded: Model) -> None:
 
 
 def test_logits_of_bad_ids_are_refused(loaded: Model) -> None:
-    with pytest.raises(SettingError, match="prompt: saw token id 288, wanted 0 to 287"):
+    with pytest.raises(SettingError, match="ids: saw token id 288, wanted 0 to 287"):
         loaded.logits([288])
+    with pytest.raises(SettingError, match="ids: saw str 'abc', wanted whole numbers"):
+        loaded.logits("abc")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="ids: saw none, wanted at least one token id"):
         loaded.logits([])
     with pytest.raises(ContextOverflowError, match="has 257 tokens, the context holds 256"):
         loaded.logits([5] * 257)
+
+
+def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
+    plain: dict[str, Any] = {"max_tokens": 5, "top_k": 9, "seed": 3, "logprobs": 1, "temperature": 0.5}
+    from_numpy = {name: np.int64(value) for name, value in plain.items()} | {"temperature": np.float32(0.5)}
+    biased = {"logit_bias": {np.int32(7): np.float32(-2)}}
+    answer = loaded.generate("the rain", **from_numpy, **biased)
+    assert answer.ids == loaded.generate("the rain", **plain, logit_bias={7: -2.0}).ids
+    counts: dict[str, Any] = {"n": np.int64(2), "max_tokens": np.int64(2)}
+    assert [len(each.ids) for each in loaded.generate("the rain", **counts, temperature=0.0)] == [2, 2]
+    sizes: dict[str, Any] = {"context": np.int64(64), "threads": np.int32(1)}
+    with edgeinfer.load("tiny", **sizes, device="cpu", draft=None) as model:
+        assert model.context == 64
+
+
+def test_a_stop_that_is_no_text_is_refused(loaded: Model) -> None:
+    for stop in (5, 0, [5]):
+        with pytest.raises(SettingError, match=r"stop: saw \d, wanted a text, or a list of texts"):
+            loaded.generate("the rain", stop=stop)
 
 
 def test_streams_by_turns_say_what_each_says_alone(loaded: Model) -> None:
@@ -212,7 +233,12 @@ def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
         said = model.chat().say("the rain", **settings)
         asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
         assert asked.ids == said.ids
-        wrongs: tuple[list[Any], ...] = ([{"content": "no role"}], [{"role": "user", "content": "a"}, 5])
+        wrongs: tuple[list[Any], ...] = (
+            [{"content": "no role"}],
+            [{"role": "user", "content": "a"}, 5],
+            [{"role": "user"}],
+            [{"role": "user", "content": 5}],
+        )
         for wrong in wrongs:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)

@@ -59,6 +59,13 @@ def speaker() -> Speaker:
     return Speaker(echo)
 
 
+def test_a_turn_that_is_no_text_is_refused_and_not_kept(speaker: Speaker) -> None:
+    chat, nothing = speaker.chat(), None
+    with pytest.raises(SettingError, match=r"^text: saw NoneType 'None', wanted a text$"):
+        chat.say(nothing)  # type: ignore[arg-type]
+    assert chat.messages == []
+
+
 def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     assert chat.say("hi").text == "HI"

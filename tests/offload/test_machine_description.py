@@ -61,11 +61,21 @@ def test_a_machine_may_have_no_gpu() -> None:
     [
         ("rtx 4061", "'rtx 4061': no such card in the table; known are RTX 4060"),
         ("rtx 4060, 12 bananas", "'12 bananas' in 'rtx 4060, 12 bananas': wanted a known card, or terms as"),
-        ("mine: 8GiB", "'mine': no such card in the table"),
+        ("mine", "'mine': no such card in the table"),
+        ("mine: pcie 12GB/s", "'mine': no such card in the table"),
+        ("mine: 8GiB", "'mine': no card in the table, and described without its bandwidth, as 256GB/s"),
+        ("mine: 256GB/s", "'mine': no card in the table, and described without its memory, as 8GiB"),
         ("8GiB", "a GPU was described without its bandwidth, as 256GB/s"),
         ("256GB/s", "a GPU was described without its memory, as 8GiB"),
         ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted more than nothing"),
         ("x: 8GiB, 256GB/s, pcie 9 x8", "'pcie 9 x8' in "),
+        ("", "'': wanted a known card, or terms as"),
+        (" : , ", "' : , ': wanted a known card, or terms as"),
+        ("x: 8GiB, 256Gb/s", "'256Gb/s' in 'x: 8GiB, 256Gb/s': saw bits a second, wanted bytes, as 256GB/s"),
+        ("x: 8GiB, 256GB/s, pcie 64gbps", "'pcie 64gbps' in "),
+        ("x: 8GiB, 256GB/s, 12GB", "'12GB' in 'x: 8GiB, 256GB/s, 12GB': saw '8GiB' before, wanted one"),
+        ("rtx 4090, pcie 4 x8, pcie 12GB/s", "'pcie 12GB/s' in "),
+        ("cpu: 8GiB, 90GB/s ram", "'8GiB' in 'cpu: 8GiB, 90GB/s ram': 'cpu' stands for no GPU"),
     ],
 )
 def test_what_can_not_be_read_is_named(text: str, wrong: str) -> None:
@@ -73,6 +83,16 @@ def test_what_can_not_be_read_is_named(text: str, wrong: str) -> None:
         describe_machine(text)
     assert str(caught.value).startswith(wrong)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_per_second"),
+    [("1000GB/s", 1e12), ("1000 gb/s vram", 1e12), ("1TB/s", 1e12), ("1000GiB/s", 1000 * GIB)],
+)
+def test_a_rate_has_a_unit(rate: str, bytes_per_second: float) -> None:
+    machine = describe_machine(f"mine: 8GiB, {rate}")
+    assert machine.graphics is not None
+    assert machine.graphics.bytes_per_second == pytest.approx(0.9 * bytes_per_second)
 
 
 def test_every_card_is_found_by_its_drivers_name_and_plausible() -> None:

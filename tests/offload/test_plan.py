@@ -138,6 +138,18 @@ def test_a_draft_model_goes_first() -> None:
     )
 
 
+def test_a_plain_token_does_not_wait_for_the_draft() -> None:
+    draft = dense_model(4, 1024, 4096, vocabulary=32000)
+    for machine in (cpu_only(), laptop()):
+        plan = plan_memory(dense_model(), machine, replace(WISHES, draft=draft))
+        (item,) = [item for item in plan.items if item.item == "draft model"]
+        assert item.ms_per_token > 0
+        awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
+        assert awaited == pytest.approx(plan.ms_per_token)
+        line = next(line for line in plan.explain().splitlines() if line.startswith("draft model"))
+        assert line.endswith(", when it drafts")
+
+
 def test_token_embeddings_go_last() -> None:
     plan = planned(dense_model(), 4)
     assert plan.embedding == "disk"

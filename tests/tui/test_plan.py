@@ -8,6 +8,7 @@ import pytest
 
 import edgeinfer as library
 from edgeinfer import planning
+from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import measure
 from edgeinfer_offload.remembered import RememberedFigures
@@ -42,10 +43,12 @@ def test_json_tells_every_item(edgeinfer: CommandLine) -> None:
     assert told["prediction"]["decode_tokens_per_second"] > 0
 
 
-def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine) -> None:
-    told = json.loads(edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--json").out)
+@pytest.mark.parametrize("repack", [True, False])
+def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine, repack: bool) -> None:
+    options = ["--device", "cpu", "--threads", "2", "--json", *([] if repack else ["--no-repack"])]
+    told = json.loads(edgeinfer("plan", "tiny", *options).out)
     assert told["machine"]["origin"] == "measured"
-    with library.load("tiny", device="cpu", threads=2) as model:
+    with library.load("tiny", device="cpu", threads=2, repack=repack) as model:
         assert model.plan is not None
         loaded = {(item.item, item.device): item.bytes for item in model.plan.items}
     assert ("draft model", "cpu") in loaded
@@ -60,6 +63,32 @@ def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> 
         drafts.append([item["device"] for item in items if item["item"] == "draft model"])
     assert drafts == [["cpu"], [], [], ["gpu"]]
     assert outcome.err == ""
+
+
+def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) -> None:
+    sizes = {}
+    for ram in ("1GiB", "37MiB", "30MiB"):
+        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
+        told = json.loads(outcome.out)
+        sizes[ram] = {item["item"]: item["bytes"] for item in told["items"]}
+        assert ("drafting by looking back" in outcome.err) == (ram != "1GiB")
+        assert ("draft model" in sizes[ram]) == (ram == "1GiB")
+    with library.load("tiny", device="cpu", threads=2, ram="37MiB") as model:
+        assert model.plan is not None
+        assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
+    outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
+    assert "draft model" not in outcome.err
+    assert outcome.err.endswith("; with a context of 1024 it fits (--context)\n")
+
+
+def test_a_draft_that_loading_refuses_is_not_planned_either(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    path = ZOO["llama"].write(tmp_path / "zoo.gguf")
+    told = "draft: zoo has 288 tokens, the model 8192; wanted the same vocabulary, or --draft lookup"
+    for device in ("cpu:", LAPTOP):
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path))
+        assert (outcome.code, outcome.out, outcome.err) == (1, "", f"edgeinfer: {told}\n")
+    with pytest.raises(SettingError, match=told):
+        library.load("tiny", device="cpu", threads=1, draft=path)
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +158,11 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
             "device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
         ),
         (["--context", "0"], "context: saw 0, wanted a whole number of at least 1, or None"),
+        (["--threads", "0"], "threads: saw 0, wanted a whole number of at least 1, or None"),
+        (["--threads", "10000"], "threads: saw 10000, wanted "),
+        (["--draft", ""], "draft: saw '', wanted 'auto', 'lookup', 'self', a model, or None"),
+        (["--draft", "nosuch"], "draft: nosuch: no such model; known: "),
+        (["--device", ""], "device: '': wanted a known card, or terms as"),
         (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
     ],
 )

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -160,6 +161,35 @@ def test_kill_9_in_mid_answer_loses_nothing(after: int, tmp_path: Path) -> None:
         writer = store.begin_turn(turns[1].chat, turns[1].id)
         writer.add("on it goes")
         assert writer.finish() is None
+
+
+class InterruptedConnection(sqlite3.Connection):
+    """Ctrl-C comes once what was written is safe, before anybody knows."""
+
+    after = 2
+
+    def __exit__(self, *error: Any) -> Literal[False]:
+        super().__exit__(*error)
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+        return False
+
+
+def test_ctrl_c_behind_a_piece_leaves_nothing_out_and_nothing_twice(store: ChatStore) -> None:
+    chat = store.new_chat("tiny")
+    asked = store.add_turn(chat.id, None, "user", "Who?")
+    turn = store.begin_turn(chat.id, asked.id).turn
+    connection = sqlite3.connect(store.path, factory=InterruptedConnection)
+    writer = TurnWriter(connection, turn)
+    writer.add("A ")
+    with pytest.raises(KeyboardInterrupt):
+        writer.add("little ")
+    writer.add("fox")
+    assert (writer.trouble, store.turn(turn).text) == (None, "A little fox")
+    assert writer.finish("stopped") is None
+    connection.close()
+    assert (store.turn(turn).text, store.turn(turn).state) == ("A little fox", "stopped")
 
 
 def fill(store: ChatStore) -> None:

@@ -13,6 +13,7 @@ from edgeinfer.errors import (
     ChatTemplateError,
     EdgeInferError,
     KernelError,
+    NotPulledError,
     OutOfMemoryError,
     SettingError,
     UnknownModelError,
@@ -35,6 +36,7 @@ from tests.random_models import ZOO, RandomModel
         ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f16', 'f32', 'q8_0', 'q4_0'"),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, or None"),
+        ({"draft": "none"}, "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, or None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
@@ -57,6 +59,17 @@ def test_a_setting_that_cannot_be_is_named(settings: dict[str, Any], text: str) 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(UnknownModelError, match=r"tiny1: no such model; did you mean tiny\?"):
         edgeinfer.load("tiny1")
+    with pytest.raises(UnknownModelError, match=r"^draft: tiny1: no such model; did you mean tiny\?"):
+        edgeinfer.load("tiny", device="cpu", draft="tiny1")
+    with pytest.raises(NotPulledError, match=r"^draft: smollm2-135m: not on this disk yet; fetch it with: "):
+        edgeinfer.load("tiny", device="cpu", draft="smollm2-135m")
+
+
+def test_a_draft_may_be_a_path_as_the_model_may(zoo_file: ZooFile) -> None:
+    path = zoo_file("llama")
+    with edgeinfer.load(path, device="cpu", threads=1, draft=path) as model:
+        assert model.speculator is not None
+        assert model.speculator.drafter.name == path.stem
 
 
 def test_damaged_files_are_format_errors_in_one_line(tmp_path: Path, zoo_file: ZooFile) -> None:

@@ -39,6 +39,9 @@ def test_the_defaults_are_those_of_llama_cpp() -> None:
         ({"logit_bias": {-1: 2.0}}, "logit_bias: saw token id -1, wanted a whole number of at least 0"),
         ({"logit_bias": {7: math.nan}}, "logit_bias: saw nan for token 7, wanted a finite number or -inf"),
         ({"logit_bias": {7: math.inf}}, "logit_bias: saw inf for token 7, wanted a finite number or -inf"),
+        ({"logit_bias": [7]}, "logit_bias: saw [7], wanted token ids and biases, as {5: -1.0}"),
+        ({"logit_bias": None}, "logit_bias: saw None, wanted token ids and biases, as {5: -1.0}"),
+        ({"dry_sequence_breakers": None}, "dry_sequence_breakers: saw None, wanted a tuple of texts"),
         ({"dry_sequence_breakers": ("",)}, "dry_sequence_breakers: saw '', wanted text that isn't empty"),
         (
             {"dry_sequence_breakers": "\n"},

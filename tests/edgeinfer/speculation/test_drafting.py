@@ -10,7 +10,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
-from edgeinfer.loading.draft_loading import same_tokens
+from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.draft_model import DraftModel, manner_of
