@@ -10,7 +10,7 @@ from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.loading.draft_vocabulary import check_vocabularies, same_tokens
+from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
@@ -31,6 +31,8 @@ from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_quant_formats import GGUFFile
+
+DRAFTS_WITHOUT_NAME = ("auto", "lookup", "self", None)
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ def plan_model(
         config, notes = _config(file)
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
-        named = None if wished in ("auto", "lookup", "self", None) else _draft_sizes(find_draft(wished), file)
+        named, other = (None, []) if wished in DRAFTS_WITHOUT_NAME else _named_draft(wished, file)
         own, why = _own_draft(found, file) if wished == "auto" else (None, [])
+    notes.extend(other)
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
@@ -103,6 +106,14 @@ def plan_model(
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
+def _named_draft(wished: str, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
+    """The sizes of a draft; none and a remark if it has another vocabulary, as in loading."""
+    try:
+        return _draft_sizes(find_draft(wished), file), []
+    except OtherVocabularyError as error:
+        return None, [f"drafting by looking back: {error}"]
+
+
 def _own_draft(found: ModelFile, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
     """The sizes of the draft that the catalogue names, if it is here and can draft; a remark if it can't."""
     if found.draft_path is None:
@@ -117,7 +128,7 @@ def _draft_sizes(draft: ModelFile, file: GGUFFile) -> ModelSizes:
     """Those of a model that is to draft for the one in `file`.
 
     Raises:
-        SettingError: their vocabularies differ.
+        OtherVocabularyError: their vocabularies differ.
     """
     with GGUFFile.open(draft.path) as own:
         if not same_tokens(own.metadata, file.metadata):

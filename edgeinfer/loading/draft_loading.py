@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeinfer.catalogue import ModelFile, find_draft, find_model
+from edgeinfer.catalogue import ModelFile, find_draft
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
 from edgeinfer.loading.cpu_loading import load_on_cpu
-from edgeinfer.loading.draft_vocabulary import check_vocabularies, same_tokens
+from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
@@ -44,7 +44,8 @@ class LoadedDrafter:
 def load_drafter(
     found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
 ) -> LoadedDrafter:
-    """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back.
+    """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back. So does whatever
+    has another vocabulary, with a note.
 
     `source`, `target`: the model and its tokenizer; `beside`: as it has been loaded.
 
@@ -64,14 +65,15 @@ def load_drafter(
     item = None
     if wishes.draft == "self":
         model = _layer_skipping(beside.engine)
-    elif wishes.draft != "auto":
-        model, item = _draft_model(find_draft(wishes.draft), source, target, beside)
-    elif found.draft_path is None:
-        return LoadedDrafter(lookup)
     else:
+        wished = found.draft_path if wishes.draft == "auto" else wishes.draft
+        if wished is None:
+            return LoadedDrafter(lookup)
         try:
-            model, item = _draft_model(find_model(found.draft_path), source, target, beside)
+            model, item = _draft_model(find_draft(wished), source, target, beside)
         except (OutOfMemoryError, SettingError) as error:
+            if wishes.draft != "auto" and not isinstance(error, OtherVocabularyError):
+                raise
             return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
     notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
     return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes, item)

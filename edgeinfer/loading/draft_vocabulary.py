@@ -13,6 +13,10 @@ MOST_EXTRA_TOKENS = 1024
 """Tokens, padding most often, by which vocabularies of one family are seen to differ in length."""
 
 
+class OtherVocabularyError(SettingError):
+    """A draft has other tokens than its model: what it guesses means nothing there."""
+
+
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two files' metadata list the same tokens, but for some more at the end of one. Then no
     tokenizer has to be built, and no token's bytes looked at, to know that their ids mean the same.
@@ -30,17 +34,17 @@ def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
-    """Raise `SettingError` unless both have the same tokens, but for some more at the end of one."""
+    """Raise `OtherVocabularyError` unless both have the same tokens, but for some more at the end of one."""
     shared = min(draft.vocabulary_size, target.vocabulary_size)
     extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
     if extra > MOST_EXTRA_TOKENS:
-        raise SettingError(
+        raise OtherVocabularyError(
             f"draft: {name} has {draft.vocabulary_size} tokens, the model {target.vocabulary_size}; wanted "
-            "the same vocabulary, or --draft lookup"
+            "the same vocabulary"
         )
     for token_id in range(shared):
         if draft.token_bytes(token_id) != target.token_bytes(token_id):
-            raise SettingError(
+            raise OtherVocabularyError(
                 f"draft: token {token_id} of {name} is {draft.token_bytes(token_id)!r}, that of the model "
-                f"{target.token_bytes(token_id)!r}; wanted the same vocabulary, or --draft lookup"
+                f"{target.token_bytes(token_id)!r}; wanted the same vocabulary"
             )

@@ -79,7 +79,7 @@ def load(
         UnknownModelError: no such name or file; NotPulledError: a name whose files aren't here yet.
         UnsupportedModelError: the file holds what edgeinfer doesn't run; the text names the way out.
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
-        SettingError: a setting out of its range, or a draft of another vocabulary.
+        SettingError: a setting out of its range.
         ChatTemplateError: `chat_template`, or the file's choice of one, leads nowhere.
         KernelError: this machine can't build or run the kernels.
         FormatError: a damaged file.

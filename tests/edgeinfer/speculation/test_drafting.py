@@ -157,9 +157,14 @@ def test_auto_says_what_the_draft_costs() -> None:
         ]
 
 
-def test_a_draft_of_another_vocabulary_is_refused_in_one_line(zoo_file: ZooFile) -> None:
-    with pytest.raises(SettingError, match="wanted the same vocabulary, or --draft lookup"):
-        edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama")))
+def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
+        told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
+        assert f"drafting by looking back: {told}" in model.notes
+        assert model.speculator is not None
+        assert model.speculator.drafter.name == "lookup"
+        assert model.plan is not None
+        assert model.plan.draft is None
 
 
 def listed(kind: str, tokens: list[str], types: list[int]) -> dict[str, Any]:
