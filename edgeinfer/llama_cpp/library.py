@@ -9,9 +9,9 @@ from edgeinfer.errors import EdgeInferError
 _ERROR, _CONTINUED = 4, 5
 """Numbers of ggml's `enum ggml_log_level`."""
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+"""Numbers of ggml's `enum ggml_type`."""
 QUANTISED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
 """llama.cpp reads these in its flash attention only."""
-"""Numbers of ggml's `enum ggml_type`."""
 
 
 def llama_cpp_library(asked_by: str) -> Any:

@@ -34,9 +34,9 @@ SPARE_POSITIONS = 16
 CHUNK = 512
 """Tokens of a prompt that are read in one step."""
 MOST_TOKENS = 8
+"""Tokens of a decode step at most."""
 STEP_WIDTHS = (1, 2, 4, MOST_TOKENS)
 """Tokens of a step as kernels are compiled for them, which takes seconds each; others are filled up."""
-"""Tokens of a decode step at most."""
 STATE_WORDS = 32
 """int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at
 25 whether the host was lost.
