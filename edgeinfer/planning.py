@@ -32,8 +32,6 @@ from edgeinfer_offload.plan_facts import PlanWishes
 from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_quant_formats import GGUFFile
 
-DRAFTS_WITHOUT_NAME = ("auto", "lookup", "self", None)
-
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -79,9 +77,7 @@ def plan_model(
         config, notes = _config(file)
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
-        named, other = (None, []) if wished in DRAFTS_WITHOUT_NAME else _named_draft(wished, file)
-        own, why = _own_draft(found, file) if wished == "auto" else (None, [])
-    notes.extend(other)
+        drafting, why = _draft(found.draft_path if wished == "auto" else wished, file)
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
@@ -96,31 +92,25 @@ def plan_model(
         disk=True,
         routing=None if only_cpu else routing,
         changing_experts=not only_cpu,
-        draft=named,
+        draft=None if wished == "auto" else drafting,
     )
     plan = _planned(found.name, sizes, machine, wishes, trained)
-    if only_cpu:  # As in loading: on a GPU nothing drafts unless it is asked for.
-        if own is not None:
-            plan, why = _beside_a_draft(plan, sizes, own)
+    if wished != "auto":
+        notes.extend(why)
+    elif only_cpu:  # As in loading: on a GPU nothing drafts unless it is asked for.
+        if drafting is not None:
+            plan, why = _beside_a_draft(plan, sizes, drafting)
         notes.extend(why)
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
-def _named_draft(wished: str, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
-    """The sizes of a draft; none and a remark if it has another vocabulary, as in loading."""
+def _draft(wished: str | Path | None, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
+    """The sizes of a model that drafts; none, and a remark, if it has another vocabulary, as in loading."""
+    if wished in (None, "lookup", "self"):
+        return None, []
     try:
         return _draft_sizes(find_draft(wished), file), []
     except OtherVocabularyError as error:
-        return None, [f"drafting by looking back: {error}"]
-
-
-def _own_draft(found: ModelFile, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
-    """The sizes of the draft that the catalogue names, if it is here and can draft; a remark if it can't."""
-    if found.draft_path is None:
-        return None, []
-    try:
-        return _draft_sizes(find_draft(found.draft_path), file), []
-    except SettingError as error:
         return None, [f"drafting by looking back: {error}"]
 
 

@@ -9,6 +9,7 @@ from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.line_input import FENCE, LineInput
 from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.run_wishes import settings_again
 from edgeinfer_tui.status_line import context_lines, status_line
 
 if TYPE_CHECKING:
@@ -91,12 +92,10 @@ class LineChat:
 
     def _answer(self, begin: Callable[[dict[str, Any]], Stream], again: int = 0) -> None:
         """Print an answer; a failure is one line, and the chat goes on. `again`: how often it was given
-        before; with a seed, the next one up for each.
+        before.
         """
         self._again = again
-        settings = dict(self._settings)
-        if settings.get("seed") is not None:
-            settings["seed"] += again
+        settings = settings_again(self._settings, again)
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
             stream = begin({**settings, "progress": progress.update})

@@ -174,3 +174,9 @@ def _bias(text: str) -> tuple[int, float]:
             f"--logit-bias: saw {text!r}, wanted ID=BIAS with a token id and a number, as 42=-1.5"
         )
     return value
+
+
+def settings_again(settings: Mapping[str, Any], given: int) -> dict[str, Any]:
+    """Those of an answer given so often before: a seed goes up by one each time, as with `--answers`."""
+    seed = settings.get("seed")
+    return dict(settings) if seed is None else {**settings, "seed": seed + given}

@@ -5,6 +5,7 @@ from typing import Any
 from edgeinfer.chats.recorder import Recorder
 from edgeinfer.chats.tree import ChatTree, Turn, line_to, read_by_the_model
 from edgeinfer_tui.chat.running_answer import RunningAnswer
+from edgeinfer_tui.run_wishes import settings_again
 
 
 class Dialogue:
@@ -39,9 +40,8 @@ class Dialogue:
         return self.answer(self.tree.add(before, "user", text), settings)
 
     def answer(self, asked: Turn, settings: dict[str, Any]) -> RunningAnswer:
-        """One more answer to a message; a seed that is set goes up by one for each, as with `--answers`."""
+        """One more answer to a message."""
         before = read_by_the_model(line_to(asked.parent))
-        if settings.get("seed") is not None:
-            settings = {**settings, "seed": settings["seed"] + len(asked.children)}
+        settings = settings_again(settings, len(asked.children))
         self.tip = self.tree.add(asked, "assistant", "", "coming")
         return RunningAnswer(self.tip, before, asked.text, settings)

@@ -5,6 +5,7 @@ from edgeinfer_kernels.cpu.native.float_lanes import add, load_floats, store_flo
 from edgeinfer_kernels.cpu.native.phases import (
     add_residual,
     chunks_by,
+    first_row,
     first_weights,
     multiply_input,
     next_piece,
@@ -86,7 +87,7 @@ def project_activated(team, counter, thread, block, tokens, scratch):
     chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_A_BLOCK)
     item = thread
     while item < threads * chunks:
-        first = (item % threads * chunks + item // threads) * chunk
+        first = first_row(item, threads, chunk, chunks)
         if first < rows:
             last = min(rows, first + chunk)
             if gate_matrix != 0:

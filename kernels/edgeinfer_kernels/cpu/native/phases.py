@@ -130,6 +130,12 @@ def chunks_by(team, matrix, step):
 
 
 @inner
+def first_row(item, threads, chunk, chunks):
+    """Of the chunk that is handed out as `item`: the threads' streams take turns, each going down its own."""
+    return (item % threads * chunks + item // threads) * chunk
+
+
+@inner
 def project(team, counter, thread, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias.
 
@@ -143,7 +149,7 @@ def project(team, counter, thread, tokens, matrix, source, out, out_stride, scra
     chunk, chunks = chunks_of(team, matrix, tokens)
     item = thread
     while item < threads * chunks:
-        first = (item % threads * chunks + item // threads) * chunk
+        first = first_row(item, threads, chunk, chunks)
         if first < rows:
             last = min(rows, first + chunk)
             multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
