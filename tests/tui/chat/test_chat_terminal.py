@@ -37,6 +37,13 @@ def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
         terminal.close()
 
 
+def in_mid_answer(begin: Callable[..., Terminal]) -> Terminal:
+    terminal = begin()
+    terminal.type("Hello\r")
+    terminal.wait_for("word word word")
+    return terminal
+
+
 def said(home: Path) -> tuple[str, str]:
     with ChatStore(home / ".local/state/edgeinfer/chats.sqlite") as store:
         answer = store.branch(store.chats(1)[0])[1]
@@ -46,9 +53,7 @@ def said(home: Path) -> tuple[str, str]:
 def test_leaving_in_mid_answer_keeps_it_and_leaves_the_terminal_whole(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = begin()
-    terminal.type("Hello\r")
-    terminal.wait_for("word word word")
+    terminal = in_mid_answer(begin)
     terminal.type("\x11")
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
@@ -61,9 +66,7 @@ def test_leaving_in_mid_answer_keeps_it_and_leaves_the_terminal_whole(
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Terminal], name: str) -> None:
-    terminal = begin()
-    terminal.type("Hello\r")
-    terminal.wait_for("word word word")
+    terminal = in_mid_answer(begin)
     terminal.process.send_signal(getattr(signal, name))
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
@@ -74,9 +77,7 @@ def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Termi
 def test_a_window_that_is_closed_in_mid_answer_ends_it_and_keeps_what_was_said(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = begin()
-    terminal.type("Hello\r")
-    terminal.wait_for("word word word")
+    terminal = in_mid_answer(begin)
     assert terminal.hang_up() == 0
     assert said(home)[1] == "stopped"
 
