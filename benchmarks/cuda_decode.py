@@ -5,9 +5,7 @@ python benchmarks/cuda_decode.py --llama-bench PATH --shapes llama-3-8b,llama-3.
 
 from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
-
-WIDTHS = (1, 2, 4, 8)
-"""Tokens that one pass verifies."""
+from edgeinfer_kernels.cuda.device_sizes import EVERY_WIDTH
 
 
 def main() -> None:
@@ -19,7 +17,7 @@ def main() -> None:
     depths = (0, 16) if options.smoke else suites.whole_numbers("--depths", options.depths, 0)
     tokens = 8 if options.smoke else 128
     wanted = [Workload("generate", tokens, depth) for depth in depths]
-    wanted += [Workload("verify", width, 0) for width in WIDTHS]
+    wanted += [Workload("verify", width, 0) for width in EVERY_WIDTH]
     found = list(suite.compare(wanted))
     sections = [
         ("tg, tokens/s", cuda_runs.table([each for each in found if each.workload.kind == "generate"])),

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
-from edgeinfer_kernels.cuda.device_sizes import CHUNK
+from edgeinfer_kernels.cuda.device_sizes import CHUNK, EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES
@@ -59,7 +59,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
     except DeviceMemoryError as error:
         raise GpuUnavailableError(f"{source.name}: {error}; other programs took it since") from error
-    made_ready(backend, gpu, plan.weight_bytes_per_token)
+    made_ready(backend, gpu, source, plan.weight_bytes_per_token)
     cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
     cache = KVCache(source.context, device_bytes=cache_bytes)
     engine = Transformer(source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, largest)
@@ -73,8 +73,9 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     )
 
 
-def made_ready(backend: CudaBackend, gpu: Gpu, weight_bytes: int) -> CudaBackend:
-    """The backend, tuned for this GPU if its step reads enough, and its steps compiled.
+def made_ready(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes: int) -> CudaBackend:
+    """The backend, tuned for this GPU if its step reads enough, and its steps compiled: of every width where
+    drafts will ask for them.
 
     Raises:
         GpuUnavailableError: it can't compile, or the GPU failed.
@@ -82,7 +83,8 @@ def made_ready(backend: CudaBackend, gpu: Gpu, weight_bytes: int) -> CudaBackend
     try:
         if weight_bytes >= TUNED_FROM_BYTES:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
-        backend.warm_up()
+        widths = EVERY_WIDTH if source.wishes.drafts_on_gpu else FEW_WIDTHS
+        backend.warm_up(widths, source.wishes.build_progress)
     except (KernelsUnavailableError, BackendError) as error:
         backend.close()
         raise GpuUnavailableError(f"{gpu.name}: {error}") from error

@@ -194,10 +194,8 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
 def _drafting(
     found: ModelFile, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
-    """What drafts for the engine. On a GPU nothing does unless it is asked for: a step of several tokens
-    isn't the same to the last bit there.
-    """
-    if source.wishes.draft == "auto" and loaded.on_gpu and not source.wishes.references:
+    """What drafts for the engine."""
+    if loaded.on_gpu and not source.wishes.drafts_on_gpu:
         return LoadedDrafter(None)
     return load_drafter(found, source, tokenizer, loaded)
 

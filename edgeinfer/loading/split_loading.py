@@ -201,7 +201,7 @@ class _Sides:
             on_placed=placing,
             mailbox=mailbox,
         )
-        return made_ready(backend, self.gpu, self.plan.weight_bytes_per_token)
+        return made_ready(backend, self.gpu, source, self.plan.weight_bytes_per_token)
 
     def _device_cache_bytes(self) -> int:
         return sum(

@@ -66,6 +66,13 @@ class Wishes:
     progress: Progress | None
     build_progress: Progress | None
 
+    @property
+    def drafts_on_gpu(self) -> bool:
+        """Whether anything drafts for a model on a GPU: only if that is asked for, since a step of several
+        tokens isn't the same to the last bit there.
+        """
+        return bool(self.references) or self.draft not in (None, "auto")
+
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)

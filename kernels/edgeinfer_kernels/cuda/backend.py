@@ -26,12 +26,13 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
-from edgeinfer_kernels.cuda.device_sizes import MOST_TOKENS, RECENT
+from edgeinfer_kernels.cuda.device_sizes import FEW_WIDTHS, MOST_TOKENS, RECENT
 from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, CountingHost, ExpertRefills, SlotPolicy
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox
 from edgeinfer_kernels.cuda.sampling import DrawSettings
 from edgeinfer_kernels.cuda.sent_layers import SendingHost
+from edgeinfer_kernels.cuda.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
@@ -346,14 +347,15 @@ class CudaBackend:
             remember_tuning(folder, key, tuning)
         self.step.tuning = tuning
 
-    def warm_up(self) -> None:
-        """Compile and record the steps of one token, so that no answer waits for that.
+    def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
+        """Compile and record steps of these numbers of tokens, so that no answer waits for that; others will
+        be filled up. Where it takes long `on_compiled` hears how many kernels are done, of how many.
 
         Raises:
             KernelsUnavailableError: there is no compiler here for Triton.
         """
         with device_errors():
-            self._steps.warm_up()
+            self._steps.warm_up(widths, on_compiled)
 
     def _synchronise(self) -> None:
         if self._cuda:

@@ -10,21 +10,17 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
-from edgeinfer_kernels.cuda.device_sizes import STATE_WORDS, STEP_WIDTHS
+from edgeinfer_kernels.cuda.device_sizes import FEW_WIDTHS, STATE_WORDS
 from edgeinfer_kernels.cuda.expert_refills import ExpertRefills
 from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample
+from edgeinfer_kernels.cuda.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.cuda.workspace import CACHED_AT, ROWS
 
 RING = 64
 """Choices that may lie between the device and its reader."""
 NONE, BEST, DRAW = "none", "best", "draw"
 """What follows a step's logits: nothing, the highest of them as the next token, or a drawn one."""
-
-
-def step_width(tokens: int) -> int:
-    """How many tokens a step of `tokens` is made for."""
-    return next(width for width in STEP_WIDTHS if width >= tokens)
 
 
 class CapturedSteps:
@@ -40,6 +36,7 @@ class CapturedSteps:
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
         self._start = 0
+        self._widths: tuple[int, ...] = FEW_WIDTHS
         self.host: Host | None = None
         """Who takes the turns of a divided model."""
         self.refills: ExpertRefills | None = None
@@ -49,11 +46,15 @@ class CapturedSteps:
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
+    def width(self, tokens: int) -> int:
+        """How many tokens a step of `tokens` is made for: others fill it up."""
+        return next(width for width in self._widths if width >= tokens)
+
     def set_state(self, ids: Sequence[int], start: int) -> None:
         """The step's tokens: a chain, of which each sees itself and those before. Those that it is filled up
         with lie behind, where the next tokens' keys and values will be written.
         """
-        count = step_width(len(ids))
+        count = self.width(len(ids))
         self._start = start
         state = self._state.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
@@ -67,9 +68,9 @@ class CapturedSteps:
         if self.step.turns:
             self._run_divided(tokens, choice, self.step.turns)
         elif not self._cuda:
-            self._launch(step_width(tokens), choice)
+            self._launch(self.width(tokens), choice)
         else:
-            self._graph(step_width(tokens), choice).replay()
+            self._graph(self.width(tokens), choice).replay()
 
     def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
@@ -85,7 +86,7 @@ class CapturedSteps:
             if self.refills is not None:
                 self.refills.beside_step()
             return
-        graph = self._graph(step_width(tokens), choice)
+        graph = self._graph(self.width(tokens), choice)
         mailbox.begin(answered=0 if turns.turns.host[0] else 1)
         graph.replay()
         if self.refills is not None:
@@ -93,12 +94,19 @@ class CapturedSteps:
         host.serve(tokens, start)
         mailbox.check()
 
-    def warm_up(self) -> None:
-        """Compile and record the steps of one token."""
-        for choice in (NONE, BEST, DRAW):
-            if self._cuda and (1, choice) not in self._graphs:
-                self.set_state([0], 0)
-                self._capture(1, choice)
+    def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
+        """Compile and record steps of these numbers of tokens, the last of them MOST_TOKENS: what all steps
+        are made for from now on.
+        """
+        self._widths = widths
+        if not self._cuda:
+            return
+        compile_steps(self.step, widths, on_compiled)
+        wanted = [(1, BEST), (1, DRAW), *((width, NONE) for width in widths)]
+        for width, choice in wanted:
+            if (width, choice) not in self._graphs:
+                self.set_state([0] * width, 0)
+                self._capture(width, choice)
 
     def forget(self) -> None:
         """Record anew what is asked for from now on: the step is cut in another way."""
@@ -116,7 +124,7 @@ class CapturedSteps:
         turns.mailbox.open()
         turns.between = take_turn
         try:
-            self._launch(step_width(tokens), choice)
+            self._launch(self.width(tokens), choice)
         finally:
             turns.between = None
 

@@ -35,8 +35,11 @@ CHUNK = 512
 """Tokens of a prompt that are read in one step."""
 MOST_TOKENS = 8
 """Tokens of a decode step at most."""
-STEP_WIDTHS = (1, 2, 4, MOST_TOKENS)
-"""Tokens of a step as kernels are compiled for them, which takes seconds each; others are filled up."""
+EVERY_WIDTH = tuple(range(1, MOST_TOKENS + 1))
+FEW_WIDTHS = (1, 2, 4, MOST_TOKENS)
+"""Tokens of the steps that are made ready where only a prompt's last tokens come several at a time: kernels
+of one width take up to fifteen seconds to compile.
+"""
 STATE_WORDS = 32
 """int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at
 25 whether the host was lost.

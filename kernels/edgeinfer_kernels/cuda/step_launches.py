@@ -44,8 +44,12 @@ class StepLaunches:
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
     ) -> Any:
         """The compiled kernel; None from the interpreter."""
-        options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
-        return kernel[grid](*arguments, **constants, DEPENDENT=self.dependent, num_warps=warps, **options)
+        return kernel[grid](*arguments, **self.options(warps), **constants)
+
+    def options(self, warps: int) -> dict[str, Any]:
+        """What is common to all launches."""
+        launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
+        return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
     def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
         """How a kernel of rows is cut: its constants STEP, VECTOR and TOKENS, and its warps."""

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.captured_steps import step_width
+from edgeinfer_kernels.cuda.device_sizes import EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
@@ -23,7 +24,6 @@ from tests.random_models import ZOO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
-WIDTHS = (1, 2, 3, 8)
 WIDE = 1 << 20
 """Tokens of a chunk with which a small model takes more than a gibibyte."""
 
@@ -99,7 +99,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
         backend.step.launches.dependent = (
             how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
         )
-        backend.step.launch(step_width(count))
+        backend.step.launch(count)
     return backend.logits(x)
 
 
@@ -107,11 +107,37 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
 def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
     with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
         ids, backend = decoder.ids(8), decoder.backend("cuda")
-        for count in WIDTHS:
+        backend.warm_up(EVERY_WIDTH)
+        for count in EVERY_WIDTH:
             first = step_logits(backend, ids, count, "graph")
             for how in ("graph", "launches", "dependent launches", "graph"):
                 np.testing.assert_array_equal(step_logits(backend, ids, count, how), first, err_msg=how)
         backend.close()
+
+
+@pytest.mark.parametrize("widths", [FEW_WIDTHS, EVERY_WIDTH])
+def test_no_step_waits_for_a_compiler_or_a_graph(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]
+) -> None:
+    ids, backend = decoder.ids(8), decoder.backend("cuda")
+    backend.warm_up(widths)
+    memory = torch.cuda.memory_allocated()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("made while a step was waiting")
+
+    monkeypatch.setattr(JITFunction, "_do_compile", refuse)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
+    want = decoder.reference_logits(ids)
+    for count in EVERY_WIDTH:
+        found = step_logits(backend, ids, count, "graph")
+        for position in range(count):
+            distance = np.linalg.norm(found[position] - want[position]) / np.linalg.norm(want[position])
+            assert distance < ROUNDING
+    choose_best(backend, ids[0], 8, True)
+    del found
+    assert torch.cuda.memory_allocated() == memory
+    backend.close()
 
 
 def test_a_hundred_replays_give_the_same_bits(decoder: Decoder) -> None:
