@@ -206,7 +206,8 @@ class Suite:
         on the GPU only if all of its model is, or on `small_device`. All sides say the plain answer: where a
         pass of several rows has other bits, a random model would soon say something else.
         """
-        options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": None}
+        # Where something could draft, steps of every number of tokens are made ready.
+        options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": "lookup"}
         vram = None if share is None else self._budget(path, share)
         small_device = small_device or (self.device if share is None else "cpu")
         with (
@@ -215,6 +216,7 @@ class Suite:
         ):
             for note in model.notes:
                 told(note)
+            model.speculator = None
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
             ids = model.tokenizer.encode(STORY)[:8]
             plain = model.generate(ids, **settings)

@@ -21,8 +21,6 @@ from edgeinfer.benchmarking.workloads import Workload, needed_context, random_id
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cuda.device_sizes import EVERY_WIDTH
 from edgeinfer_kernels.cuda.driver import list_gpus
 
 HEAD = (
@@ -83,11 +81,12 @@ class CudaSuite:
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: list[list[float]] = [[] for _ in workloads]
         context = needed_context(workloads) + 1
-        settings: dict[str, Any] = {"device": self.device, "kv": self.kv, "draft": None}
+        # Where something could draft, steps of every number of tokens are made ready.
+        draft = "lookup" if any(each.kind == "verify" for each in workloads) else None
+        settings: dict[str, Any] = {"device": self.device, "kv": self.kv, "draft": draft}
         with load(model.path, context=context, **settings) as loaded:
             read = [bytes_per_token(loaded.engine, each.depth + each.tokens / 2) for each in workloads]
-            if any(each.kind == "verify" for each in workloads):
-                _make_every_width_ready(loaded)
+            loaded.speculator = None
             for workload in workloads:
                 own_seconds(loaded, workload)
             for _ in range(self.rounds):
@@ -107,14 +106,6 @@ class CudaSuite:
             )
             for workload, own, other, nbytes in zip(workloads, ours, theirs, read, strict=True)
         ]
-
-
-def _make_every_width_ready(model: Model) -> None:
-    """Steps of all numbers of tokens, as a GPU has them where something drafts."""
-    from edgeinfer_kernels.cuda.backend import CudaBackend
-
-    if isinstance(model.engine, Transformer) and isinstance(model.engine.backend, CudaBackend):
-        model.engine.backend.warm_up(EVERY_WIDTH)
 
 
 def versus_cells(ours: Timings, theirs: Timings | None) -> list[str]:
