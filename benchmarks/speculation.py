@@ -202,14 +202,14 @@ class Suite:
     ) -> Iterator[list[str]]:
         """A large random model with drafts that agree by construction, and one that never does.
 
-        `share` of its weights are on the GPU, None: as many as fit. The draft is where it would be loaded,
-        on the GPU only if all of its model is, or on `small_device`. All sides say the plain answer: where a
+        `share` of its weights are on the GPU, None: as many as fit. The draft is on `small_device`, or where
+        the model is. All sides say the plain answer: where a
         pass of several rows has other bits, a random model would soon say something else.
         """
         # Where something could draft, steps of every number of tokens are made ready.
         options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": "lookup"}
         vram = None if share is None else self._budget(path, share)
-        small_device = small_device or (self.device if share is None else "cpu")
+        small_device = small_device or self.device
         with (
             load(path, vram=vram, **options) as model,
             load(small, **{**options, "device": small_device}) as cost,
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="tinyllama-1.1b", help="of large random models (%(default)s)")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
     parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
-    parser.add_argument("--draft-device", help="of planted drafts (that of all of its model, else cpu)")
+    parser.add_argument("--draft-device", help="of planted drafts (that of their model)")
     parser.add_argument("--share", type=float, help="of a large model's weights on the GPU (all that fit)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--threads", type=int, help="(all)")

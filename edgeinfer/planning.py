@@ -4,19 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import ModelFile, find_draft, find_model
+from edgeinfer.catalogue import find_model
 from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
+from edgeinfer.loading.draft_sizes import config_or_remark, draft_sizes
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.loading.wishes import CHOICES, check_wishes, is_device
 from edgeinfer.sizes import parse_bytes
-from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
@@ -74,10 +71,10 @@ def plan_model(
         raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
     found = find_model(model)
     with GGUFFile.open(found.path) as file:
-        config, notes = _config(file)
+        config, notes = config_or_remark(file)
         sizes = file_sizes(file, config)
         trained = _trained_context(file)
-        drafting, why = _draft(found.draft_path if wished == "auto" else wished, file)
+        drafting, why = draft_sizes(found.draft_path if wished == "auto" else wished, file)
     formats = {matrix.format for matrix in sizes.matrices()}
     machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
     only_cpu = machine.graphics is None or device == "cpu"
@@ -104,29 +101,6 @@ def plan_model(
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
 
 
-def _draft(wished: str | Path | None, file: GGUFFile) -> tuple[ModelSizes | None, list[str]]:
-    """The sizes of a model that drafts; none, and a remark, if it has another vocabulary, as in loading."""
-    if wished in (None, "lookup", "self"):
-        return None, []
-    try:
-        return _draft_sizes(find_draft(wished), file), []
-    except OtherVocabularyError as error:
-        return None, [f"drafting by looking back: {error}"]
-
-
-def _draft_sizes(draft: ModelFile, file: GGUFFile) -> ModelSizes:
-    """Those of a model that is to draft for the one in `file`.
-
-    Raises:
-        OtherVocabularyError: their vocabularies differ.
-    """
-    with GGUFFile.open(draft.path) as own:
-        if not same_tokens(own.metadata, file.metadata):
-            tokenizers = [Tokenizer.from_metadata(one.metadata) for one in (own, file)]
-            check_vocabularies(draft.name, *tokenizers)
-        return file_sizes(own, _config(own)[0])
-
-
 def _beside_a_draft(plain: MemoryPlan, sizes: ModelSizes, draft: ModelSizes) -> tuple[MemoryPlan, list[str]]:
     """The plan with a draft that nobody asked for, if the model stays where it is without; else as it was."""
     try:
@@ -146,15 +120,7 @@ def model_sizes(path: Path) -> ModelSizes:
         UnsupportedModelError: it isn't built of attention and feed-forwards.
     """
     with GGUFFile.open(path) as file:
-        return file_sizes(file, _config(file)[0])
-
-
-def _config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
-    """The model's configuration; None, with a remark, for one that can be planned and not yet run."""
-    try:
-        return ModelConfig.from_metadata(file.metadata, embedding_rows(file)), []
-    except UnsupportedModelError as error:
-        return None, [f"edgeinfer can't run this model yet: {error}"]
+        return file_sizes(file, config_or_remark(file)[0])
 
 
 def _trained_context(file: GGUFFile) -> int:
@@ -210,6 +176,6 @@ def load_notes(plan: MemoryPlan) -> list[str]:
     notes = []
     if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
         notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
-    if plan.draft == "gpu" and any(layer.whole_on != "gpu" for layer in plan.layers):
-        notes.append("loading keeps the draft of a divided model in main memory yet")
+    if plan.draft == "gpu" and plan.head != "gpu":
+        notes.append("loading keeps the draft of a model that is all on the CPU in main memory")
     return notes

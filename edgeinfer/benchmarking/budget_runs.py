@@ -82,12 +82,7 @@ class BudgetRow:
     @property
     def planned(self) -> int:
         """Bytes on the GPU but those of libraries and of the driver."""
-        items = self.plan.items if self.plan else ()
-        return sum(
-            item.bytes
-            for item in items
-            if item.device == "gpu" and item.item not in ("loading, then libraries", "CUDA context")
-        )
+        return self.plan.own_gpu_bytes if self.plan else 0
 
     @property
     def is_kept(self) -> bool:

@@ -38,7 +38,10 @@ class LoadedDrafter:
         if self.item is None:
             return plan
         place: Place = "gpu" if self.item.device == "gpu" else "cpu"
-        return replace(plan, items=(*plan.items, self.item), draft=place)
+        if plan.draft == place:
+            return plan
+        others = (item for item in plan.items if item.item != DRAFT)
+        return replace(plan, items=(*others, self.item), draft=place)
 
 
 def load_drafter(
@@ -114,11 +117,11 @@ def _draft_model(
         if not same_tokens(file.metadata, source.file.metadata):
             check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
         ram = None if wishes.ram is None else max(0, wishes.ram - beside.ram_bytes)
-        vram = None if wishes.vram is None else max(0, wishes.vram - beside.vram_bytes)
+        vram = beside.room.nbytes if beside.room else 0
         own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
         loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
-        place: Place = "gpu" if loaded.vram_bytes else "cpu"
-        nbytes = loaded.vram_bytes or loaded.ram_bytes
+        place: Place = "gpu" if loaded.on_gpu else "cpu"
+        nbytes = loaded.plan().own_gpu_bytes if loaded.on_gpu else loaded.ram_bytes
         model = DraftModel(
             loaded.engine,
             target.vocabulary_size,
@@ -136,12 +139,13 @@ def _draft_model(
 
 
 def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
-    """On the GPU that holds all of the model, if the draft fits there too; else on the CPU."""
-    if beside.whole_gpu is not None:
+    """On the model's GPU, if that has room for it; else on the CPU."""
+    if beside.room is not None:
         from edgeinfer.loading.gpu_loading import load_on_gpu
 
+        room = beside.room
         try:
-            return load_on_gpu(draft, beside.whole_gpu)
+            return load_on_gpu(draft, room.gpu, room.nbytes if room.kept else None)
         except GpuUnavailableError:
             pass
     return load_on_cpu(draft, beside.team)

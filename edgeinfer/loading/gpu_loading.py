@@ -2,7 +2,7 @@
 
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
-from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.model_source import DraftRoom, LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -26,8 +26,9 @@ TUNED_FROM_BYTES = 200 << 20
 """Weight bytes a token below which a step is latency, and not worth tuning."""
 
 
-def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
-    """An engine whose weights, cache and activations all lie on the GPU.
+def load_on_gpu(source: ModelSource, gpu: Gpu, kept: int | None = None) -> LoadedEngine:
+    """An engine whose weights, cache and activations all lie on the GPU, in so many bytes as were `kept` for
+    it, or in what is free.
 
     Raises:
         GpuFullError: it doesn't fit.
@@ -37,7 +38,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         raise GpuUnavailableError(
             f"kv: {source.wishes.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
         )
-    machine = with_gpu(unmeasured_machine(1), gpu, free_bytes(gpu.index), user_folder("cache"))
+    free = free_bytes(gpu.index) if kept is None else kept
+    machine = with_gpu(unmeasured_machine(1), gpu, free, user_folder("cache"))
     wishes = PlanWishes(
         context=source.context,
         kv=source.wishes.kv,
@@ -68,8 +70,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         lambda: plan,
         plan.bytes_on("cpu"),
         on_gpu=True,
-        whole_gpu=gpu,
-        vram_bytes=plan.bytes_on("gpu"),
+        whole_on_gpu=True,
+        room=DraftRoom(gpu, None if wishes.vram is None else max(0, wishes.vram - plan.own_gpu_bytes)),
     )
 
 

@@ -172,7 +172,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
 def _leaves_a_core(loaded: LoadedEngine) -> bool:
     """Whether a core is idle while it computes."""
     if loaded.team is None:
-        return loaded.whole_gpu is not None
+        return loaded.whole_on_gpu
     return loaded.team.threads < usable_cpus()
 
 

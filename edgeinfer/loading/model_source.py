@@ -47,6 +47,17 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class DraftRoom:
+    """Memory of a GPU for a draft model."""
+
+    gpu: Gpu
+    nbytes: int | None = None
+    """With what all models there share; None: as much as is free."""
+    kept: bool = False
+    """Whether the model's plan has kept it: then what else is free doesn't count."""
+
+
+@dataclass(frozen=True)
 class LoadedEngine:
     """An engine with its plan, and what the user should know of how it came about."""
 
@@ -57,10 +68,10 @@ class LoadedEngine:
     """Bytes of main memory that the plan takes."""
     on_gpu: bool = False
     """Whether any of it lies on a GPU."""
-    whole_gpu: Gpu | None = None
-    """The GPU that all of it lies on."""
-    vram_bytes: int = 0
-    """Bytes that the plan takes there."""
+    whole_on_gpu: bool = False
+    """Whether all of it does."""
+    room: DraftRoom | None = None
+    """What the GPU has for a draft; None: nothing."""
     notes: list[str] = field(default_factory=list)
     team: Team | None = None
     """The threads of an engine that lies on the CPU as a whole; a draft model's take turns with them."""

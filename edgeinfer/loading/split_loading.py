@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
+from edgeinfer.loading.draft_sizes import draft_sizes
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
 from edgeinfer.loading.known_routing import known_routing
-from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.model_source import DraftRoom, LoadedEngine, ModelSource, Placing
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
@@ -26,7 +27,7 @@ from edgeinfer_offload.expert_slots import ExpertSlots
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS, PlanWishes
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -97,6 +98,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
         changing_experts=True,
+        draft=draft_sizes(wishes.draft, source.file)[0] if wishes.names_draft else None,
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)
@@ -169,7 +171,15 @@ class _Sides:
                 f"{mebibytes(refused)} of weights in main memory couldn't be pinned: prompts send them by "
                 "way of buffers that are, which is slower"
             )
-        return LoadedEngine(engine, lambda: plan, plan.bytes_on("cpu"), on_gpu=True, notes=notes)
+        here = sum(item.bytes for item in plan.items if item.device == "cpu" and item.item != DRAFT)
+        return LoadedEngine(engine, lambda: plan, here, on_gpu=True, room=self._draft_room(), notes=notes)
+
+    def _draft_room(self) -> DraftRoom | None:
+        """What the plan has kept for a draft."""
+        if self.plan.draft != "gpu":
+            return None
+        kept = sum(item.bytes for item in self.plan.items if item.item in (DRAFT, *SHARED_ITEMS))
+        return DraftRoom(self.gpu, kept, kept=True)
 
     @property
     def _divisions(self) -> tuple[LayerDivision, ...]:
@@ -218,6 +228,8 @@ def placed_note(plan: MemoryPlan) -> str:
     second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
-        f"{plan.feed_forward_share:.0%} of the {second}, and the head; the rest is on the CPU"
+        f"{plan.feed_forward_share:.0%} of the {second}, the head"
+        + (" and the draft model" if plan.draft == "gpu" else "")
+        + "; the rest is on the CPU"
         + ("; experts change places as they are asked for" if any(layer.changing for layer in layers) else "")
     )

@@ -15,7 +15,16 @@ from edgeinfer_offload.machine import OVERLAP_LOSS, Machine
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.model_placing import LIBRARY_BYTES, ModelPlacing
 from edgeinfer_offload.placement_search import CPU, GPU, Placement
-from edgeinfer_offload.plan_facts import DRAFT, LayerPlacement, Place, PlannedItem, PlanWishes, Prediction
+from edgeinfer_offload.plan_facts import (
+    CUDA_CONTEXT,
+    DRAFT,
+    LIBRARIES,
+    LayerPlacement,
+    Place,
+    PlannedItem,
+    PlanWishes,
+    Prediction,
+)
 from edgeinfer_offload.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
@@ -213,8 +222,8 @@ def _around_the_layers(
         between = 1000 * placing.host_seconds(chosen)
         return [*items, PlannedItem("between tokens", "cpu", 0, between, "CPU latency")] if between else items
     fixed("workspace", "gpu", placing.gpu_workspace)
-    fixed("loading, then libraries", "gpu", LIBRARY_BYTES)
-    fixed("CUDA context", "gpu", placing.driver_bytes)
+    fixed(LIBRARIES, "gpu", LIBRARY_BYTES)
+    fixed(CUDA_CONTEXT, "gpu", placing.driver_bytes)
     fixed("weights that a prompt sends", "gpu", placing.sent_bytes(chosen))
     if placing.wishes.changing_experts:
         fixed("experts on their way", "gpu", refill_bytes(sizes))

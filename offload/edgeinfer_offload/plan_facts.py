@@ -18,6 +18,9 @@ PROMPT = 512
 """Tokens of the prompt whose speed is predicted."""
 DRAFT_READS = 4 / 3
 """How often a draft model is read for a token that is kept: four drafts a pass, three tokens come of it."""
+LIBRARIES, CUDA_CONTEXT = "loading, then libraries", "CUDA context"
+SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
+"""What a process takes of a GPU once, however many models lie there."""
 DRAFT = "draft model"
 """The item that only tokens which are drafted wait for."""
 DRAFT_WEIGHT = 2.0
@@ -200,6 +203,11 @@ class PlanFacts:
     """Why the next part isn't on the GPU."""
     repacking: Repacking | None = None
     """What it cost to bring the weights there; None before it is done."""
+
+    @property
+    def own_gpu_bytes(self) -> int:
+        """Bytes of the GPU without those that all models there share."""
+        return self.bytes_on("gpu") - sum(item.bytes for item in self.items if item.item in SHARED_ITEMS)
 
     def bytes_on(self, *places: str) -> int:
         """Bytes in these places."""

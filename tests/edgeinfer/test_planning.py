@@ -1,5 +1,7 @@
 """Where loading does less than a plan shows, the plan is told with what loading does."""
 
+from dataclasses import replace
+
 from edgeinfer.planning import load_notes
 from edgeinfer_offload.plan import plan_memory
 from edgeinfer_offload.plan_facts import PlanWishes
@@ -11,7 +13,7 @@ def test_a_plan_that_loading_carries_out_needs_no_remark() -> None:
         assert load_notes(plan_memory(dense_model(), machine, PlanWishes(8192))) == []
 
 
-def test_weights_on_the_disk_and_drafts_on_the_gpu_are_remarked_on() -> None:
+def test_weights_on_the_disk_and_a_draft_alone_on_the_gpu_are_remarked_on() -> None:
     wishes = PlanWishes(8192, ram=4 * GIB, disk=True)
     assert load_notes(plan_memory(dense_model(), cpu_only(), wishes))[0] == (
         "loading keeps weights out of main memory with --no-repack only, then all of them"
@@ -20,6 +22,7 @@ def test_weights_on_the_disk_and_drafts_on_the_gpu_are_remarked_on() -> None:
     whole = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft))
     assert load_notes(whole) == []
     divided = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft, vram=4 * GIB))
-    assert divided.draft == "gpu"
-    told = "loading keeps the draft of a divided model in main memory yet"
-    assert told in load_notes(divided)
+    assert (divided.draft, divided.head) == ("gpu", "gpu")
+    assert load_notes(divided) == []
+    alone = replace(divided, head="cpu")
+    assert load_notes(alone) == ["loading keeps the draft of a model that is all on the CPU in main memory"]

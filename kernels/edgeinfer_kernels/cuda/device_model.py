@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.device_layers import (
     Stack,
 )
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
-from edgeinfer_kernels.cuda.device_sizes import SPARE_POSITIONS, padded_rows
+from edgeinfer_kernels.cuda.device_sizes import cache_positions, padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.layer_cache import CacheType
@@ -80,7 +80,7 @@ class DeviceModel(LayerBuilder):
         kv: CacheType = "f16",
         divisions: Sequence[LayerDivision] = (),
     ) -> None:
-        super().__init__(arena, context + SPARE_POSITIONS, {})
+        super().__init__(arena, cache_positions(context), {})
         self._divisions = [division for division in divisions if division.attention]
         embeds = not divisions
         self.specification = specification

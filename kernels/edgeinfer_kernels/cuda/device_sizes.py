@@ -74,6 +74,13 @@ class PromptRooms(NamedTuple):
     products: int
 
 
+def cache_positions(context: int) -> int:
+    """Positions of a cache for so many tokens: always a multiple of SPARE_POSITIONS, which kernels are compiled
+    to know, so that every context has the same.
+    """
+    return (-(-context // SPARE_POSITIONS) + 1) * SPARE_POSITIONS
+
+
 def taken(elements: int, size: int) -> int:
     """Bytes of a piece of `elements` of `size` bytes, rounded up to the alignment."""
     return -(-elements * size // ALIGNMENT) * ALIGNMENT
@@ -125,7 +132,7 @@ def attention_bytes(layer: LayerSizes) -> int:
 def rope_bytes(sizes: ModelSizes, context: int) -> int:
     """Cosines and sines of all positions, float32; a table for all layers that share it."""
     tables = {(layer.rope_table, layer.head_dim) for layer in sizes.layers}
-    return sum(taken((context + SPARE_POSITIONS) * head_dim, 4) for _, head_dim in tables)
+    return sum(taken(cache_positions(context) * head_dim, 4) for _, head_dim in tables)
 
 
 def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
@@ -175,7 +182,7 @@ def _blocks(layer: LayerSizes) -> list[FeedForwardSizes]:
 
 def cache_bytes(layer: LayerSizes, context: int, kind: CacheType) -> int:
     """One layer's keys and values: float16, or a byte or four bits with a float16 scale for 32."""
-    rows = layer.kv_heads * (context + SPARE_POSITIONS)
+    rows = layer.kv_heads * cache_positions(context)
     width = layer.head_dim
     elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[kind]
     scales = 0 if kind == "f16" else -(-width // 32)
@@ -334,7 +341,7 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
     `host_attends`: some attention is the host's. See `sent_layers.py`.
     """
     cached = max(layer.kv_heads * layer.head_dim for layer in sizes.layers) if host_attends else 0
-    caches = 2 * taken(cached * (context + SPARE_POSITIONS), 2)
+    caches = 2 * taken(cached * cache_positions(context), 2)
     vectors = 0
     for layer in sizes.layers:
         vectors += _vector_bytes(layer.vectors) + 2 * taken(layer.head_dim, 8)

@@ -23,11 +23,7 @@ from tests.offload.model_shapes import GIB, laptop, mixture_model
 
 SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)
 PLAN = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
-OURS = sum(
-    item.bytes
-    for item in PLAN.items
-    if item.device == "gpu" and item.item not in ("loading, then libraries", "CUDA context")
-)
+OURS = PLAN.own_gpu_bytes
 HERE = PLAN.bytes_on("cpu")
 FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4, 0.876)
 ROW = BudgetRow("m", 3 * GIB, 0.25, PLAN, FOUND)

@@ -215,6 +215,43 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
         assert speculator.drafter._engine.backend.name == "cpu"
 
 
+@pytest.mark.parametrize("place", ["gpu", "cpu"])
+def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
+    small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
+    small_gpu(1 << 40)
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    monkeypatch.setattr(model_placing, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
+    whole = gpu_bytes(path)
+    small_gpu(whole - 1)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    with edgeinfer.load(path, draft=str(small), **loading) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert model.plan is not None
+        assert model.plan.draft == place
+        assert model.plan.bytes_on("gpu") < whole
+        drafts = [item for item in model.plan.items if item.item == "draft model"]
+        assert [item.device for item in drafts] == [place]
+        speculator: Any = model.speculator
+        backend = speculator.drafter._engine.backend
+        if place == "cpu":
+            assert backend.name == "cpu"
+            return
+        assert isinstance(backend, CudaBackend)
+        assert backend.nbytes <= drafts[0].bytes
+        assert " and the draft model; " in model.notes[0]
+        pace = speculator.paces["greedy"]
+        pace.length = lambda most: max(0, min(most, 2))
+        pace.least_chances = pace.further_chances = lambda length: [0.0] * length
+        drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
+        assert drafted.speed.accepted_share is not None
+        model.speculator = None
+        assert model.generate([5, 9], max_tokens=3, temperature=0.0).ids == drafted.ids
+
+
 def test_experts_change_places_where_main_memory_holds_all_of_them(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
