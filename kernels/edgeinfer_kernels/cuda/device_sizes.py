@@ -75,8 +75,8 @@ class PromptRooms(NamedTuple):
 
 
 def cache_positions(context: int) -> int:
-    """Positions of a cache for so many tokens: always a multiple of SPARE_POSITIONS, which kernels are compiled
-    to know, so that every context has the same.
+    """Positions of a cache for so many tokens: always a multiple of SPARE_POSITIONS, as kernels are compiled
+    to know, so that every context has the same ones.
     """
     return (-(-context // SPARE_POSITIONS) + 1) * SPARE_POSITIONS
 
