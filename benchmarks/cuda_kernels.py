@@ -17,13 +17,13 @@ from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
+from edgeinfer_kernels.cuda.buffer_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.device_layers import CACHE_ELEMENTS, DeviceCache
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.expert_products import ExpertRows, add_experts, grouped_product, grouped_tile
 from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention

@@ -7,10 +7,10 @@ from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.buffer_sizes import CHUNK, EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
-from edgeinfer_kernels.cuda.device_sizes import CHUNK, EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES

@@ -16,9 +16,9 @@ from edgeinfer_kernels.cpu.host_half import HostHalf
 from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.buffer_sizes import CHUNK
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
-from edgeinfer_kernels.cuda.device_sizes import CHUNK
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision, host_batch

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgeinfer_kernels.cpu.workspace import workspace_bytes
-from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda import buffer_sizes, device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -48,7 +48,7 @@ class ModelPlacing:
         try:
             device_sizes.head_bytes(self.sizes)
             device_sizes.matrix_bytes(self.sizes.table)
-            device_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
+            buffer_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
             for layer in self.sizes.layers:
                 device_sizes.attention_bytes(layer)
         except UnsupportedOnDeviceError as error:
@@ -89,7 +89,7 @@ class ModelPlacing:
     def gpu_workspace(self) -> int:
         """Buffers at the largest batch, and the RoPE tables."""
         rope = device_sizes.rope_bytes(self.sizes, self.wishes.context)
-        return rope + device_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
+        return rope + buffer_sizes.workspace_bytes(self.sizes, self.wishes.chunk)
 
     def context_bytes(self, side: int, context: int) -> int:
         """What grows with the context: keys and values, on a GPU RoPE tables too."""
@@ -119,8 +119,8 @@ class ModelPlacing:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
         between CPU and GPU, the mailbox too, and what prompts take.
         """
-        logits = 4 * device_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
-        mailbox = device_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
+        logits = 4 * buffer_sizes.MOST_TOKENS * padded(self.sizes.vocabulary)
+        mailbox = buffer_sizes.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
         return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
 
     @property
@@ -129,7 +129,7 @@ class ModelPlacing:
         link = self.machine.link
         if not self.sends or link is None or link.pins_in_place:
             return 0
-        return device_sizes.SENT_PIECES * device_sizes.sent_piece_bytes(self.sizes)
+        return buffer_sizes.SENT_PIECES * buffer_sizes.sent_piece_bytes(self.sizes)
 
     def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
         costs = [(head, self.head[head])]
@@ -203,7 +203,7 @@ class ModelPlacing:
 
     def _sent_bytes(self, host_attends: bool) -> int:
         context = self.wishes.context
-        return device_sizes.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
+        return buffer_sizes.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
         """For placements that use the GPU and, if it is `shared`, the CPU, for attention too or not."""
@@ -260,7 +260,7 @@ class ModelPlacing:
         if not each or any(each >= self.costs[i].units for i in layers):
             return None
         budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
-        room = vram - budget.gpu_fixed - device_sizes.refill_bytes(self.sizes)
+        room = vram - budget.gpu_fixed - buffer_sizes.refill_bytes(self.sizes)
         for slots in range(each, 0, -1):
             choices = [
                 choice._replace(units=slots) if i in layers else choice

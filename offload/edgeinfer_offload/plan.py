@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edgeinfer_kernels.cuda.device_sizes import refill_bytes
+from edgeinfer_kernels.cuda.buffer_sizes import refill_bytes
 from edgeinfer_kernels.division import host_batch
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import Cost

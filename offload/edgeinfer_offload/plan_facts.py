@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeinfer_kernels.cuda.device_sizes import CHUNK
+from edgeinfer_kernels.cuda.buffer_sizes import CHUNK
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.model_sizes import ModelSizes

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgeinfer_kernels.cuda.device_sizes import SCRATCH_WEIGHTS
+from edgeinfer_kernels.cuda.buffer_sizes import SCRATCH_WEIGHTS
 from edgeinfer_kernels.model_sizes import LayerSizes, MatrixSize
 from edgeinfer_offload.layer_costs import LayerCosts
 from edgeinfer_offload.model_placing import ModelPlacing

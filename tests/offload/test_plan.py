@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer_kernels.cuda import device_sizes
-from edgeinfer_kernels.cuda.device_sizes import SENT_PIECES, sent_piece_bytes
+from edgeinfer_kernels.cuda.buffer_sizes import SENT_PIECES, sent_piece_bytes
 from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
 from edgeinfer_offload.machine import CPU_BLOCK_SECONDS
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError

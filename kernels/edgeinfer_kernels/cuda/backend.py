@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cache_sliding import check_gone
+from edgeinfer_kernels.cuda.buffer_sizes import FEW_WIDTHS, MOST_TOKENS, RECENT
 from edgeinfer_kernels.cuda.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_caches import DeviceCaches
@@ -26,7 +27,6 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
-from edgeinfer_kernels.cuda.device_sizes import FEW_WIDTHS, MOST_TOKENS, RECENT
 from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, CountingHost, ExpertRefills, SlotPolicy
 from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
 from edgeinfer_kernels.cuda.mailbox import Mailbox

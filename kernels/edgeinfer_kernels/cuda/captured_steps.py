@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.buffer_sizes import FEW_WIDTHS, STATE_WORDS
 from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import Drawing
-from edgeinfer_kernels.cuda.device_sizes import FEW_WIDTHS, STATE_WORDS
 from edgeinfer_kernels.cuda.expert_refills import ExpertRefills
 from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.buffer_sizes import RECENT, REQUEST_SIZE
 from edgeinfer_kernels.cuda.captured_steps import BEST, DRAW, RING, CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import Drawing
-from edgeinfer_kernels.cuda.device_sizes import RECENT, REQUEST_SIZE
 
 
 class DeviceChoices:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from edgeinfer_kernels.cuda.buffer_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
-from edgeinfer_kernels.cuda.device_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.cuda.prefill import Prefill
 from edgeinfer_kernels.cuda.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.sent_layers import SentLayers, can_send

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout import FIELDS, ROWS_A_GROUP
 from edgeinfer_kernels.cpu.memory import Bytes, expert_bytes, group_bytes
+from edgeinfer_kernels.cuda.buffer_sizes import REFILL_BYTES
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
-from edgeinfer_kernels.cuda.device_sizes import REFILL_BYTES
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import PlaneShapes
 from edgeinfer_kernels.weights import ExpertWeights, Matrix

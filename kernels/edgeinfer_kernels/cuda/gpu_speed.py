@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
+from edgeinfer_kernels.cuda.buffer_sizes import SENT_PIECE_BYTES
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import SENT_PIECE_BYTES, matrix_bytes
+from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
 from edgeinfer_kernels.cuda.mailbox_speed import turn_seconds
 from edgeinfer_kernels.cuda.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.step_shapes import Tuning

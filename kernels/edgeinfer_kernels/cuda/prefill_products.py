@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
+from edgeinfer_kernels.cuda.buffer_sizes import expert_rows, prompt_rooms, prompt_scratch
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_sizes import expert_rows, prompt_rooms, prompt_scratch
 from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.prefill_rows import ScaledRows, activation_rows

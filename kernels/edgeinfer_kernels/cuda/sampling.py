@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.device_sizes import KEPT, REQUEST_SIZE, SLICE
+from edgeinfer_kernels.cuda.buffer_sizes import KEPT, REQUEST_SIZE, SLICE
 
 CHOSEN, TOO_FEW, NO_NUMBERS = 0, 1, 2
 """Statuses: a token was chosen; more than the kept candidates are needed; NaN, +inf, or nothing finite."""

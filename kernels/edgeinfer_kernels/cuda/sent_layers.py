@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.cpu.memory import Bytes
+from edgeinfer_kernels.cuda.buffer_sizes import sent_piece_bytes
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts, DeviceFeedForward, ExpertStacks
 from edgeinfer_kernels.cuda.device_layers import (
     DeviceAttention,
@@ -21,7 +22,6 @@ from edgeinfer_kernels.cuda.device_layers import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import sent_piece_bytes
 from edgeinfer_kernels.cuda.host_caches import HostCaches
 from edgeinfer_kernels.cuda.sent_matrix import SentMatrix
 from edgeinfer_kernels.cuda.weight_sender import WeightSender

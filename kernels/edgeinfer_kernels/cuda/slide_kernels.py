@@ -4,9 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.buffer_sizes import head_dimensions
 from edgeinfer_kernels.cuda.cache_tiles import CACHES, F16, Q4_0, hadamard, load_cache_tile, store_cache_rows
 from edgeinfer_kernels.cuda.device_layers import DeviceCache
-from edgeinfer_kernels.cuda.device_sizes import head_dimensions
 from edgeinfer_kernels.specification import AttentionSpecification
 
 TILE_ELEMENTS = 2048

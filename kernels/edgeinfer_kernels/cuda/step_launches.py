@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.buffer_sizes import attention_rows, head_dimensions
 from edgeinfer_kernels.cuda.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.device_model import DeviceLayer, DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import attention_rows, head_dimensions
 from edgeinfer_kernels.cuda.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.packing import DeviceMatrix

@@ -12,8 +12,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.buffer_sizes import SENT_PIECES
 from edgeinfer_kernels.cuda.device_memory import COPY_THREADS, Arena
-from edgeinfer_kernels.cuda.device_sizes import SENT_PIECES
 
 
 class WeightSender:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.buffer_sizes import MOST_TOKENS, STATE_WORDS, attention_rows, head_dimensions
 from edgeinfer_kernels.cuda.device_experts import (
     DeviceExperts,
     DeviceFeedForward,
@@ -13,13 +14,7 @@ from edgeinfer_kernels.cuda.device_experts import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.device_sizes import (
-    MOST_TOKENS,
-    STATE_WORDS,
-    attention_rows,
-    head_dimensions,
-    padded_rows,
-)
+from edgeinfer_kernels.cuda.device_sizes import padded_rows
 from edgeinfer_kernels.cuda.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.plane_formats import FLOAT_CODES, padded_blocks
 from edgeinfer_kernels.cuda.step_shapes import MOST_SPLITS

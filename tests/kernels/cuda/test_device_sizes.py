@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda import device_sizes
+from edgeinfer_kernels.cuda import buffer_sizes, device_sizes
 from edgeinfer_kernels.cuda.device_model import Part
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
@@ -66,7 +66,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
     assert device_sizes.head_bytes(sizes) == counted(parts, "head")
     embedding = device_sizes.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
-    assert device_sizes.workspace_bytes(sizes) == counted(parts, "workspace")
+    assert buffer_sizes.workspace_bytes(sizes) == counted(parts, "workspace")
 
 
 SENDING = {
@@ -98,9 +98,9 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
             for send_from in (None, 1)
         ]
     attends = not all(division.attention for division in divisions)
-    counted = device_sizes.sent_bytes(sizes, CONTEXT, attends)
+    counted = buffer_sizes.sent_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
-    pieces = device_sizes.SENT_PIECES * device_sizes.sent_piece_bytes(sizes)
+    pieces = buffer_sizes.SENT_PIECES * buffer_sizes.sent_piece_bytes(sizes)
     assert taken[1] >= taken[0] + pieces
 
 

@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.device_sizes import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.cuda.buffer_sizes import EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
