@@ -1,6 +1,5 @@
 """A loaded model: text in, text out."""
 
-import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,15 +11,15 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.thoughts import with_closed_thought
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
-from edgeinfer.prompts import Prompt, messages_of, request_of
+from edgeinfer.prompt_encoding import PromptEncoding
+from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
-from edgeinfer.session import Chat, ChatEngine, Message
+from edgeinfer.session import Chat, ChatEngine
 from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
@@ -61,6 +60,7 @@ class Model:
         self.engine = engine
         self.tokenizer = tokenizer
         self.chat_format = chat_format
+        self._encoding = PromptEncoding(name, tokenizer, chat_format, engine.vocabulary_size)
         self._plan = plan
         self.prompt_style = prompt_style
         self.notes = tuple(notes)
@@ -128,7 +128,7 @@ class Model:
     ) -> list[Generation]:
         if on_full != "stop":
             raise SettingError("on_full: several answers end where the context does; leave it out, or n")
-        ids = self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None)
+        ids = self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None)
         self._refuse_closed()
         request = request_of(ids, **settings)
         with self._turn:
@@ -171,7 +171,7 @@ class Model:
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
         return self._stream_ids(
-            self._prompt_ids(prompt, raw, tools, schema is not None or grammar is not None),
+            self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
@@ -194,18 +194,6 @@ class Model:
         async for _ in stream:
             pass
         return stream.result
-
-    def _prompt_ids(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None, formed: bool) -> list[int]:
-        messages = messages_of(prompt)
-        if messages is None and tools:
-            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
-        if messages is not None:
-            return self._encode_chat(messages, formed, tools)
-        if not isinstance(prompt, str):
-            return self._checked(prompt)  # type: ignore[arg-type]
-        if raw:
-            return self._encode_text(prompt)
-        return self._encode_chat([{"role": "user", "content": prompt}], formed)
 
     def _stream_ids(
         self,
@@ -241,50 +229,11 @@ class Model:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
-    def _checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
-        size = self.engine.vocabulary_size
-        wanted = "a text or whole numbers" if name == "prompt" else "whole numbers"
-        try:
-            if isinstance(ids, bytes | bytearray):
-                raise TypeError
-            taken = [operator.index(i) for i in ids]
-        except TypeError:
-            raise SettingError(
-                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
-            ) from None
-        wrong = [i for i in taken if not 0 <= i < size]
-        if wrong:
-            raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
-        return taken
-
-    def _encode_text(self, text: str) -> list[int]:
-        """A text to continue: with BOS where the file wants it, never with the EOS that would end it."""
-        ids, bos = self.tokenizer.encode(text), self.tokenizer.bos_id
-        if bos is not None and (self.tokenizer.add_bos or not ids):
-            return [bos, *ids]
-        return ids
-
-    def _encode_chat(
-        self, messages: Sequence[Message], formed: bool, tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Messages through the template; BOS is added only if the template didn't write it. `formed`: the
-        answer keeps to a form, which has no room for a thought: one that the template opens is ended.
-        """
-        if self.chat_format is None:
-            raise SettingError(
-                f"{self.name}: the file holds no chat template; give one with --chat-template FILE "
-                "(chat_template=)"
-            )
-        text = self.chat_format.render(messages, tools=tools or None)
-        ids = self.tokenizer.encode(with_closed_thought(text) if formed else text, special=True)
-        bos = self.tokenizer.bos_id
-        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
-            return [bos, *ids]
-        return ids
-
     def chat(self, system: str | None = None, **settings: Any) -> Chat:
         """A conversation; `settings` are defaults for all its answers, those of `stream` but `raw`."""
-        return Chat(ChatEngine(self._encode_chat, self._stream_ids, self.context), system, **settings)
+        return Chat(
+            ChatEngine(self._encoding.of_messages, self._stream_ids, self.context), system, **settings
+        )
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (len(ids), vocabulary) float32 behind each token of `ids`, read from the beginning.
@@ -294,7 +243,7 @@ class Model:
             ContextOverflowError: more ids than the context holds.
             EdgeInferError: the model has been closed.
         """
-        taken = self._checked(ids, "ids")
+        taken = self._encoding.of_ids(ids, "ids")
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
         return self._read_afresh(taken, self.engine.append_all)
@@ -322,7 +271,7 @@ class Model:
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
-        ids = [self._encode_text(text) for text in checked_texts(texts)]
+        ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 
