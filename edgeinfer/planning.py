@@ -98,7 +98,8 @@ def plan_model(
         if drafting is not None:
             plan, why = _beside_a_draft(plan, sizes, drafting)
         notes.extend(why)
-    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan)))
+    fitting = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
+    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan, fitting)))
 
 
 def _beside_a_draft(plain: MemoryPlan, sizes: ModelSizes, draft: ModelSizes) -> tuple[MemoryPlan, list[str]]:
@@ -171,11 +172,19 @@ def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes,
         raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
 
 
-def load_notes(plan: MemoryPlan) -> list[str]:
-    """Where loading doesn't do yet what the plan shows, and what it does instead."""
+def load_notes(plan: MemoryPlan, fitting: int = 0) -> list[str]:
+    """Where loading doesn't do what the plan shows, and what it does instead; `fitting`: the largest context
+    with which main memory holds all of the weights.
+    """
     notes = []
-    if any(layer.rest == "disk" for layer in plan.layers) and plan.wishes.repack:
-        notes.append("loading keeps weights out of main memory with --no-repack only, then all of them")
+    if plan.wishes.repack and any("disk" in (layer.attention, layer.rest) for layer in plan.layers):
+        if plan.head == "gpu":
+            notes.append(
+                "loading refuses a divided model whose part on the CPU main memory can't hold; with --device "
+                "cpu the rest stays in the file"
+            )
+        elif fitting:
+            notes.append(f"loading refuses that: with a context of {fitting} all of it fits (--context)")
     if plan.draft == "gpu" and plan.head != "gpu":
         notes.append("loading keeps the draft of a model that is all on the CPU in main memory")
     return notes

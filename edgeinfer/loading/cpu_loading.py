@@ -1,11 +1,13 @@
 """Loading a model on the processor: its plan, its kernels, its engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
+from edgeinfer.loading.file_weights import left_in_file, read_in_order
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.sparse_choice import choose_sparse
+from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
@@ -14,16 +16,19 @@ from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.weights import Matrix
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.plan_facts import CPU_BATCH, PlanWishes, Repacking, SparseWish
+from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 
-def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
-    """An engine of our CPU kernels. `team`: the threads of another one, to take turns with.
+def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = True) -> LoadedEngine:
+    """An engine of our CPU kernels. `team`: the threads of another one, to take turns with. `disk`: weights
+    that main memory can't hold at any context may stay in the file.
 
     Raises:
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
@@ -33,7 +38,10 @@ def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
     isa = choose(wishes.instruction_set)
     sparse = choose_sparse(source)
     # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
-    _Planning(source, unmeasured_machine(wishes.threads or 1), sparse.wish).plan()
+    planning = _Planning(source, unmeasured_machine(wishes.threads or 1), sparse.wish)
+    if disk and planning.needs_disk():
+        sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
+    planning.plan()
     kernels = load_kernels(
         user_folder("cache"),
         isa,
@@ -41,8 +49,13 @@ def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
         wishes.build_progress,
     )
     threads = team.threads if team else wishes.threads or remembered_threads(user_folder("cache"), kernels)
-    planning = _Planning(source, unmeasured_machine(threads), sparse.wish)
+    planning = replace(planning, machine=unmeasured_machine(threads))
     plan = planning.plan()
+    in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
+    room = planning.machine.processor.free_bytes - plan.bytes_on("cpu")
+    reads_disk = planning.disk and sum(matrix.nbytes for matrix in in_file) > room
+    if reads_disk:
+        read_in_order(source.file, in_file)
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
     placing = Placing(source)
     backend = CpuBackend(
@@ -52,7 +65,7 @@ def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
         kernels,
         batch=CPU_BATCH,
         threads=threads,
-        repack=wishes.repack,
+        in_file=in_file,
         sparse=sparse.layers,
         routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
@@ -67,22 +80,33 @@ def load_on_cpu(source: ModelSource, team: Team | None = None) -> LoadedEngine:
         plan.weight_bytes_per_token,
         planning.largest_context(),
     )
+    notes = [sparse.note] if sparse.note else []
+    if planning.disk:
+        notes.append(_file_note(plan, in_file, reads_disk))
     return LoadedEngine(
         engine,
         lambda: replace(planning.with_speeds().plan(), repacking=repacking),
         plan.bytes_on("cpu"),
-        notes=[sparse.note] if sparse.note else [],
+        notes=notes,
         team=backend.team,
     )
 
 
+def _file_note(plan: MemoryPlan, in_file: Sequence[Matrix], reads_disk: bool) -> str:
+    """That weights stay in the file, in a sentence."""
+    left, room = mebibytes(sum(matrix.nbytes for matrix in in_file)), mebibytes(plan.ram_bytes)
+    so = "each token waits for the disk" if reads_disk else "tokens take longer"
+    return f"{left} of the weights stay in the file, as {room} of main memory may be used: {so}"
+
+
 @dataclass(frozen=True)
 class _Planning:
-    """The plan of everything on the CPU of this machine."""
+    """The plan of everything on the CPU of this machine; `disk`: but for what its memory can't hold."""
 
     source: ModelSource
     machine: Machine
     sparse: SparseWish | None
+    disk: bool = False
 
     @property
     def _wishes(self) -> PlanWishes:
@@ -94,7 +118,19 @@ class _Planning:
             ram=wishes.ram,
             repack=wishes.repack,
             sparse=self.sparse,
+            disk=self.disk,
         )
+
+    def needs_disk(self) -> bool:
+        """Whether main memory can't hold the weights whatever the context, and the file may."""
+        wishes = self.source.wishes
+        if not wishes.repack or wishes.sparse in ("exact", "predicted"):
+            return False
+        try:
+            self.plan()
+        except OutOfMemoryError:
+            return not self.largest_context()
+        return False
 
     def plan(self) -> MemoryPlan:
         """Raises `OutOfMemoryError`."""

@@ -148,4 +148,4 @@ def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
             return load_on_gpu(draft, room.gpu, room.nbytes if room.kept else None)
         except GpuUnavailableError:
             pass
-    return load_on_cpu(draft, beside.team)
+    return load_on_cpu(draft, beside.team, disk=False)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.cpu.workspace import workspace_bytes
+from edgeinfer_kernels.cpu.workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.cuda import buffer_sizes, device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
@@ -110,6 +110,12 @@ class ModelPlacing:
         repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the file
         nbytes = workspace_bytes(self.sizes, batch, threads, repack)
         return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
+
+    @property
+    def file_rows_bytes(self) -> int:
+        """What buffers take beyond their usual size where some of the CPU's weights stay in the file."""
+        strides = [scratch_stride(self.sizes, repack) for repack in (False, True)]
+        return self.machine.processor.threads * (strides[0] - strides[1]) if self.wishes.repack else 0
 
     @cached_property
     def _gpu_fixed(self) -> int:

@@ -22,6 +22,10 @@ def spilled(
     waiting, rate = 0.0, placing.machine.disk_bytes_per_second
     if not placing.wishes.disk:
         return items, layers, waiting
+    if missing > 0:
+        at = next(i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu"))
+        items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
+        missing += placing.file_rows_bytes
     for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
         item = items[index]
         if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:

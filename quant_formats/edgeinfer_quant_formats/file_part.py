@@ -58,6 +58,14 @@ class FilePart:
             self._open_map().madvise(mmap.MADV_DONTNEED, first, end - first)
         return True
 
+    def read_in_order(self, info: TensorInfo) -> bool:
+        """Have the system read further ahead in the tensor's pages than it would. False where it can't."""
+        if not hasattr(mmap, "MADV_SEQUENTIAL"):
+            return False
+        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._open_map().madvise(mmap.MADV_SEQUENTIAL, first, info.offset + info.nbytes - first)
+        return True
+
     def close(self) -> None:
         """Let go of the map. It stays mapped for as long as a view of it lives."""
         if self._map is None:

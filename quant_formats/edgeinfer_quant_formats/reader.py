@@ -73,6 +73,11 @@ class GGUFFile:
         info = self._info(name)
         return self._parts[info.part].release(info)
 
+    def read_in_order(self, name: str) -> bool:
+        """Tell the system that the tensor will be read from one end to the other. False where it can't be."""
+        info = self._info(name)
+        return self._parts[info.part].read_in_order(info)
+
     def close(self) -> None:
         """Close the maps. Arrays from `raw` stay valid; metadata not yet looked up is gone."""
         for part in self._parts:

@@ -13,11 +13,18 @@ def test_a_plan_that_loading_carries_out_needs_no_remark() -> None:
         assert load_notes(plan_memory(dense_model(), machine, PlanWishes(8192))) == []
 
 
-def test_weights_on_the_disk_and_a_draft_alone_on_the_gpu_are_remarked_on() -> None:
+def test_what_loading_refuses_to_leave_on_the_disk_is_remarked_on() -> None:
     wishes = PlanWishes(8192, ram=4 * GIB, disk=True)
-    assert load_notes(plan_memory(dense_model(), cpu_only(), wishes))[0] == (
-        "loading keeps weights out of main memory with --no-repack only, then all of them"
-    )
+    plan = plan_memory(dense_model(), cpu_only(), wishes)
+    assert plan.bytes_on("disk") > GIB
+    assert load_notes(plan) == []
+    assert load_notes(plan, 512) == ["loading refuses that: with a context of 512 all of it fits (--context)"]
+    divided = plan_memory(dense_model(), laptop(), replace(wishes, ram=GIB, vram=2 * GIB))
+    assert divided.head == "gpu"
+    assert load_notes(divided)[0].startswith("loading refuses a divided model whose part on the CPU")
+
+
+def test_a_draft_alone_on_the_gpu_is_remarked_on() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     whole = plan_memory(dense_model(), laptop(), PlanWishes(8192, draft=draft))
     assert load_notes(whole) == []

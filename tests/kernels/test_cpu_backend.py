@@ -45,7 +45,8 @@ def engine_for(
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
         kernels = built_kernels(isa or ISA_NAMES[0], kernel_units(w))
-        return CpuBackend(s, w, c, kernels, batch=64, threads=threads, repack=repack)
+        in_file = [] if repack else w.matrices()
+        return CpuBackend(s, w, c, kernels, batch=64, threads=threads, in_file=in_file)
 
     return build
 

@@ -52,7 +52,7 @@ def both_backends(
             kernels,
             batch=BATCH,
             threads=threads,
-            repack=repack,
+            in_file=[] if repack else weights.matrices(),
             routing=Routing.allocate(facts, BATCH),
         )
         exact = ReferenceBackend(facts, weights, caches[1], np.float64, Routing.allocate(facts, BATCH))

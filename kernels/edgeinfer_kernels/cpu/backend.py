@@ -58,8 +58,8 @@ ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
 class CpuBackend:
     """A decoder on the processor.
 
-    Weights are repacked at load, so that the file's pages can go; or, with `repack` False, stay where the
-    file is mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
+    Weights are repacked at load, so that the file's pages can go; those of `in_file` stay where the file is
+    mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
     `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_units(weights)`.
     `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
     and there are no logits. `routing`: where mixtures of experts write their choices. `team`: another
@@ -81,7 +81,7 @@ class CpuBackend:
         *,
         batch: int = 256,
         threads: int | None = None,
-        repack: bool = True,
+        in_file: Sequence[Matrix] = (),
         sparse: SparseLayers | None = None,
         head: bool = True,
         on_placed: OnPlaced | None = None,
@@ -100,12 +100,12 @@ class CpuBackend:
         self._has_own_team = team is None
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
-        in_file = matrices_by_neuron(weights, sparse) if repack else matrices
-        placed = self._leave_in_file(in_file) if in_file else {}
+        mapped = [*in_file, *matrices_by_neuron(weights, sparse)]
+        placed = self._leave_in_file(mapped) if mapped else {}
         moved = [matrix for matrix in matrices if id(matrix) not in placed]
         if moved:
             placed |= self._repack(moved, on_placed)
-        self._build(weights, caches, placed, not in_file, head, routing)
+        self._build(weights, caches, placed, not mapped, head, routing)
         self._make_sparse(sparse)
 
     def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:

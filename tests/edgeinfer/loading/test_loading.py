@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import edgeinfer
@@ -262,14 +263,52 @@ def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: Zo
     assert answers[0] == answers[1]
 
 
-def test_a_budget_that_weights_would_break_is_kept_by_leaving_them_in_the_file(zoo_file: ZooFile) -> None:
-    path = zoo_file("llama")
-    with edgeinfer.load(path, threads=1, context=32, repack=False) as model:
-        assert model.plan is not None
-        needed = model.plan.nbytes
+def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(zoo_file: ZooFile) -> None:
+    path, settings = zoo_file("llama"), {"threads": 1, "context": 32, "device": "cpu"}
+    with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
+        whole = model.plan
+        want = model.generate("the rain", max_tokens=10, temperature=0.0).ids
+        logits = model.logits([5, 9, 30])
+    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
+        mapped = model.plan
+    assert whole is not None
+    assert mapped is not None
+    cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
+    most, found = whole.nbytes - cached, set()  # with more a shorter context would fit
+    for ram in range(mapped.nbytes, most, (most - mapped.nbytes) // 4):
+        with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
+            assert model.plan is not None
+            assert model.plan.bytes_on("cpu") <= ram
+            assert model.plan.repacking is not None
+            found.add(model.plan.repacking.bytes)
+            assert any(" of the weights stay in the file, as " in note for note in model.notes)
+            assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
+            assert np.array_equal(model.logits([5, 9, 30]), logits)
+    assert len(found) > 2  # more of them with less memory
     with pytest.raises(OutOfMemoryError):
-        edgeinfer.load(path, threads=1, context=32, ram=needed)
-    edgeinfer.load(path, threads=1, context=32, ram=needed, repack=False).close()
+        edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[arg-type]
+
+
+def test_experts_and_the_head_stay_in_the_file_too(zoo_file: ZooFile) -> None:
+    path, settings = zoo_file("mixtral"), {"threads": 1, "context": 32, "device": "cpu"}
+    with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
+        want = model.logits([5, 9, 30])
+    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
+        assert model.plan is not None
+        least = model.plan.nbytes
+    with edgeinfer.load(path, ram=least + (64 << 10), **settings) as model:  # type: ignore[arg-type]
+        assert model.plan is not None
+        assert {layer.rest for layer in model.plan.layers} == {"disk"}
+        assert np.array_equal(model.logits([5, 9, 30]), want)
+
+
+def test_a_context_that_weights_leave_no_room_for_is_refused_with_one_that_fits(zoo_file: ZooFile) -> None:
+    path = zoo_file("llama")
+    with edgeinfer.load(path, threads=1, context=32, device="cpu") as model:
+        assert model.plan is not None
+        ram = model.plan.nbytes
+    with pytest.raises(OutOfMemoryError, match=r"with a context of \d+ it fits"):
+        edgeinfer.load(path, threads=1, context=512, device="cpu", ram=ram)
 
 
 def test_repack_is_true_or_false_and_none_of_llama_cpps_business(zoo_file: ZooFile) -> None:
