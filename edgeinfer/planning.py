@@ -180,8 +180,8 @@ def load_notes(plan: MemoryPlan, fitting: int = 0) -> list[str]:
     if plan.wishes.repack and any("disk" in (layer.attention, layer.rest) for layer in plan.layers):
         if plan.head == "gpu":
             notes.append(
-                "loading refuses a divided model whose part on the CPU main memory can't hold; with --device "
-                "cpu the rest stays in the file"
+                "loading leaves a divided model whose part on the CPU main memory can't hold to the CPU as a "
+                "whole, and what has no room in the file"
             )
         elif fitting:
             notes.append(f"loading refuses that: with a context of {fitting} all of it fits (--context)")

@@ -47,8 +47,9 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     """An engine with as much on the GPU as makes it fastest, the rest on the CPU.
 
     Raises:
-        GpuUnavailableError: nothing of it fits the GPU, or it has no kernels for it.
-        OutOfMemoryError: main memory is too small for the rest.
+        GpuUnavailableError: nothing of it fits the GPU, or it has no kernels for it, or main memory is too
+            small for the rest whatever the context.
+        OutOfMemoryError: a smaller context would fit.
     """
     wishes, cache_folder = source.wishes, user_folder("cache")
     kernels = load_kernels(
@@ -106,8 +107,10 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         largest = largest_context(
             source.sizes, machine, replace(asked, device="cpu"), source.config.trained_context
         )
-        way_out = f"; with a context of {largest} it fits (--context, context=)" if largest else ""
-        raise OutOfMemoryError(f"{source.name}: {error}{way_out}") from error
+        if not largest:  # on the CPU alone weights may stay in the file
+            raise GpuUnavailableError(f"{source.name}: {error}") from error
+        way_out = f"with a context of {largest} it fits (--context, context=)"
+        raise OutOfMemoryError(f"{source.name}: {error}; {way_out}") from error
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{source.name}: {plan.why_not or 'no part is faster on the GPU'}")
     return plan

@@ -177,7 +177,7 @@ def test_metadata_of_a_closed_file_says_so(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:
-        for look_up in (file.raw, file.decode, file.release):
+        for look_up in (file.raw, file.decode, file.release, file.read_in_order):
             with pytest.raises(FormatError, match=r"model\.gguf: no tensor blk\.9\.nothing among its 19"):
                 look_up("blk.9.nothing")
 
@@ -190,16 +190,19 @@ def test_a_released_tensor_reads_the_same_again(tmp_path: Path) -> None:
         writer.add_tensor("large", weights, "F32")
     with GGUFFile.open(path) as file:
         before = file.raw("large").copy()
+        assert file.read_in_order("large") == file.read_in_order("small") == hasattr(mmap, "MADV_SEQUENTIAL")
         file.release("large")
         file.release("small")
         np.testing.assert_array_equal(file.raw("large"), before)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="needs madvise")
-def test_without_madvise_release_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_madvise_nothing_is_asked_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_DONTNEED")
+    monkeypatch.delattr(mmap, "MADV_SEQUENTIAL")
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:
-        file.release("norm")
+        assert not file.release("norm")
+        assert not file.read_in_order("norm")
 
 
 def test_a_vocabulary_of_150000_strings_opens_and_decodes_quickly(tmp_path: Path) -> None:

@@ -135,15 +135,26 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
         assert "the GPU has no room to be measured: planned without its speeds" in model.notes
 
 
-def test_main_memory_too_small_for_the_rest_is_one_line(
+def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     path = model_file(tmp_path)
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - 1)
-    with pytest.raises((OutOfMemoryError, GpuUnavailableError)) as caught:
-        edgeinfer.load(path, context=64, threads=2, device="cuda", ram=1000)
+    with edgeinfer.load(path, context=64, threads=2, device="cpu", repack=False) as model:
+        assert model.plan is not None
+        ram = model.plan.nbytes
+    with pytest.raises(GpuUnavailableError) as caught:
+        edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram)
     assert "\n" not in str(caught.value)
+    with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
+        assert model.plan is not None
+        assert model.plan.bytes_on("cpu") <= ram
+        assert any(note.startswith("running on the CPU: ") for note in model.notes)
+        assert any(" of the weights stay in the file, as " in note for note in model.notes)
+    with pytest.raises(OutOfMemoryError) as refused:
+        edgeinfer.load(path, context=64, threads=2, ram=1000)
+    assert "\n" not in str(refused.value)
 
 
 def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
