@@ -18,6 +18,7 @@ from edgeinfer_kernels.cuda.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.device_choices import DeviceChoices
 from edgeinfer_kernels.cuda.device_errors import device_errors
 from edgeinfer_kernels.cuda.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.device_logits import DeviceLogits
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_model import OnPlaced
 from edgeinfer_kernels.cuda.device_parts import (
@@ -129,7 +130,7 @@ class CudaBackend:
         self._caches = DeviceCaches(self._parts.model)
         self._choices = DeviceChoices(self._steps, self._parts.drawing, cuda=self._cuda)
         self._ids = self._host(chunk, torch.int32)
-        self._host_logits = self._host(MOST_TOKENS * specification.vocabulary_size, torch.float32)
+        self._logits = DeviceLogits(self._parts, self.step, device)
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:
@@ -266,25 +267,8 @@ class CudaBackend:
         return draw.request(recent, chance)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        shape = len(x), self.specification.vocabulary_size
         with device_errors():
-            if x.in_step:
-                return self._step_logits(x, shape)
-            out = np.empty(shape, np.float32)
-            self._fetch_logits(x, out)
-        return out
-
-    def _step_logits(self, x: DeviceRows, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-        """Logits that lie on the device already, in memory of their own that the device writes to.
-
-        Torch keeps that memory for the next ones when the array is gone: nothing is copied on the host, which
-        for eight rows of a large vocabulary would take as long as the step.
-        """
-        out = torch.empty(shape, pin_memory=self._cuda)
-        out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
-        self._synchronise()
-        found: npt.NDArray[np.float32] = out.numpy()
-        return found
+            return self._logits.of(x)
 
     def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
@@ -313,19 +297,6 @@ class CudaBackend:
             self._choices.forget()
             self._caches.forget(gone, end)
             self._synchronise()
-
-    def _fetch_logits(self, x: DeviceRows, out: npt.NDArray[np.float32]) -> None:
-        """Those of a prompt's rows, computed now, a few at a time."""
-        space, size = self._parts.workspace, out.shape[1]
-        for first in range(0, len(x), MOST_TOKENS):
-            count = min(MOST_TOKENS, len(x) - first)
-            at = x.first + first
-            space.x[:count].copy_(self._parts.prefill.x[at : at + count])
-            self.step.head_of(count)
-            kept = self._host_logits[: count * size].view(count, size)
-            kept.copy_(space.logits[:count], non_blocking=True)
-            self._synchronise()
-            out[first : first + count] = kept.numpy()
 
     def tune(self, folder: Path, seconds: float) -> None:
         """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.
@@ -370,6 +341,6 @@ class CudaBackend:
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_choices", "_caches", "_steps", "step", "_parts"):
+        for name in ("_choices", "_caches", "_logits", "_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()
