@@ -87,9 +87,11 @@ def made_ready(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         widths = EVERY_WIDTH if source.wishes.drafts_on_gpu else FEW_WIDTHS
         backend.warm_up(widths, source.wishes.build_progress)
-    except (KernelsUnavailableError, BackendError) as error:
+    except BaseException as error:
         backend.close()
-        raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+        if isinstance(error, KernelsUnavailableError | BackendError):
+            raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+        raise
     return backend
 
 

@@ -15,8 +15,11 @@ from edgeinfer.loading import loading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.buffer_sizes import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import model_placing
@@ -155,6 +158,52 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("failure", "seen"),
+    [
+        (KernelsUnavailableError("no C compiler"), GpuUnavailableError),
+        (BackendError("the GPU failed"), GpuUnavailableError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
+    small_gpu: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    seen: type[BaseException],
+) -> None:
+    small_gpu(1 << 40)
+    failed: list[CudaBackend] = []
+
+    def fail(backend: CudaBackend, *_: object) -> None:
+        failed.append(backend)
+        raise failure
+
+    monkeypatch.setattr(CudaBackend, "warm_up", fail)
+    with pytest.raises(seen):
+        edgeinfer.load(model_file(tmp_path), context=64, device="cuda")
+    with pytest.raises(BackendError, match="the model has been closed"):
+        failed[0].embed([5])
+
+
+@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
+def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
+    small_gpu: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draft: str | None,
+    widths: tuple[int, ...],
+) -> None:
+    small_gpu(1 << 40)
+    asked, told = [], object()
+    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: asked.append(given))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    settings: dict[str, Any] = {"build_progress": told, "draft": draft}
+    edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
+    assert asked == [(widths, told)]
 
 
 def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
