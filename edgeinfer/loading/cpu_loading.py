@@ -36,12 +36,7 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     """
     wishes, weights = source.wishes, source.weights
     isa = choose(wishes.instruction_set)
-    sparse = choose_sparse(source)
-    # Refused here, before kernels are compiled, if it won't fit whatever the number of threads.
-    planning = _Planning(source, unmeasured_machine(wishes.threads or 1), sparse.wish)
-    if disk and planning.needs_disk():
-        sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
-    planning.plan()
+    planning, sparse = _decided(source, disk)
     kernels = load_kernels(
         user_folder("cache"),
         isa,
@@ -52,10 +47,9 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     planning = replace(planning, machine=unmeasured_machine(threads))
     plan = planning.plan()
     in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
-    room = planning.machine.processor.free_bytes - plan.bytes_on("cpu")
-    reads_disk = planning.disk and sum(matrix.nbytes for matrix in in_file) > room
-    if reads_disk:
-        read_in_order(source.file, in_file)
+    notes = [sparse.note] if sparse.note else []
+    if planning.disk:
+        notes.append(_read_from_file(source, plan, in_file))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
     placing = Placing(source)
     backend = CpuBackend(
@@ -80,9 +74,6 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
         plan.weight_bytes_per_token,
         planning.largest_context(),
     )
-    notes = [sparse.note] if sparse.note else []
-    if planning.disk:
-        notes.append(_file_note(plan, in_file, reads_disk))
     return LoadedEngine(
         engine,
         lambda: replace(planning.with_speeds().plan(), repacking=repacking),
@@ -92,11 +83,29 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     )
 
 
-def _file_note(plan: MemoryPlan, in_file: Sequence[Matrix], reads_disk: bool) -> str:
-    """That weights stay in the file, in a sentence."""
-    left, room = mebibytes(sum(matrix.nbytes for matrix in in_file)), mebibytes(plan.ram_bytes)
-    so = "each token waits for the disk" if reads_disk else "tokens take longer"
-    return f"{left} of the weights stay in the file, as {room} of main memory may be used: {so}"
+def _decided(source: ModelSource, disk: bool) -> tuple["_Planning", SparseChoice]:
+    """Whether weights stay in the file, and which layers are sparse.
+
+    Raises `OutOfMemoryError`, before kernels are compiled, if it won't fit whatever the number of threads.
+    """
+    sparse = choose_sparse(source)
+    planning = _Planning(source, unmeasured_machine(source.wishes.threads or 1), sparse.wish)
+    if disk and planning.needs_disk():
+        sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
+    planning.plan()
+    return planning, sparse
+
+
+def _read_from_file(source: ModelSource, plan: MemoryPlan, in_file: Sequence[Matrix]) -> str:
+    """Prepare for reading these weights from the file, ahead if the system's cache can't hold them; what a
+    person should know of it.
+    """
+    nbytes, room = sum(matrix.nbytes for matrix in in_file), mebibytes(plan.ram_bytes)
+    so = "tokens take longer"
+    if nbytes > plan.machine.processor.free_bytes - plan.bytes_on("cpu"):
+        read_in_order(source.file, in_file)
+        so = "each token waits for the disk"
+    return f"{mebibytes(nbytes)} of the weights stay in the file, as {room} of main memory may be used: {so}"
 
 
 @dataclass(frozen=True)
