@@ -328,10 +328,10 @@ def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
 
 def sent_piece_bytes(sizes: ModelSizes) -> int:
     """Bytes of the host's weights that a prompt sends at a time: no more than the largest matrix takes."""
-    matrices = [
+    matrices = {
         *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
         *(matrix for layer in sizes.layers for block in _blocks(layer) for matrix in block.matrices()),
-    ]
+    }
     largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
     return taken(min(largest, SENT_PIECE_BYTES), 1)
 
