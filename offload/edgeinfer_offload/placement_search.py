@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,15 @@ class Choice(NamedTuple):
     attention: int
     cache: int
     units: int
+
+
+class Part(NamedTuple):
+    """What one choice takes and leaves; `seconds` by the side on which the activations reach it."""
+
+    seconds: tuple[float, float]
+    gpu_bytes: float
+    cpu_bytes: float
+    out: int
 
 
 PAIRS = ((CPU, CPU), (GPU, GPU))
@@ -67,6 +77,7 @@ class LayerTable:
             if attention == CPU:  # what has its attention here is here
                 own[row, 0 if attend else 1 :] = np.inf
             self.out[row] = out
+        self._parts: dict[Choice, Part] = {}
         half = hand_over / 2
         crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
         self.seconds = (
@@ -76,6 +87,16 @@ class LayerTable:
 
     def index(self, choice: Choice) -> tuple[int, int]:
         return PAIRS.index((choice.attention, choice.cache)), choice.units
+
+    def part(self, choice: Choice) -> Part:
+        """That of a choice; a search asks for the same ones again and again."""
+        found = self._parts.get(choice)
+        if found is None:
+            at = self.index(choice)
+            seconds = float(self.seconds[CPU][at]), float(self.seconds[GPU][at])
+            found = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
+            self._parts[choice] = found
+        return found
 
     def choice(self, flat: int) -> Choice:
         row, units = divmod(flat, self.out.shape[1])
@@ -201,11 +222,11 @@ class Search:
         """A placement with its cost, as the search counts it."""
         seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
         for table, choice in zip(self._tables, choices, strict=True):
-            at = table.index(choice)
-            seconds += table.seconds[side][at]
-            gpu_bytes += table.gpu_bytes[at]
-            cpu_bytes += table.cpu_bytes[at]
-            side = int(table.out[at])
+            taken, on_gpu, on_cpu, out = table.part(choice)
+            seconds += taken[side]
+            gpu_bytes += on_gpu
+            cpu_bytes += on_cpu
+            side = out
         seconds += self._hand_over / 2 if side != ends.head else 0.0
         return Placement(tuple(choices), ends, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
@@ -228,7 +249,7 @@ class Search:
     def _least(table: LayerTable, side: int, units: int) -> Choice:
         """Attention and cache on that side where that can be, and so many units."""
         choice = Choice(side, side, units)
-        possible = np.isfinite(table.seconds[CPU][table.index(choice)])
+        possible = isfinite(table.part(choice).seconds[CPU])
         return choice if possible else Choice(CPU, CPU, 0)
 
     def _frontier(self, ends: Ends) -> list[tuple[Choice, ...]]:
@@ -287,14 +308,11 @@ class Search:
             if begin[layer] == end[layer]:
                 continue
             rest, table = self.placement(choices, ends), self._tables[layer]
-            at = table.index(choices[layer])
-            others_gpu, others_cpu = (
-                rest.gpu_bytes - table.gpu_bytes[at],
-                rest.cpu_bytes - table.cpu_bytes[at],
-            )
+            own = table.part(choices[layer])
+            others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
             side = ends.start if layer == 0 else self._out(layer - 1, choices[layer - 1])
             after = self._after(layer, choices, ends)
-            others = rest.seconds - table.seconds[side][at] - after[table.out[at]]
+            others = rest.seconds - own.seconds[side] - after[own.out]
             every = others + table.seconds[side] + after[table.out]
             every = every + budget.penalty(others_cpu + table.cpu_bytes)
             every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
@@ -313,16 +331,13 @@ class Search:
         return found
 
     def _out(self, layer: int, choice: Choice) -> int:
-        table = self._tables[layer]
-        return int(table.out[table.index(choice)])
+        return self._tables[layer].part(choice).out
 
     def _after(self, layer: int, choices: Sequence[Choice], ends: Ends) -> Array:
         """Seconds of what follows the layer directly, by the side on which the layer leaves off."""
         if layer + 1 == len(choices):
             return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])
-        table = self._tables[layer + 1]
-        at = table.index(choices[layer + 1])
-        return np.array([table.seconds[side][at] for side in SIDES])
+        return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
 
 
 def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:

@@ -105,15 +105,17 @@ def block_format(key: str | int | BlockFormat) -> BlockFormat:
     """
     if isinstance(key, BlockFormat):
         return key
+    found = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
+    if found is None:
+        raise FormatError(f"{_why_none(key)}; supported: {', '.join(FORMATS)}")
+    return found
+
+
+def _why_none(key: str | int) -> str:
+    """What was seen in place of a format, and whether it is known."""
     if isinstance(key, str):
-        found = FORMATS.get(key.upper())
-        known = key.upper() in _UNSUPPORTED_NAMES.values()
-        seen = f"format {printable(key)}"
+        known, seen = key.upper() in _UNSUPPORTED_NAMES.values(), f"format {printable(key)}"
     else:
-        found = _BY_TYPE_ID.get(int(key))
         known = int(key) in _UNSUPPORTED_NAMES
         seen = f"type {_UNSUPPORTED_NAMES[int(key)]} ({key})" if known else f"type number {key}"
-    if found is None:
-        trouble = "is not supported" if known else "is unknown"
-        raise FormatError(f"{seen} {trouble}; supported: {', '.join(FORMATS)}")
-    return found
+    return f"{seen} is not supported" if known else f"{seen} is unknown"

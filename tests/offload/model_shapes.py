@@ -1,11 +1,15 @@
-"""Sizes of models and machines for the planner's tests: no file, no weight, no GPU."""
+"""Sizes of models and machines for the planner's tests, and plans of them: no file, no weight, no GPU."""
 
 from dataclasses import replace
 
 from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
 from edgeinfer_offload.machine import Graphics, Link, Machine, Processor
+from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan import plan_memory
+from edgeinfer_offload.plan_facts import PlanWishes
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
+WISHES = PlanWishes(8192)
 
 
 def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -> FeedForwardSizes:
@@ -85,3 +89,8 @@ def server() -> Machine:
 
 def cpu_only(ram: int = 24 * GIB) -> Machine:
     return replace(laptop(ram=ram), graphics=None, link=None)
+
+
+def planned(model: ModelSizes, vram: float, **wishes: object) -> MemoryPlan:
+    """On the laptop, with so many GiB of its GPU."""
+    return plan_memory(model, laptop(), replace(WISHES, vram=int(vram * GIB), **wishes))  # type: ignore[arg-type]

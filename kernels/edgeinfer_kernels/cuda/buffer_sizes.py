@@ -202,7 +202,7 @@ def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
 
 def sent_piece_bytes(sizes: ModelSizes) -> int:
     """Bytes of the host's weights that a prompt sends at a time: no more than the largest matrix takes."""
-    matrices = [
+    matrices = {
         *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
         *(
             matrix
@@ -210,7 +210,7 @@ def sent_piece_bytes(sizes: ModelSizes) -> int:
             for block in feed_forwards_of(layer)
             for matrix in block.matrices()
         ),
-    ]
+    }
     largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
     return taken(min(largest, SENT_PIECE_BYTES), 1)
 

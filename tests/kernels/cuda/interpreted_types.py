@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -47,10 +47,23 @@ def block_types() -> Callable[[Any, Any, Iterable[Any]], None]:
         found = known.get(sizes)
         if found is None:
             found = known[sizes] = _shape(sizes)
-        self.element_ty, self.facts = element_ty, found
-        self.shape, self.numel = found.sizes, found.numel
+        _set_facts(self, element_ty, found)
 
     return make
+
+
+def _set_facts(block_type: Any, element_ty: Any, facts: Shape) -> None:
+    block_type.element_ty, block_type.facts = element_ty, facts
+    block_type.shape, block_type.numel = facts.sizes, facts.numel
+
+
+def of_element(self: Any, element_ty: Any) -> Any:
+    """In place of `block_type.with_element_ty`: the shape is known."""
+    if element_ty is self.element_ty:
+        return self
+    made = tl.block_type.__new__(tl.block_type)
+    _set_facts(made, element_ty, self.facts)
+    return made
 
 
 def same_block(self: Any, other: Any) -> bool:
@@ -65,6 +78,42 @@ def make_tensor(self: Any, handle: Any, type: Any) -> None:
     facts = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
     self.handle, self.type, self.dtype = handle, type, type.scalar
     self.shape, self.numel = facts.constants, facts.constant_numel
+
+
+def make_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+    """In place of `TensorHandle.__init__`: numbers of more bytes than their type has are found by a look."""
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    size = data.itemsize
+    if size > 1 and not isinstance(dtype, tl.pointer_type) and size * 8 > dtype.primitive_bitwidth:
+        raise ValueError(f"numbers of {size * 8} bits for Triton's {dtype}")
+
+
+def to_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of `to_tensor`, which every assignment of a kernel goes through: most assign tensors."""
+    return lambda self, x, *flags: x if type(x) is tl.tensor else original(self, x, *flags)
+
+
+def expanded(self: Any, handle: Any, axis: int) -> Any:
+    """In place of `create_expand_dims`: an index instead of numpy's function, which looks at its axes."""
+    return interpreter.TensorHandle(handle.data[(slice(None),) * axis + (None,)], handle.dtype.scalar)
+
+
+def loaded_whole() -> Callable[..., Any]:
+    """In place of `create_load`: masks that hide nothing, and what would stand for the hidden, made once."""
+    masks: dict[Any, Any] = {}
+    others: dict[Any, Any] = {}
+
+    def load(self: Any, ptr: Any, *flags: Any) -> Any:
+        shape, element = ptr.data.shape, ptr.get_element_ty()
+        if shape not in masks:
+            masks[shape] = interpreter.TensorHandle(np.ones(shape, bool), tl.int1)
+        key = shape, element.name
+        if key not in others:
+            zeros = np.zeros(shape, interpreter._get_np_dtype(element))
+            others[key] = interpreter.TensorHandle(zeros, element)
+        return self.create_masked_load(ptr, masks[shape], others[key], *flags)
+
+    return load
 
 
 def numpy_types(original: Callable[[Any], "np.dtype[Any]"]) -> Callable[[Any], "np.dtype[Any]"]:
@@ -84,11 +133,44 @@ def numpy_types(original: Callable[[Any], "np.dtype[Any]"]) -> Callable[[Any], "
 Operands = tuple[Any, Any]
 
 
+def _retyped(operand: Any, block: Any) -> Any:
+    """The operand as one of the block's shape, which it has only when numpy has widened it."""
+    if operand.shape is block.facts.constants:
+        return operand
+    return tl.tensor(operand.handle, block.with_element_ty(operand.dtype))
+
+
+def unwidened_operands() -> Callable[..., Operands]:
+    """In place of `broadcast_impl_value` for operands that are combined element by element: numpy widens them
+    by itself, so that only their types are made to agree.
+    """
+    common: dict[tuple[int, int], Any] = {}
+
+    def beside(self: Any, lhs: Any, rhs: Any) -> Operands:
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        left, right = lhs.type, rhs.type
+        if not isinstance(left, tl.block_type):
+            return _retyped(lhs, right), rhs
+        if not isinstance(right, tl.block_type):
+            return lhs, _retyped(rhs, left)
+        key = id(left.facts), id(right.facts)
+        block = common.get(key)
+        if block is None:
+            widened, other = self.broadcast_impl_value(lhs, rhs)
+            common[key] = widened.type
+            return widened, other
+        return _retyped(lhs, block), _retyped(rhs, block)
+
+    return beside
+
+
 def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operands]:
     """In place of `binary_op_type_checking_impl`: a look at operands that need no promotion, and constants
     beside a tensor of some type and shape are made once.
     """
     constants: dict[tuple[Any, ...], Any] = {}
+    beside = unwidened_operands()
 
     def checked(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Operands:
         if not isinstance(lhs, tl.tensor):
@@ -97,7 +179,7 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
             left, right = lhs.dtype.name, rhs.dtype.name
             moved = right in WHOLE and isinstance(lhs.dtype, tl.pointer_type) and flags[:1] == (True,)
             if moved or (left == right and left in UNPROMOTED):
-                return cast(Operands, self.broadcast_impl_value(lhs, rhs))
+                return beside(self, lhs, rhs)
             return original(self, lhs, rhs, *flags, **named)
         if type(rhs) in (int, float) and rhs and not math.isnan(rhs):
             key = (type(rhs), rhs, lhs.dtype.name, id(lhs.shape), flags, *named.items())
@@ -145,7 +227,14 @@ def operands_of_one_shape(original: Callable[..., Operands]) -> Callable[..., Op
 def unwrapped(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """In place of `_unwrap_if_constexpr`, which asks what nearly nothing is: most of all are tensors."""
     plain = frozenset((tl.tensor, int, float, bool, type(None), tl.dtype))
-    return lambda value: value if type(value) in plain else original(value)
+
+    def unwrap(value: Any) -> Any:
+        kind = type(value)
+        if kind in plain:
+            return value
+        return value.value if kind is tl.constexpr else original(value)
+
+    return unwrap
 
 
 def builtin_without_detours(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
@@ -163,11 +252,19 @@ def look_up_types(changes: pytest.MonkeyPatch) -> None:
     """Put all of this in its place."""
     changes.setattr(tl.block_type, "__init__", block_types())
     changes.setattr(tl.block_type, "__eq__", same_block)
+    changes.setattr(tl.block_type, "with_element_ty", of_element)
+    # What the interpreter's builder makes of a type is the type.
+    changes.setattr(tl.block_type, "to_ir", lambda self, builder: self)
     name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     changes.setattr(tl.block_type, "name", name, raising=False)
     changes.setattr(tl.block_type, "__hash__", lambda self: hash((self.element_ty, self.facts.numel)))
     changes.setattr(tl.core.dtype, "__hash__", lambda self: hash(self.name))
     changes.setattr(tl.tensor, "__init__", make_tensor)
+    changes.setattr(interpreter.TensorHandle, "__init__", make_handle)
+    builder = interpreter.InterpreterBuilder
+    changes.setattr(builder, "create_expand_dims", expanded)
+    changes.setattr(builder, "create_load", loaded_whole())
+    changes.setattr(TritonSemantic, "to_tensor", to_tensor(TritonSemantic.to_tensor))
     changes.setattr(interpreter, "_get_np_dtype", numpy_types(interpreter._get_np_dtype))
     changes.setattr(interpreter, "_patch_attr", builtin_without_detours)
     original = TritonSemantic.binary_op_type_checking_impl

@@ -1,0 +1,67 @@
+"""A fake model behind OpenAI's interface, and what is asked of it without a network."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+import httpx
+
+from edgeinfer import Model
+from edgeinfer.serving.app import ServingWishes, serving_app
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, saying
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hi"}]
+Asked = dict[str, Any]
+
+
+def saying_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
+    """This text behind a prompt, however long."""
+    begun: list[int] = []
+
+    def answer(ids: list[int]) -> np.ndarray:
+        if not begun or len(ids) < begun[0]:
+            begun[:] = [len(ids)]
+        return saying(text, begun[0])(ids)
+
+    return answer
+
+
+def fake(text: str = "The fox is here.", context: int = 512) -> Model:
+    return model_on(FakeEngine(saying_after_any(text), context))
+
+
+@asynccontextmanager
+async def client(model: Model, **wishes: Any) -> AsyncIterator[Any]:
+    app = serving_app(model, ServingWishes(**wishes))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
+        yield found
+
+
+def post(model: Model, path: str, body: Any, **wishes: Any) -> Any:
+    async def ask() -> Any:
+        async with client(model, **wishes) as http:
+            return await http.post(path, json=body)
+
+    return asyncio.run(ask())
+
+
+def events(text: str) -> list[Any]:
+    found = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert found[-1] == "[DONE]"
+    return [json.loads(line) for line in found[:-1]]
+
+
+def chat(body: Asked, model: Model | None = None, **wishes: Any) -> Any:
+    return post(
+        model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **wishes
+    )

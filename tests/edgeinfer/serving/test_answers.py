@@ -1,0 +1,187 @@
+"""Chats, texts and vectors over HTTP, as the openai client and plain requests are answered."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.serving.app import serving_app
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.serving.asking import HELLO, Asked, chat, events, fake, post
+
+
+def test_a_chat_is_answered_whole() -> None:
+    reply = chat({"model": "fake"})
+    found = reply.json()
+    assert reply.status_code == 200
+    assert (found["object"], found["model"]) == ("chat.completion", "fake")
+    choice = found["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "The fox is here."}
+    assert choice["finish_reason"] == "stop"
+    used = found["usage"]
+    assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+    assert used["completion_tokens"] == len("The fox is here.")
+
+
+def test_a_chat_streams_the_same_piece_by_piece() -> None:
+    found = events(chat({"stream": True, "stream_options": {"include_usage": True}}).text)
+    assert {each["object"] for each in found} == {"chat.completion.chunk"}
+    assert len({each["id"] for each in found}) == 1
+    *pieces, last, used = found
+    assert "".join(each["choices"][0]["delta"]["content"] for each in pieces) == "The fox is here."
+    assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop"}
+    assert used["choices"] == []
+    assert used["usage"]["completion_tokens"] == len("The fox is here.")
+
+
+def test_several_answers_and_limits() -> None:
+    found = chat({"n": 2, "max_tokens": 3}).json()
+    assert [(each["index"], each["message"]["content"]) for each in found["choices"]] == [
+        (0, "The"),
+        (1, "The"),
+    ]
+    assert {each["finish_reason"] for each in found["choices"]} == {"length"}
+    streamed = events(chat({"n": 2, "max_completion_tokens": 3, "stream": True}).text)
+    assert {each["choices"][0]["index"] for each in streamed} == {0, 1}
+
+
+def test_an_answer_keeps_to_a_schema() -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["b"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    model = model_on(FakeEngine(drawn, 512))
+    found = chat({"response_format": form, "max_tokens": 300}, model).json()
+    assert json.loads(found["choices"][0]["message"]["content"]) == {"a": "b"}
+    refused = chat({"response_format": {**form, "json_schema": {"schema": {"enum": []}}}}, model)
+    assert refused.status_code == 400
+    assert "Unsatisfiable schema" in refused.json()["error"]["message"]
+
+
+def test_calls_of_tools_are_found_whole_and_streamed() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
+    found = chat({"tools": tools}, fake(text)).json()["choices"][0]
+    assert found["finish_reason"] == "tool_calls"
+    assert found["message"]["content"] is None
+    call = found["message"]["tool_calls"][0]
+    assert (call["type"], call["function"]["name"]) == ("function", "look")
+    assert json.loads(call["function"]["arguments"]) == {"at": "ä"}
+    pieces = events(chat({"tools": tools, "stream": True}, fake(text)).text)
+    deltas = [each["choices"][0]["delta"] for each in pieces]
+    assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
+        call["function"]
+    ]
+    said = chat({"tools": tools, "stream": True}, fake("No need."))
+    assert events(said.text)[0]["choices"][0]["delta"]["content"] == "No need."
+    assert (
+        chat({"tools": tools, "tool_choice": "none"}, fake(text)).json()["choices"][0]["message"]["content"]
+        == text
+    )
+
+
+def test_log_probabilities_come_with_their_bytes() -> None:
+    found = chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2}).json()["choices"][0]["logprobs"][
+        "content"
+    ]
+    assert [each["token"] for each in found] == ["T", "h"]
+    assert found[0]["bytes"] == list(b"T")
+    assert found[0]["logprob"] == pytest.approx(0, abs=1e-3)
+    assert len(found[0]["top_logprobs"]) == 2
+
+
+def test_a_text_is_continued() -> None:
+    body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0}
+    found = post(fake(), "/v1/completions", body | {"logprobs": 1}).json()
+    assert found["object"] == "text_completion"
+    assert found["choices"][0]["text"] == "The"
+    assert found["choices"][0]["logprobs"]["tokens"] == ["T", "h", "e"]
+    assert found["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+    streamed = post(fake(), "/v1/completions", {"prompt": "Once", "stream": True, "temperature": 0})
+    assert "".join(each["choices"][0]["text"] for each in events(streamed.text)) == "The fox is here."
+
+
+def test_an_echoed_prompt_stands_before_the_answer_whole_and_streamed() -> None:
+    body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "echo": True}
+    found = post(fake(), "/v1/completions", body).json()
+    assert found["choices"][0]["text"] == "OnceThe"
+    streamed = events(post(fake(), "/v1/completions", body | {"stream": True}).text)
+    assert [each["choices"][0]["text"] for each in streamed][:2] == ["Once", "T"]
+    assert "".join(each["choices"][0]["text"] for each in streamed) == "OnceThe"
+
+
+def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    model, generate = fake(), Model.generate_async
+
+    def heard(self: Model, prompt: Any, **settings: Any) -> Any:
+        asked.append(settings)
+        return generate(self, prompt, **settings)
+
+    monkeypatch.setattr(Model, "generate_async", heard)
+    given = {
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 9,
+        "dry_sequence_breakers": ["x"],
+    }
+    assert chat(given, model).status_code == 200
+    assert asked[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
+
+
+def test_texts_become_vectors() -> None:
+    reply = post(fake(), "/v1/embeddings", {"input": ["a b", "c"]}).json()
+    assert [each["index"] for each in reply["data"]] == [0, 1]
+    assert np.linalg.norm(reply["data"][0]["embedding"]) == pytest.approx(1)
+    packed = post(fake(), "/v1/embeddings", {"input": "c", "encoding_format": "base64"}).json()
+    assert isinstance(packed["data"][0]["embedding"], str)
+
+
+@contextmanager
+def served(model: Model) -> Iterator[str]:
+    """A real server on a free port of this machine."""
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(uvicorn.Config(serving_app(model), host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def test_the_openai_client_meets_what_it_expects() -> None:
+    openai = pytest.importorskip("openai")
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model, served(model) as url:
+        asker = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        assert [each.id for each in asker.models.list()] == ["tiny"]
+        settings: Asked = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+        whole = asker.chat.completions.create(messages=HELLO, **settings)
+        pieces = list(asker.chat.completions.create(messages=HELLO, stream=True, **settings))
+        said = "".join(each.choices[0].delta.content or "" for each in pieces)
+        assert said == whole.choices[0].message.content
+        assert whole.usage.completion_tokens <= 12
+        text = asker.completions.create(prompt="Once upon a time", **settings)
+        assert text.choices[0].text == model.generate("Once upon a time", max_tokens=12, temperature=0.0).text
+        vectors = asker.embeddings.create(model="tiny", input=["A fox.", "A dog."])
+        np.testing.assert_allclose(vectors.data[0].embedding, model.embed("A fox."), rtol=1e-6)
+        assert vectors.usage.prompt_tokens == model.text_vectors(["A fox.", "A dog."]).tokens
+        with pytest.raises(openai.BadRequestError, match="the prompt has"):
+            asker.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
+        with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
+            asker.chat.completions.create(messages=HELLO, model="other")

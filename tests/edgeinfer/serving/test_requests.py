@@ -1,0 +1,202 @@
+"""Requests that are refused or sent away, those that wait for their turn, and clients that leave."""
+
+import asyncio
+import json
+import threading
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+
+from edgeinfer import Model
+from edgeinfer.serving.app import serving_app
+from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
+from tests.edgeinfer.serving.asking import CHAT, HELLO, chat, client, fake, post, saying_after_any
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", CHAT, 405)])
+def test_what_is_not_there_is_an_error_object_too(method: str, path: str, status: int) -> None:
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            return await http.request(method, path)
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+def test_the_model_is_listed_and_no_other_is_pretended() -> None:
+    async def ask() -> list[Any]:
+        async with client(fake()) as http:
+            return [
+                await http.get(path)
+                for path in ("/v1/models", "/v1/models/fake", "/v1/models/other", "/health")
+            ]
+
+    listed, one, other, health = asyncio.run(ask())
+    assert [each["id"] for each in listed.json()["data"]] == ["fake"]
+    assert one.json()["context"] == 512
+    assert other.status_code == 404
+    assert health.json()["status"] == "ok"
+    refused = chat({"model": "gpt-4"})
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    assert "this server has 'fake'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("chat/completions", {}, "messages: wanted list, saw NoneType"),
+        ("chat/completions", {"messages": []}, "messages: saw none"),
+        (
+            "chat/completions",
+            {"messages": HELLO, "tempature": 1},
+            "tempature: no such field; did you mean temperature?",
+        ),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: a prompt's log probabilities"),
+        ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0]: wanted an object with a role"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "saw a part of type 'image_url', only text is read here",
+        ),
+        ("chat/completions", {"messages": HELLO, "temperature": -1}, "temperature"),
+        ("chat/completions", {"messages": HELLO, "n": 99}, "n: saw 99, wanted 1 to 16"),
+        ("chat/completions", {"messages": HELLO, "functions": [{}]}, "functions: not supported here"),
+        (
+            "chat/completions",
+            {"messages": HELLO, "tool_choice": "required", "tools": []},
+            "tool_choice: auto and none",
+        ),
+        (
+            "chat/completions",
+            {"messages": HELLO, "response_format": {"type": "xml"}},
+            "response_format: wanted text",
+        ),
+        ("chat/completions", {"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias: wanted token ids"),
+        ("chat/completions", [1], "the body: saw list, wanted a JSON object"),
+        ("completions", {"prompt": [["a"]]}, "prompt: saw"),
+        ("completions", {"prompt": [99999]}, "saw token id 99999"),
+        ("embeddings", {"input": []}, "input: wanted a text"),
+        ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's width"),
+    ],
+)
+def test_a_mistake_is_told_in_openais_way(path: str, body: Any, told: str) -> None:
+    reply = post(fake(), f"/v1/{path}", body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert told in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_does_not_fit_the_context_is_refused_before_a_word(streamed: bool) -> None:
+    long = [{"role": "user", "content": "x" * 600}]
+    reply = chat({"messages": long, "stream": streamed})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_body_that_is_no_json_is_refused() -> None:
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            return await http.post("/v1/chat/completions", content=b"{nothing")
+
+    assert "the body isn't JSON" in asyncio.run(ask()).json()["error"]["message"]
+
+
+def test_with_a_key_only_those_who_know_it_are_answered() -> None:
+    async def ask() -> list[int]:
+        async with client(fake(), key="secret") as http:
+            found = []
+            for given in (None, "Bearer wrong", "Bearer secret"):
+                headers = {"Authorization": given} if given else {}
+                found.append((await http.get("/v1/models", headers=headers)).status_code)
+            return found
+
+    assert asyncio.run(ask()) == [401, 401, 200]
+
+
+def test_another_name_for_this_machine_is_refused() -> None:
+    async def ask() -> int:
+        async with client(fake()) as http:
+            reply = await http.get("/v1/models", headers={"Host": "evil.example"})
+            return int(reply.status_code)
+
+    assert asyncio.run(ask()) == 400
+
+
+class Gate:
+    """An engine that waits for a sign before its second token."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def model(self) -> Model:
+        answer = saying_after_any("The fox.")
+
+        def waiting(ids: list[int]) -> np.ndarray:
+            if ids[-1] in byte_ids("T"):
+                self.reached.set()
+                assert self.open.wait(10)
+            return answer(ids)
+
+        return model_on(FakeEngine(waiting, 512))
+
+
+def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
+    gate = Gate()
+
+    async def ask() -> list[int]:
+        body = {"messages": HELLO, "temperature": 0}
+        async with client(gate.model(), most_waiting=1) as http:
+            first = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            while not gate.reached.is_set():
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            while (await http.get("/health")).json()["waiting"] != 1:
+                await asyncio.sleep(0.001)
+            third = await http.post("/v1/chat/completions", json=body)
+            gate.open.set()
+            return [(await first).status_code, (await second).status_code, third.status_code]
+
+    assert asyncio.run(ask()) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves_ends_its_answer(streamed: bool) -> None:
+    gate = Gate()
+    model = gate.model()
+    app = serving_app(model)
+    body = json.dumps({"messages": HELLO, "temperature": 0, "stream": streamed}).encode()
+
+    async def ask() -> None:
+        left = asyncio.Event()
+        parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> MutableMapping[str, Any]:
+            if parts:
+                return parts.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_: MutableMapping[str, Any]) -> None:
+            pass
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "method": "POST", "path": "/v1/chat/completions",
+            "headers": [(b"host", b"localhost")], "query_string": b"", "http_version": "1.1",
+        }  # fmt: skip
+        request = asyncio.create_task(app(scope, receive, send))
+        while not gate.reached.is_set():
+            await asyncio.sleep(0.001)
+        left.set()
+        gate.open.set()
+        await asyncio.wait_for(request, 10)
+
+    asyncio.run(ask())
+    assert len(model.engine.ids) < len("The fox.") + 60
+    assert chat({}, model).json()["choices"][0]["message"]["content"] == "The fox."
