@@ -231,8 +231,8 @@ def placed_note(plan: MemoryPlan) -> str:
     second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
-        f"{plan.feed_forward_share:.0%} of the {second}, the head"
-        + (" and the draft model" if plan.draft == "gpu" else "")
+        f"{plan.feed_forward_share:.0%} of the {second}, "
+        + ("the head and the draft model" if plan.draft == "gpu" else "and the head")
         + "; the rest is on the CPU"
         + ("; experts change places as they are asked for" if any(layer.changing for layer in layers) else "")
     )
