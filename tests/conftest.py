@@ -1,5 +1,6 @@
 """What the whole suite shares: processors, and compiled kernels."""
 
+import gc
 import os
 
 import pytest
@@ -9,6 +10,14 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # all processor time. Read when they are imported first.
     os.environ.setdefault(name, "1")
 BY_KERNELS = {"kernels", "kernels_for"}
+OBJECTS_BEFORE_COLLECTION = 10_000
+"""Python's own 700 have a chat's tests look through everything once a second, half a second long."""
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: nobody need look for cycles in them."""
+    gc.freeze()
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
 
 @pytest.fixture(scope="session", autouse=True)

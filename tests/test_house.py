@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,15 @@ def modules_of(package: str) -> list[Path]:
     return sorted((ROOT / PARTS[package][1]).rglob("*.py"))
 
 
-def imported_packages(path: Path) -> set[str]:
+@cache
+def imported_packages(path: Path) -> frozenset[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module.split(".")[0])
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("package", PARTS)

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
+OBJECTS_BEFORE_COLLECTION = 70_000
+"""An interpreted kernel makes millions of short-lived objects, hardly any of them in a circle."""
 if not HAS_GPU:
     # Read when a kernel is defined: it has to be set before the first of our modules is imported.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -28,9 +30,8 @@ def _mended_interpreter() -> Iterator[None]:
         return
     from tests.kernels.cuda.interpreter import mended
 
-    # An interpreted kernel makes millions of short-lived objects, hardly any of them in a circle.
     often = gc.get_threshold()
-    gc.set_threshold(100 * often[0], *often[1:])
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     with mended():
         yield
     gc.set_threshold(*often)
