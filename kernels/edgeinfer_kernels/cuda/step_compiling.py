@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
 
@@ -17,6 +16,10 @@ OnCompiled = Callable[[int, int], None]
 """Hears of (kernels that are compiled, kernels in all)."""
 COMPILERS: int | None = None
 """Threads; None: some more than there are processors."""
+AGAIN = 5
+"""How often what failed is tried once more: the first Pythons 3.11 can fail to parse in several threads at
+once (SystemError).
+"""
 PATIENCE = 0.5
 """Seconds before anybody hears of it: kernels that were compiled before come from the disk in less."""
 
@@ -28,21 +31,6 @@ class _Compilations(StepLaunches):
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
     ) -> Any:
         return kernel.warmup(*arguments, grid=grid, **self.options(warps), **constants)
-
-
-@dataclass(frozen=True)
-class _Later:
-    """A kernel that is compiled when it is launched after all."""
-
-    result: Callable[[], Any]
-
-
-class _GivenUpError(Exception):
-    """Its compilation had not begun when all were to end."""
-
-    def __init__(self, compilation: Callable[[], Any]) -> None:
-        super().__init__()
-        self.kernel = _Later(compilation)
 
 
 class _Compilers(ThreadPoolExecutor):
@@ -66,7 +54,10 @@ class _Compilers(ThreadPoolExecutor):
 
     def _unless_stopped(self, compilation: Callable[[], Any]) -> Any:
         if self.stopped.is_set():
-            raise _GivenUpError(compilation)
+            raise InterruptedError
+        for _ in range(AGAIN):
+            with suppress(Exception):
+                return compilation()
         return compilation()
 
 
@@ -80,15 +71,10 @@ def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompil
     rehearsal, begin = DecodeStep(launches, step.turns), time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
-    try:
-        with compilers, compiling, compilers.stopped_by_errors():
-            for width in widths:
-                rehearsal.launch(width)
-            kernels = compiling.raw_futures
-            for done, _ in enumerate(as_completed(kernels), 1):
-                if on_compiled is not None and time.perf_counter() - begin > PATIENCE:
-                    on_compiled(done, len(kernels))
-    finally:
-        for kernel in compiling.future_kernels.values():
-            if isinstance(error := kernel.future.exception(), _GivenUpError):
-                kernel.future = error.kernel
+    with compilers, compiling, compilers.stopped_by_errors():
+        for width in widths:
+            rehearsal.launch(width)
+        kernels = compiling.raw_futures
+        for done, _ in enumerate(as_completed(kernels), 1):
+            if on_compiled is not None and time.perf_counter() - begin > PATIENCE:
+                on_compiled(done, len(kernels))
