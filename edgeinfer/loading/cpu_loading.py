@@ -90,9 +90,13 @@ def _decided(source: ModelSource, disk: bool) -> tuple["_Planning", SparseChoice
     """
     sparse = choose_sparse(source)
     planning = _Planning(source, unmeasured_machine(source.wishes.threads or 1), sparse.wish)
-    if disk and planning.needs_disk():
+    try:
+        planning.plan()
+    except OutOfMemoryError:
+        if not disk or not planning.may_leave_weights:
+            raise
         sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
-    planning.plan()
+        planning.plan()
     return planning, sparse
 
 
@@ -130,16 +134,14 @@ class _Planning:
             disk=self.disk,
         )
 
-    def needs_disk(self) -> bool:
-        """Whether main memory can't hold the weights whatever the context, and the file may."""
+    @property
+    def may_leave_weights(self) -> bool:
+        """Whether the file may hold what main memory can't: where no shorter context helps, and no wish has
+        layouts of its own.
+        """
         wishes = self.source.wishes
-        if not wishes.repack or wishes.sparse in ("exact", "predicted"):
-            return False
-        try:
-            self.plan()
-        except OutOfMemoryError:
-            return not self.largest_context()
-        return False
+        free = wishes.repack and wishes.sparse not in ("exact", "predicted")
+        return free and not self.largest_context()
 
     def plan(self) -> MemoryPlan:
         """Raises `OutOfMemoryError`."""

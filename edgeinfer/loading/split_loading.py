@@ -99,7 +99,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         batch=CHUNK,
         routing=known_routing(source.file.path, source.sizes)[0],
         changing_experts=True,
-        draft=draft_sizes(wishes.draft, source.file)[0] if wishes.names_draft else None,
+        draft=None if wishes.draft == "auto" else draft_sizes(wishes.draft, source.file)[0],
     )
     try:
         plan = plan_memory(source.sizes, machine, asked)

@@ -73,11 +73,6 @@ class Wishes:
         """
         return bool(self.references) or self.draft not in (None, "auto")
 
-    @property
-    def names_draft(self) -> bool:
-        """Whether a model is named that is to draft."""
-        return self.draft not in (None, "auto", "lookup", "self")
-
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)

@@ -7,7 +7,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cache_sliding import check_gone
@@ -26,6 +25,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     DeviceParts,
     compute_capability,
     count_parts,
+    synchronise,
 )
 from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, CountingHost, ExpertRefills, SlotPolicy
@@ -129,7 +129,7 @@ class CudaBackend:
         self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._caches = DeviceCaches(self._parts.model)
         self._choices = DeviceChoices(self._steps, self._parts.drawing, cuda=self._cuda)
-        self._ids = self._host(chunk, torch.int32)
+        self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, device)
         self._pending: tuple[int, ...] = ()
 
@@ -142,9 +142,6 @@ class CudaBackend:
                 self._parts.sent.fill_vectors()
         finally:
             uploader.close()
-
-    def _host(self, size: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(size, dtype=dtype, pin_memory=self._cuda)
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +170,7 @@ class CudaBackend:
         prefill = self._parts.prefill
         prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
         prefill.read(len(ids), start)
-        self._synchronise()
+        synchronise(self.device)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Who takes the host's turns of a divided decoder, and whose weights prompts send, from now on; how
@@ -220,7 +217,7 @@ class CudaBackend:
                 self._steps.run(tokens)
             else:
                 self._parts.prefill.read(tokens, start)
-            self._synchronise()
+            synchronise(self.device)
         return rows
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
@@ -287,7 +284,7 @@ class CudaBackend:
         with device_errors():
             self._check_open()
             self._caches.put(arrays, end)
-            self._synchronise()
+            synchronise(self.device)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
         """As `ForgettingBackend.forget`; what was begun ahead is forgotten too."""
@@ -296,7 +293,7 @@ class CudaBackend:
             self._check_open()
             self._choices.forget()
             self._caches.forget(gone, end)
-            self._synchronise()
+            synchronise(self.device)
 
     def tune(self, folder: Path, seconds: float) -> None:
         """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.
@@ -327,10 +324,6 @@ class CudaBackend:
         """
         with device_errors():
             self._steps.warm_up(widths, on_compiled)
-
-    def _synchronise(self) -> None:
-        if self._cuda:
-            torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         """Give the device's memory back."""

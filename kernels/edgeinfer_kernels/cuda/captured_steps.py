@@ -1,7 +1,6 @@
 """Decode steps recorded as graphs, one for each number of tokens and way of choosing, and replayed."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.buffer_sizes import FEW_WIDTHS, STATE_WORDS
 from edgeinfer_kernels.cuda.choice_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_parts import Drawing
+from edgeinfer_kernels.cuda.device_parts import Drawing, synchronise
 from edgeinfer_kernels.cuda.expert_refills import ExpertRefills
 from edgeinfer_kernels.cuda.host_turns import Host, StepTurns
 from edgeinfer_kernels.cuda.sampling import sample
@@ -117,8 +116,7 @@ class CapturedSteps:
         start = self._start
 
         def take_turn(turn: int) -> None:
-            if self._cuda:
-                torch.cuda.current_stream(self._device).synchronize()
+            synchronise(self._device)
             host.take_turn(turn, tokens, start)
 
         turns.mailbox.open()
@@ -132,18 +130,16 @@ class CapturedSteps:
         self.step.launch(tokens)
         space, drawing = self.step.workspace, self._drawing
         if choice == BEST:
-            dependent = self.step.launches.dependent
-            options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-            choose_best_kernel[(1,)](
+            self.step.launches.launch(
+                choose_best_kernel,
+                (1,),
                 space.best,
                 space.best_ids,
                 space.state,
                 self.chosen,
                 PROGRAMS=self.step.model.head.shapes.padded_rows // ROWS,
                 RING=RING,
-                DEPENDENT=dependent,
-                num_warps=8,
-                **options,
+                warps=8,
             )
         elif choice == DRAW:
             logits = space.logits[:1]

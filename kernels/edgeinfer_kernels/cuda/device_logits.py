@@ -6,7 +6,7 @@ import torch
 
 from edgeinfer_kernels.cuda.buffer_sizes import MOST_TOKENS
 from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_parts import DeviceParts
+from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronise
 from edgeinfer_kernels.cuda.device_rows import DeviceRows
 
 
@@ -31,7 +31,7 @@ class DeviceLogits:
         """
         out = torch.empty(len(x), self._size, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
-        self._synchronise()
+        synchronise(self._device)
         found: npt.NDArray[np.float32] = out.numpy()
         return found
 
@@ -45,10 +45,6 @@ class DeviceLogits:
             self._step.head_of(count)
             kept = self._host[:count]
             kept.copy_(space.logits[:count], non_blocking=True)
-            self._synchronise()
+            synchronise(self._device)
             out[first : first + count] = kept.numpy()
         return out
-
-    def _synchronise(self) -> None:
-        if self._cuda:
-            torch.cuda.current_stream(self._device).synchronize()

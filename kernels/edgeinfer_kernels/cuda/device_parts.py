@@ -101,6 +101,12 @@ def cuda_device(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait for what has been asked of the device; off CUDA it is done already."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def free_bytes(index: int) -> int:
     """Bytes that the GPU could give now. Takes a context, if this process has none yet."""
     free, _ = torch.cuda.mem_get_info(index)
