@@ -98,7 +98,7 @@ def plan_model(
         if drafting is not None:
             plan, why = _beside_a_draft(plan, sizes, drafting)
         notes.extend(why)
-    fitting = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
+    fitting = largest_context(sizes, machine, wishes, trained) if plan.wishes.disk else 0
     return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan, fitting)))
 
 
@@ -174,17 +174,11 @@ def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes,
 
 def load_notes(plan: MemoryPlan, fitting: int = 0) -> list[str]:
     """Where loading doesn't do what the plan shows, and what it does instead; `fitting`: the largest context
-    with which main memory holds all of the weights.
+    with which the machine's memory holds all of the weights.
     """
     notes = []
-    if plan.wishes.repack and any("disk" in (layer.attention, layer.rest) for layer in plan.layers):
-        if plan.head == "gpu":
-            notes.append(
-                "loading leaves a divided model whose part on the CPU main memory can't hold to the CPU as a "
-                "whole, and what has no room in the file"
-            )
-        elif fitting:
-            notes.append(f"loading refuses that: with a context of {fitting} all of it fits (--context)")
+    if plan.wishes.disk and fitting:
+        notes.append(f"loading refuses that: with a context of {fitting} all of it fits (--context)")
     if plan.draft == "gpu" and plan.head != "gpu":
         notes.append("loading keeps the draft of a model that is all on the CPU in main memory")
     return notes

@@ -1,11 +1,10 @@
 """Loading a model on the processor: its plan, its kernels, its engine."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.file_weights import left_in_file, read_in_order
+from edgeinfer.loading.file_weights import left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
 from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.transformer import Transformer
@@ -16,13 +15,11 @@ from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.routing import Routing
-from edgeinfer_kernels.weights import Matrix
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
 from edgeinfer_offload.plan_facts import CPU_BATCH, PlanWishes, Repacking, SparseWish
-from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 
@@ -48,8 +45,8 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     plan = planning.plan()
     in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
     notes = [sparse.note] if sparse.note else []
-    if planning.disk:
-        notes.append(_read_from_file(source, plan, in_file))
+    if plan.wishes.disk:
+        notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
     placing = Placing(source)
     backend = CpuBackend(
@@ -98,18 +95,6 @@ def _decided(source: ModelSource, disk: bool) -> tuple["_Planning", SparseChoice
         sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
         planning.plan()
     return planning, sparse
-
-
-def _read_from_file(source: ModelSource, plan: MemoryPlan, in_file: Sequence[Matrix]) -> str:
-    """Prepare for reading these weights from the file, ahead if the system's cache can't hold them; what a
-    person should know of it.
-    """
-    nbytes, room = sum(matrix.nbytes for matrix in in_file), mebibytes(plan.ram_bytes)
-    so = "tokens take longer"
-    if nbytes > plan.machine.processor.free_bytes - plan.bytes_on("cpu"):
-        read_in_order(source.file, in_file)
-        so = "each token waits for the disk"
-    return f"{mebibytes(nbytes)} of the weights stay in the file, as {room} of main memory may be used: {so}"
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,51 @@
-"""Weights that main memory can't hold: which matrices stay in the file, and how the system reads them."""
+"""Weights that main memory can't hold: which of them stay in the file, and how the system reads them."""
 
 from collections.abc import Iterable
 
+from edgeinfer_kernels.division import Block
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, Matrix
 from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_quant_formats import GGUFFile
 
 
-def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
-    """The matrices that the plan leaves on the disk."""
+def blocks_in_file(plan: MemoryPlan) -> list[Block]:
+    """The blocks of layers whose weights, or the CPU's part of them, the plan leaves on the disk."""
     found = []
-    for placed, layer in zip(plan.layers, weights.layers, strict=True):
-        if placed.attention == "disk":
+    for index, layer in enumerate(plan.layers):
+        found += [Block("attention", index)] if layer.attention == "disk" else []
+        found += [Block("feed_forward", index)] if layer.rest == "disk" else []
+    return found
+
+
+def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
+    """The whole matrices of which the plan leaves anything on the disk."""
+    found: list[Matrix] = []
+    for kind, index in blocks_in_file(plan):
+        layer = weights.layers[index]
+        if kind == "attention":
             found += layer.attention.matrices()
-        if placed.rest == "disk":
-            block = layer.feed_forward
-            found += block.stacks() if isinstance(block, ExpertWeights) else block.matrices()
+        else:
+            second = layer.feed_forward
+            found += second.stacks() if isinstance(second, ExpertWeights) else second.matrices()
     return [*found, weights.output] if plan.head == "disk" else found
 
 
-def read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:
+def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:
+    """Have the system read ahead in these matrices if its cache can't hold what the plan leaves in the file;
+    what a person should know of it.
+    """
+    nbytes = sum(item.bytes for item in plan.items if item.device == "disk" and item.ms_per_token)
+    if nbytes > plan.machine.processor.free_bytes - plan.bytes_on("cpu"):
+        _read_in_order(file, matrices)
+        so = "each token waits for the disk"
+    else:
+        so = "tokens take longer"
+    room = mebibytes(plan.ram_bytes)
+    return f"{mebibytes(nbytes)} of the weights stay in the file, as {room} of main memory may be used: {so}"
+
+
+def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:
     """Have the system read far ahead in those matrices that every token reads from one end to the other.
 
     Measured (a 1.1B of which 260 MiB don't fit the memory that its process may use, two threads): 0.42 to

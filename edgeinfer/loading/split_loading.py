@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.loading.draft_sizes import draft_sizes
+from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
 from edgeinfer.loading.known_routing import known_routing
@@ -24,6 +25,7 @@ from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
 from edgeinfer_kernels.division import LayerDivision, host_batch
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_offload.expert_slots import ExpertSlots
+from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
@@ -104,16 +106,24 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
     try:
         plan = plan_memory(source.sizes, machine, asked)
     except PlanError as error:
-        largest = largest_context(
-            source.sizes, machine, replace(asked, device="cpu"), source.config.trained_context
-        )
-        if not largest:  # on the CPU alone weights may stay in the file
-            raise GpuUnavailableError(f"{source.name}: {error}") from error
-        way_out = f"with a context of {largest} it fits (--context, context=)"
-        raise OutOfMemoryError(f"{source.name}: {error}; {way_out}") from error
+        plan = _partly_in_file(source, machine, asked, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{source.name}: {plan.why_not or 'no part is faster on the GPU'}")
     return plan
+
+
+def _partly_in_file(
+    source: ModelSource, machine: Machine, asked: PlanWishes, refusal: PlanError
+) -> MemoryPlan:
+    """The plan of a model that main memory and the GPU can't hold at any context."""
+    largest = largest_context(source.sizes, machine, asked, source.config.trained_context)
+    if largest:
+        way_out = f"with a context of {largest} it fits (--context, context=)"
+        raise OutOfMemoryError(f"{source.name}: {refusal}; {way_out}") from refusal
+    try:
+        return plan_memory(source.sizes, machine, replace(asked, disk=True))
+    except PlanError as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ class _Sides:
                 batch=CHUNK,
                 threads=self.threads,
                 computed=host_batch(CHUNK, plan.prediction.send_from),
+                in_file=blocks_in_file(plan),
                 on_placed=placing,
             )
         except BaseException:
@@ -167,6 +178,8 @@ class _Sides:
             source.context,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        if plan.wishes.disk:
+            notes.append(prepare_reading(source.file, left_in_file(plan, source.weights), plan))
         if stay:
             notes.append(f"experts stay where they are: {stay}")
         if refused:

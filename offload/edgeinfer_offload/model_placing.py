@@ -198,9 +198,12 @@ class ModelPlacing:
 
     @property
     def sends(self) -> bool:
-        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster."""
-        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
-        return known and self.pricing.graphics is not None and self.wishes.device == "any"
+        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster: not if some stay
+        in the file.
+        """
+        if self.wishes.disk or self.wishes.device != "any" or self.pricing.graphics is None:
+            return False
+        return self.machine.link is not None and self.machine.link.to_gpu < float("inf")
 
     def sent_bytes(self, chosen: Placement) -> int:
         """On the GPU, what sending weights takes there."""

@@ -35,6 +35,8 @@ CHANGING_WORTH = 1.03
 """A plan under which experts change places may take so many times as long as one where they stay, if tokens
 use all experts alike: what they gain where tokens don't isn't known before.
 """
+LEAST_CONTEXT = 256
+"""Below that a shorter context is no way out."""
 STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
@@ -61,8 +63,10 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
     """The fastest placement; or as many experts on the GPU in each layer, and all in main memory too, if
     there is room for that and even routing is hardly slower so.
     """
-    staying = replace(wishes, changing_experts=False)
-    fixed = plan_memory(sizes, machine, staying)
+    fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
+    if fixed.wishes.disk:
+        some = any(layer.has_some_experts for layer in fixed.layers)
+        return replace(fixed, steps=(STAYING, *fixed.steps)) if some else fixed
     chosen = ModelPlacing(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
     placing = ModelPlacing(sizes, machine, replace(fixed.wishes, changing_experts=True))
     spread = chosen and placing.spread(chosen, placing.vram)
@@ -72,8 +76,6 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
         changing = replace(_plan_of(placing, spread), steps=fixed.steps)
     except PlanError:
         return replace(fixed, steps=(STAYING, *fixed.steps))
-    if any(layer.rest == "disk" for layer in changing.layers):
-        return replace(fixed, steps=(STAYING, *fixed.steps))
     slower = changing.prediction.seconds > CHANGING_WORTH * fixed.prediction.seconds
     return fixed if slower else changing
 
@@ -81,21 +83,29 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
 def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
     """The wishes, and what they allow to be given up, in order, each on top of those before."""
     steps: tuple[str, ...] = ()
+    disk, wishes = wishes.disk, replace(wishes, disk=False)
     yield wishes, steps
     if wishes.kv_may_shrink and wishes.kv == "f16" and wishes.device != "cpu":
         wishes = replace(wishes, kv="q8_0")
         steps = ("keys and values are q8_0 in place of f16",)
         yield wishes, steps
-    context = wishes.context
+    context, kept = wishes.context, steps
     while wishes.least_context and context > wishes.least_context:
         context = max(context * 3 // 4 // 256 * 256, wishes.least_context)
-        yield replace(wishes, context=context), (*steps, f"the context is {context}, not {wishes.context}")
+        steps = (*kept, f"the context is {context}, not {wishes.context}")
+        yield replace(wishes, context=context), steps
+    if disk:
+        yield replace(wishes, context=context, disk=True), steps
 
 
 def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, trained: int) -> int:
-    """The most tokens of context with which all of the model fits the one device that `wishes` name, or,
-    with "any", main memory; no more than the model was `trained` for. 0: none.
+    """The most tokens of context with which all of the model fits the one device that `wishes` name; no more
+    than the model was `trained` for. 0: none. With "any", main memory; where that has no room, the GPU and
+    main memory together, at a context that is shorter than the wished one by as many quarters as it takes.
     """
+    if wishes.device == "any":
+        here = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
+        return here or _divided_context(sizes, machine, wishes)
     side = GPU if wishes.device == "gpu" else CPU
     placing = ModelPlacing(sizes, machine, wishes)
     if side == GPU and not placing.can_be_whole:
@@ -105,6 +115,14 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, tra
     )
     room = (placing.vram if side == GPU else placing.ram) - fixed
     return bisect_right(range(1, trained + 1), room, key=lambda context: placing.context_bytes(side, context))
+
+
+def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> int:
+    eased = replace(wishes, least_context=LEAST_CONTEXT, disk=False, changing_experts=False)
+    try:
+        return plan_memory(sizes, machine, eased).wishes.context
+    except PlanError:
+        return 0
 
 
 def _refusal(placing: ModelPlacing, side: int) -> PlanError:

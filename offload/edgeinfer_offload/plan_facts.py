@@ -58,13 +58,14 @@ class PlanWishes:
     """What a plan has to keep to.
 
     `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
-    `repack` False: weights of the CPU stay in the file. `disk`: those that main memory can't hold may stay
-    there. `depth`: tokens in the cache where the plan has to be fast; None: half of the context. `routing`:
-    for each layer of a mixture how often each expert is used, by its number. `sparse`: layers that are
-    sparse, with device "cpu". `draft`: a draft model. `changing_experts`: where a layer has some experts on
-    the GPU the CPU has all, if it has room for that, so that others may come there while it decodes. What may
-    be given up if nothing fits, in this order: `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a
-    shorter context down to this.
+    `repack` False: weights of the CPU stay in the file. `depth`: tokens in the cache where the plan has to be
+    fast; None: half of the context. `routing`: for each layer of a mixture how often each expert is used, by
+    its number. `sparse`: layers that are sparse, with device "cpu". `draft`: a draft model.
+    `changing_experts`: where a layer has some experts on the GPU the CPU has all, if it has room for that, so
+    that others may come there while it decodes. What may be given up if nothing fits, in this order:
+    `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this; `disk` that main
+    memory holds all of the CPU's weights: the others stay in the file. A plan's own wishes have `disk` only
+    if it came to that.
     """
 
     context: int

@@ -20,12 +20,12 @@ def spilled(
     items, layers = list(items), list(layers)
     missing = sum(item.bytes for item in items if item.device == "cpu") - placing.ram
     waiting, rate = 0.0, placing.machine.disk_bytes_per_second
-    if not placing.wishes.disk:
+    workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
+    if not placing.wishes.disk or missing <= 0 or not workspace:
         return items, layers, waiting
-    if missing > 0:
-        at = next(i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu"))
-        items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
-        missing += placing.file_rows_bytes
+    (at,) = workspace
+    items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
+    missing += placing.file_rows_bytes
     for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
         item = items[index]
         if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:

@@ -1,7 +1,7 @@
 """The host's half of a divided decoder, served to a device that a thread of the test plays."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class PlainMailbox:
 
 @contextmanager
 def host_half(
-    name: str, divisions: list[LayerDivision], kernels: Kernels, folder: Path
+    name: str, divisions: list[LayerDivision], kernels: Kernels, folder: Path, in_file: Sequence[Block] = ()
 ) -> Iterator[tuple[HostHalf, PlainMailbox]]:
     with GGUFFile.open(ZOO[name].write(folder / "model.gguf")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
@@ -74,6 +74,7 @@ def host_half(
             mailbox.addresses,
             batch=BATCH,
             threads=3,
+            in_file=in_file,
         )
         try:
             yield host, mailbox
@@ -158,6 +159,35 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
             serving.join(SECONDS)
             assert not serving.is_alive()
             assert mailbox.words[MAILBOX.given_up // 8] == 0
+
+
+@pytest.mark.parametrize("tokens", [1, BATCH])
+@pytest.mark.parametrize(
+    ("name", "divisions"),
+    [
+        ("llama", [HERE, HALF, SECOND]),
+        ("granitemoe", [HERE, SECOND, LayerDivision(True, experts=(1, 4, 6))]),
+    ],
+)
+def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
+    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerDivision], tokens: int
+) -> None:
+    found = []
+    left = [Block("attention", 0), *(Block("feed_forward", layer) for layer in range(3))]
+    for in_file in ([], left[2:], left):
+        with host_half(name, divisions, kernels, tmp_path, in_file) as (host, mailbox):
+            random = np.random.default_rng(3)
+            mailbox.ids[:] = random.integers(-1, 5, len(mailbox.ids))
+            mailbox.weights[:] = random.random(len(mailbox.weights))
+            rows = []
+            for turn in range(1, len(host.turns.host) + 1):
+                mailbox.rows[:tokens] = rows_for(turn, tokens)
+                host.take_turn(turn, tokens, 0)
+                rows.append(mailbox.rows[:tokens].copy())
+            found.append(rows)
+    assert all(np.isfinite(row).all() for row in found[0])
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
 
 
 def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:

@@ -139,6 +139,25 @@ def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
     assert "the rest is read again from the disk for every token" in plan.explain()
 
 
+def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
+    for ram in (16, 5):
+        wishes = replace(WISHES, vram=3 * GIB, ram=ram * GIB)
+        plan = plan_memory(dense_model(), laptop(), wishes)
+        assert plan_memory(dense_model(), laptop(), replace(wishes, disk=True)) == plan
+
+
+def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_nothing() -> None:
+    for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
+        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, changing_experts=True)
+        plan = plan_memory(model, laptop(), wishes)
+        assert (plan.head, plan.wishes.disk) == ("gpu", True)
+        assert plan.prediction.send_from is None
+        assert plan.bytes_on("cpu") <= GIB
+        assert any(layer.rest == "disk" and layer.attention == "gpu" for layer in plan.layers)
+        assert not any(layer.changing for layer in plan.layers)
+        assert (STAYING in plan.steps) == any(layer.has_some_experts for layer in plan.layers)
+
+
 def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
     plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
     assert plan.bytes_on("cpu") < 2 * GIB

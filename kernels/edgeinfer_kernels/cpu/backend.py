@@ -13,7 +13,6 @@ from edgeinfer_kernels.cpu.calls import PlaceTable, fill_call
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.guessing import MOST_GUESSES, GuessLoop
 from edgeinfer_kernels.cpu.memory import (
     Arena,
@@ -25,7 +24,7 @@ from edgeinfer_kernels.cpu.memory import (
 )
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.program import LayerBlocks, Programs
-from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
+from edgeinfer_kernels.cpu.repacking import OnPlaced, leave_in_file, repack
 from edgeinfer_kernels.cpu.returned_rows import ReturnedRows
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
@@ -36,10 +35,8 @@ from edgeinfer_kernels.cpu.sparse import (
 from edgeinfer_kernels.cpu.structures import (
     CALL,
     ENDS_BY_TOKEN,
-    FILE_ROWS,
     HEAD,
     STEP_TOKENS,
-    structure_bytes,
 )
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
@@ -101,23 +98,12 @@ class CpuBackend:
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
         mapped = [*in_file, *matrices_by_neuron(weights, sparse)]
-        placed = self._leave_in_file(mapped) if mapped else {}
+        placed = leave_in_file(mapped, kernels, self._arena, group_offset(self._sizes))
         moved = [matrix for matrix in matrices if id(matrix) not in placed]
         if moved:
             placed |= self._repack(moved, on_placed)
         self._build(weights, caches, placed, not mapped, head, routing)
         self._make_sparse(sparse)
-
-    def _leave_in_file(self, matrices: list[Matrix]) -> dict[int, Placed]:
-        """Every matrix where its file is mapped, by id."""
-        kernel, offset = self._kernels.address("rows_in_file"), group_offset(self._sizes)
-        stride = structure_bytes(FILE_ROWS)
-        return {
-            id(matrix): Placed(
-                kernel, file_rows(matrix, self._arena, self._kernels, offset), expert_stride=stride
-            )
-            for matrix in matrices
-        }
 
     def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
         """Move every matrix into the kernels' layout; by id."""

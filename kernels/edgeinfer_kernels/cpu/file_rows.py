@@ -40,5 +40,5 @@ def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int)
         "group_bytes": group_bytes(matrix),
         "group_offset": group_offset,
     }
-    experts = range(matrix.experts)
-    return arena.fill_all(FILE_ROWS, [{**alike, "source": first + i * expert_bytes} for i in experts])
+    numbers = matrix.picked or range(matrix.experts)
+    return arena.fill_all(FILE_ROWS, [{**alike, "source": first + i * expert_bytes} for i in numbers])

@@ -1,6 +1,6 @@
 """The host's part of a decoder that is divided between it and a device: blocks on rows in a mailbox."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +22,10 @@ from edgeinfer_kernels.cpu.memory import (
     interleaved_bytes,
 )
 from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.repacking import OnPlaced, repack
+from edgeinfer_kernels.cpu.repacking import OnPlaced, leave_in_file, repack
 from edgeinfer_kernels.cpu.structures import CALL, EXPERTS, SERVICE
 from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.cpu.workspace import Workspace
+from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.division import Block, LayerDivision, host_feed_forward, turns_of
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.model_sizes import ModelSizes
@@ -54,8 +54,9 @@ class HostHalf:
     """What `divisions` leave to the host of a decoder's layers, in the kernels' layout; and the embedding.
 
     Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
-    (None: of all). `caches`: those of the layers whose attention is here. `kernels` are those of
-    `kernel_units` with SERVICE.
+    (None: of all). The weights of the blocks `in_file` stay where the file is mapped, but for a mixture's
+    router and shared expert; a device can't have those sent. `caches`: those of the layers whose attention
+    is here. `kernels` are those of `kernel_units` with SERVICE.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class HostHalf:
         batch: int,
         threads: int,
         computed: int | None = None,
+        in_file: Collection[Block] = (),
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification, self.weights, self.batch = specification, weights, batch
@@ -78,16 +80,16 @@ class HostHalf:
         self._divisions = list(divisions)
         self._second = self._feed_forwards()
         self.team = Team(kernels, threads)
-        matrices = self._matrices()
-        placed = repack(matrices, kernels, self._arena, threads, on_placed)
-        self._memories = {
-            matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix))
-            for matrix in matrices
-        }
-        self.caches = dict(caches)
         sizes = ModelSizes.of(specification, weights)
+        moved, mapped = self._matrices(in_file)
+        placed = repack(moved, kernels, self._arena, threads, on_placed)
+        self._memories = {
+            matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix)) for matrix in moved
+        }
+        placed |= leave_in_file(mapped, kernels, self._arena, group_offset(sizes))
+        self.caches = dict(caches)
         self._computed = computed or batch
-        workspace = Workspace(self._arena, sizes, self._computed, threads)
+        workspace = Workspace(self._arena, sizes, self._computed, threads, repack=not mapped)
         scratch = Scratch(workspace.scratch, workspace.scratch_stride)
         self._embedding = Embedding(
             weights.token_embd, self._arena, kernels, self.team, scratch, specification.embedding_scale
@@ -112,14 +114,22 @@ class HostHalf:
                 found[layer] = host_feed_forward(w, division) if division.attention else w.feed_forward
         return found
 
-    def _matrices(self) -> list[Matrix]:
-        found = []
+    def _matrices(self, in_file: Collection[Block]) -> tuple[list[Matrix], list[Matrix]]:
+        """Those to be moved into the kernels' layout, and those that stay in the file."""
+        sides: tuple[list[Matrix], list[Matrix]] = ([], [])
         for layer, second in self._second.items():
-            w, here = self.weights.layers[layer], not self._divisions[layer].attention
-            found += w.attention.matrices() if here else []
-            experts_only = isinstance(second, ExpertWeights) and not here
-            found += second.stacks() if experts_only else second.matrices()  # type: ignore[union-attr]
-        return found
+            here = not self._divisions[layer].attention
+            if here:
+                sides[Block("attention", layer) in in_file].extend(
+                    self.weights.layers[layer].attention.matrices()
+                )
+            left = sides[Block("feed_forward", layer) in in_file]
+            if isinstance(second, ExpertWeights):
+                left.extend(second.stacks())
+                sides[0].extend(second.every_token() if here else [])
+            else:
+                left.extend(second.matrices())
+        return sides
 
     def _build(self, caches: Mapping[int, LayerCache]) -> None:
         """The blocks of all turns as one program, and those of each as one."""

@@ -1,11 +1,15 @@
-"""Moving matrices into the kernels' layout, as many at a time as there are threads."""
+"""Where kernels find matrices: moved into their layout, as many at a time as there are threads, or left where
+the file is mapped.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.cpu.blocks import Placed
+from edgeinfer_kernels.cpu.file_rows import file_rows
 from edgeinfer_kernels.cpu.memory import Arena, expert_bytes, interleave, kernel_format
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.structures import FILE_ROWS, structure_bytes
 from edgeinfer_kernels.weights import Matrix
 
 OnPlaced = Callable[[Matrix], None]
@@ -26,3 +30,16 @@ def repack(
             if on_placed:
                 on_placed(matrix)
     return placed
+
+
+def leave_in_file(
+    matrices: Iterable[Matrix], kernels: Kernels, arena: Arena, group_offset: int
+) -> dict[int, Placed]:
+    """Every matrix where its file is mapped, by id; sixteen rows at a time are interleaved in a thread's
+    scratch, from `group_offset` on.
+    """
+    kernel, stride = kernels.address("rows_in_file"), structure_bytes(FILE_ROWS)
+    return {
+        id(matrix): Placed(kernel, file_rows(matrix, arena, kernels, group_offset), expert_stride=stride)
+        for matrix in matrices
+    }

@@ -138,6 +138,33 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
         assert "the GPU has no room to be measured: planned without its speeds" in model.notes
 
 
+@pytest.mark.parametrize("name", ["llama", "granitemoe"])
+def test_what_neither_side_has_room_for_stays_in_the_file(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(model_placing, "STAGING_BYTES", 0)  # more than these models are
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (800 << 10))
+    found, answers, ram = [], [], None
+    for _ in range(2):
+        with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
+            engine: Any = model.engine
+            assert isinstance(engine.backend, SplitBackend), model.notes
+            assert model.plan is not None
+            found.append(model.plan)
+            stays = " of the weights stay in the file, as "
+            assert any(stays in note for note in model.notes) == (ram is not None), model.notes
+            prompt = [5 + index for index in range(20)]
+            answers.append((model.logits(prompt), model.generate(prompt, max_tokens=3, temperature=0.0).ids))
+            ram = model.plan.bytes_on("cpu") - 1
+    first, second = found
+    assert second.bytes_on("cpu") < first.bytes_on("cpu")
+    assert first.bytes_on("disk") < second.bytes_on("disk")
+    np.testing.assert_array_equal(answers[1][0], answers[0][0])
+    assert answers[1][1] == answers[0][1]
+
+
 def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
