@@ -60,7 +60,7 @@ def load(
     `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
-    Weights that main memory can't hold at any context stay there anyway, on the CPU, with a note.
+    Weights that main memory can't hold at any context stay there anyway, with a note.
     `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while
     steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
     made says that it pays; "predicted" also guesses which are active; "off".

@@ -8,7 +8,7 @@ from edgeinfer_kernels.cuda import buffer_sizes, device_sizes
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_offload.layer_costs import Cost, Pricing, layer_costs
+from edgeinfer_offload.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
 from edgeinfer_offload.machine import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine
 from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
 from edgeinfer_offload.plan_facts import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
@@ -230,7 +230,15 @@ class ModelPlacing:
         if not self.wishes.disk:
             return float("inf")
         shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
-        return min(shares, default=1.0) / self.machine.disk_bytes_per_second
+        slower = (MAPPED_SLOWDOWN - 1) / self.machine.processor.bytes_per_second
+        return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes) + slower)
+
+    def disk_seconds(self, nbytes: float) -> float:
+        """Seconds that each of so many bytes of the file takes from the disk, again for every token; none
+        where the system's cache has room for them beside what may be used of main memory.
+        """
+        cached = self.machine.processor.free_bytes - self.ram >= nbytes
+        return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
     def choose(self, vram: float) -> Placement | None:
         """The fastest placement with so much GPU memory; None: main memory is too small for all of them.

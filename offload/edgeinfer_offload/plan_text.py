@@ -92,7 +92,7 @@ def _memory(plan: PlanFacts) -> list[str]:
         )
     here = plan.bytes_on("cpu")
     lines.append(f"cpu: {mebibytes(here)} of {mebibytes(plan.ram_bytes)} that may be used")
-    in_file, room = plan.file_bytes, max(0, plan.ram_bytes - here)
+    in_file, room = plan.file_bytes, max(0, plan.machine.processor.free_bytes - here)
     if in_file:
         lines.append(f"disk: {mebibytes(in_file)} stay in the file's memory map")
         read = sum(item.bytes for item in plan.items if item.device == "disk" and item.ms_per_token)

@@ -19,22 +19,24 @@ def spilled(
     """
     items, layers = list(items), list(layers)
     missing = sum(item.bytes for item in items if item.device == "cpu") - placing.ram
-    waiting, rate = 0.0, placing.machine.disk_bytes_per_second
+    waiting = 0.0
     workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
     if not placing.wishes.disk or missing <= 0 or not workspace:
         return items, layers, waiting
     (at,) = workspace
     items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
     missing += placing.file_rows_bytes
+    disk = placing.disk_seconds(missing)
     for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
         item = items[index]
         if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:
             continue
         missing -= item.bytes
-        waiting += item.bytes / rate
-        seconds = item.weights_read / rate + MAPPED_SLOWDOWN * item.ms_per_token / 1000
+        waiting += item.bytes * disk
+        seconds = item.weights_read * disk + MAPPED_SLOWDOWN * item.ms_per_token / 1000
+        bound = "disk" if disk else item.bound
         items[index] = replace(
-            item, device="disk", ms_per_token=1000 * seconds, bound="disk", overlapped=False
+            item, device="disk", ms_per_token=1000 * seconds, bound=bound, overlapped=False
         )
         if item.layer is not None:
             place = {"attention": "disk"} if _turn(item) == _ATTENTION else {"rest": "disk"}

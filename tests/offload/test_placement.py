@@ -127,7 +127,7 @@ def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
         PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
     ):
         planned(dense_model(), 0, ram=2 * GIB)
-    plan = planned(dense_model(), 0, ram=2 * GIB, disk=True)
+    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(WISHES, vram=0, disk=True))
     assert plan.bytes_on("cpu") <= 2 * GIB
     spilled = [item for item in plan.items if item.device == "disk" and item.layer is not None]
     assert spilled
@@ -156,6 +156,17 @@ def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_noth
         assert any(layer.rest == "disk" and layer.attention == "gpu" for layer in plan.layers)
         assert not any(layer.changing for layer in plan.layers)
         assert (STAYING in plan.steps) == any(layer.has_some_experts for layer in plan.layers)
+
+
+def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_every_token() -> None:
+    wishes = replace(WISHES, device="cpu", ram=2 * GIB, disk=True)
+    small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
+    assert small.layers == large.layers
+    assert small.bytes_on("disk") == large.bytes_on("disk")
+    assert "read again from the disk" in small.explain()
+    assert "read again from the disk" not in large.explain()
+    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(wishes, ram=None))
+    assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
 
 
 def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:

@@ -43,7 +43,7 @@ def test_a_plain_token_does_not_wait_for_the_draft() -> None:
 
 
 def test_experts_that_stay_on_the_disk_are_read_as_often_as_they_are_used() -> None:
-    plan = planned(mixture_model(), 0, ram=8 * GIB, disk=True)
+    plan = plan_memory(mixture_model(), laptop(ram=8 * GIB), replace(WISHES, vram=0, disk=True))
     spilled = [item for item in plan.items if item.bound == "disk"]
     whole = sum(item.bytes for item in spilled) / 2e9 * 1000
     assert whole / 16 < sum(item.ms_per_token for item in spilled) < whole / 12
