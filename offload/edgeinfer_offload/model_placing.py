@@ -231,13 +231,13 @@ class ModelPlacing:
             return float("inf")
         shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
         slower = (MAPPED_SLOWDOWN - 1) / self.machine.processor.bytes_per_second
-        return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes) + slower)
+        return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes, self.ram) + slower)
 
-    def disk_seconds(self, nbytes: float) -> float:
+    def disk_seconds(self, nbytes: float, held: float) -> float:
         """Seconds that each of so many bytes of the file takes from the disk, again for every token; none
-        where the system's cache has room for them beside what may be used of main memory.
+        where the system's cache has room for them beside what is `held` in main memory.
         """
-        cached = self.machine.processor.free_bytes - self.ram >= nbytes
+        cached = self.machine.processor.free_bytes - held >= nbytes
         return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
     def choose(self, vram: float) -> Placement | None:

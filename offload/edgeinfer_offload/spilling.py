@@ -12,36 +12,52 @@ def spilled(
     items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: ModelPlacing
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
     """Items and layers with as many of the CPU's weights on the disk as main memory is short of, and the
-    seconds that a prompt waits for those.
+    seconds that a prompt waits for the disk.
 
     First go experts, of which a token reads a few, then feed-forwards, attention and the head; of equals,
     the last layers.
     """
     items, layers = list(items), list(layers)
-    missing = sum(item.bytes for item in items if item.device == "cpu") - placing.ram
-    waiting = 0.0
+    missing = _bytes_here(items) - placing.ram
     workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
-    if not placing.wishes.disk or missing <= 0 or not workspace:
-        return items, layers, waiting
-    (at,) = workspace
-    items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
-    missing += placing.file_rows_bytes
-    disk = placing.disk_seconds(missing)
+    if placing.wishes.disk and missing > 0 and workspace:
+        (at,) = workspace
+        items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
+        _move(items, layers, missing + placing.file_rows_bytes)
+    return _waiting(items, layers, placing)
+
+
+def _bytes_here(items: Sequence[PlannedItem]) -> int:
+    return sum(item.bytes for item in items if item.device == "cpu")
+
+
+def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float) -> None:
+    """As many items to the disk as have the missing bytes."""
     for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
         item = items[index]
         if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:
             continue
         missing -= item.bytes
-        waiting += item.bytes * disk
-        seconds = item.weights_read * disk + MAPPED_SLOWDOWN * item.ms_per_token / 1000
-        bound = "disk" if disk else item.bound
-        items[index] = replace(
-            item, device="disk", ms_per_token=1000 * seconds, bound=bound, overlapped=False
-        )
+        slower = MAPPED_SLOWDOWN * item.ms_per_token
+        items[index] = replace(item, device="disk", ms_per_token=slower, overlapped=False)
         if item.layer is not None:
             place = {"attention": "disk"} if _turn(item) == _ATTENTION else {"rest": "disk"}
             layers[item.layer] = replace(layers[item.layer], **place)  # type: ignore[arg-type]
-    return items, layers, waiting
+
+
+def _waiting(
+    items: list[PlannedItem], layers: list[LayerPlacement], placing: ModelPlacing
+) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
+    """With the time that reading from the disk takes, if the system's cache can't hold what lies there."""
+    read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
+    disk = placing.disk_seconds(read, _bytes_here(items))
+    if not disk:
+        return items, layers, 0.0
+    for index, item in enumerate(items):
+        if item.device == "disk" and item.weights_read:
+            seconds = item.weights_read * disk + item.ms_per_token / 1000
+            items[index] = replace(item, ms_per_token=1000 * seconds, bound="disk")
+    return items, layers, read * disk
 
 
 _EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)

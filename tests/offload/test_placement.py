@@ -175,6 +175,9 @@ def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
     assert plan.file_bytes == dense_model().nbytes
     assert {layer.rest for layer in plan.layers} == {"disk"}
     assert plan.head == "disk"
+    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(WISHES, repack=False))
+    read = sum(item.weights_read for item in plan.items)
+    assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
 
 
 def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
