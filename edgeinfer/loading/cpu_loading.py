@@ -48,7 +48,7 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
-    placing = Placing(source)
+    placing = Placing(source, plan.file_weight_bytes)
     backend = CpuBackend(
         source.specification,
         weights,

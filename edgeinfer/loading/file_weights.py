@@ -35,7 +35,7 @@ def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan
     """Have the system read ahead in these matrices if its cache can't hold what the plan leaves in the file;
     what a person should know of it.
     """
-    nbytes = sum(item.bytes for item in plan.items if item.device == "disk" and item.ms_per_token)
+    nbytes = plan.file_weight_bytes
     if nbytes > plan.machine.processor.free_bytes - plan.bytes_on("cpu"):
         _read_in_order(file, matrices)
         so = "each token waits for the disk"

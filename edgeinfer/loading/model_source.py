@@ -78,12 +78,15 @@ class LoadedEngine:
 
 
 class Placing:
-    """Counts the bytes that have come where the kernels want them; lets go of the file's pages behind."""
+    """Counts the bytes that have come where the kernels want them; lets go of the file's pages behind.
 
-    def __init__(self, source: ModelSource) -> None:
+    `left`: bytes that stay in the file.
+    """
+
+    def __init__(self, source: ModelSource, left: int = 0) -> None:
         self._file = source.file
         self._progress = source.wishes.progress
-        self._total = sum(matrix.nbytes for matrix in source.weights.matrices())
+        self._total = sum(matrix.nbytes for matrix in source.weights.matrices()) - left
         self._done = 0
         self.released = False
 

@@ -139,7 +139,7 @@ class _Sides:
     def load(self) -> LoadedEngine:
         """Bring everything into place. Raises `DeviceMemoryError`."""
         source, plan, facts = self.source, self.plan, self.source.specification
-        placing = Placing(source)
+        placing = Placing(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
         mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)

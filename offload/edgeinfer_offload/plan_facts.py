@@ -225,6 +225,11 @@ class PlanFacts:
         return self.bytes_on("disk")
 
     @property
+    def file_weight_bytes(self) -> int:
+        """Of these, weights that tokens are multiplied with."""
+        return sum(item.bytes for item in self.items if item.device == "disk" and item.weights_read)
+
+    @property
     def weight_bytes_per_token(self) -> int:
         """Bytes of weights that decoding one token reads, wherever they lie."""
         return sum(item.weights_read for item in self.items)

@@ -95,8 +95,7 @@ def _memory(plan: PlanFacts) -> list[str]:
     in_file, room = plan.file_bytes, max(0, plan.machine.processor.free_bytes - here)
     if in_file:
         lines.append(f"disk: {mebibytes(in_file)} stay in the file's memory map")
-        read = sum(item.bytes for item in plan.items if item.device == "disk" and item.ms_per_token)
-        if read > room:
+        if plan.file_weight_bytes > room:
             lines[-1] += (
                 f", {mebibytes(room)} of memory are left for it: the rest is read again from the disk for "
                 "every token"
