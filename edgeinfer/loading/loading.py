@@ -61,9 +61,10 @@ def load(
     memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
     next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
     Weights that main memory can't hold at any context stay there anyway, with a note.
-    `sparse`, for models with a ReLU on the CPU: "exact" reads the weights of active neurons only while
-    steps are short, which changes rounding at most; "auto" does where the profile that `edgeinfer profile`
-    made says that it pays; "predicted" also guesses which are active; "off".
+    `sparse`, for models with a ReLU: of what lies on the CPU "exact" reads the weights of active neurons only
+    while steps are short, which changes rounding at most; "auto" does, where all of the model lies there and
+    the profile that `edgeinfer profile` made says that it pays; "predicted" also guesses which are active;
+    "off".
     `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
     (what followed the last words before), "self" (the model with half of its layers), a name or path of a
     small model of the same vocabulary, or None. `draft_leaves`: tokens that a draft model offers beside those
@@ -227,7 +228,10 @@ def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
     from edgeinfer.loading.gpu_loading import load_on_gpu
 
     try:
-        return load_on_gpu(source, gpu)
+        loaded = load_on_gpu(source, gpu)
+        if source.wishes.sparse in ("exact", "predicted"):
+            loaded.notes.append("all of the model is on the GPU, which computes every neuron: none is sparse")
+        return loaded
     except GpuFullError:
         from edgeinfer.loading.split_loading import load_split
 

@@ -1,7 +1,9 @@
 """Which layers' feed-forward reads active neurons only: what was wished, what can be, and what pays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.model_source import ModelSource
@@ -17,6 +19,7 @@ from edgeinfer_kernels.cpu.sparse import (
     sparse_workspace_bytes,
     why_dense,
 )
+from edgeinfer_kernels.model_sizes import NEURON_GROUP
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.activity_profile import ActivityProfile, ProfileError, find_profile
 from edgeinfer_offload.layer_costs import SCATTERED
@@ -81,6 +84,15 @@ def _share(profile: ActivityProfile | None, layer: int) -> float:
     return profile.active_share(name) if profile and name in profile.counts else UNKNOWN_SHARE
 
 
+def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
+    """As `SparseLayer.activity`."""
+    counts = profile.counts.get(f"neurons.{layer}") if profile else None
+    if counts is None or not counts.any():
+        return ()
+    groups = np.add.reduceat(counts.sum(0, dtype=np.int64), range(0, counts.shape[1], NEURON_GROUP))
+    return (0.0, *(np.cumsum(groups) / groups.sum()).tolist())
+
+
 def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
     found: dict[int, Trained | None] = dict.fromkeys(able)
     return _choice(source, found, profile)
@@ -140,7 +152,8 @@ def _choice(
     sizes, shares = {}, []
     for layer, trained in found.items():
         shares.append(_share(profile, layer))
-        sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1])
+        whole = _sizes(dense_layer(source.weights, layer), trained, shares[-1])
+        sizes[layer] = replace(whole, activity=_activity(profile, layer))
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
     shared, a_thread = sparse_workspace_bytes(source.specification, source.weights, predictors)
     wish = SparseWish(sizes, shared, a_thread)

@@ -10,6 +10,7 @@ from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import made_ready
 from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import DraftRoom, LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
@@ -29,7 +30,7 @@ from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS, PlanWishes
+from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS, PlanWishes, SparseWish
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.split_backend import SplitBackend
 from edgeinfer_offload.this_machine import (
@@ -54,18 +55,19 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         OutOfMemoryError: a smaller context would fit.
     """
     wishes, cache_folder = source.wishes, user_folder("cache")
+    sparse = choose_sparse(source) if wishes.sparse in ("exact", "predicted") else SparseChoice()
     kernels = load_kernels(
         cache_folder,
         choose(wishes.instruction_set),
-        [SERVICE, *kernel_units(source.weights, head=False)],
+        [SERVICE, *kernel_units(source.weights, head=False, sparse=sparse.layers)],
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)
     budget, notes = wishes.vram, _measured(source, gpu)
     for attempt in range(ATTEMPTS):
-        plan = _planned(source, gpu, threads, budget)
+        plan = _planned(source, gpu, threads, budget, sparse.wish)
         try:
-            loaded = _Sides(source, gpu, plan, kernels, threads).load()
+            loaded = _Sides(source, gpu, plan, kernels, threads, sparse).load()
         except DeviceMemoryError as error:
             if attempt == ATTEMPTS - 1:
                 raise GpuUnavailableError(f"{source.name}: {error}") from error
@@ -86,7 +88,9 @@ def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
     return []
 
 
-def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> MemoryPlan:
+def _planned(
+    source: ModelSource, gpu: Gpu, threads: int, vram: int | None, sparse: SparseWish | None
+) -> MemoryPlan:
     """The fastest placement within the budgets, at the speeds of this machine."""
     wishes, cache_folder = source.wishes, user_folder("cache")
     formats, nbytes = kernel_formats(source.weights), source.sizes.nbytes
@@ -99,6 +103,7 @@ def _planned(source: ModelSource, gpu: Gpu, threads: int, vram: int | None) -> M
         ram=wishes.ram,
         repack=wishes.repack,
         batch=CHUNK,
+        sparse=sparse,
         routing=known_routing(source.file.path, source.sizes)[0],
         changing_experts=True,
         draft=None if wishes.draft == "auto" else draft_sizes(wishes.draft, source.file)[0],
@@ -121,7 +126,7 @@ def _partly_in_file(
         way_out = f"with a context of {largest} it fits (--context, context=)"
         raise OutOfMemoryError(f"{source.name}: {refusal}; {way_out}") from refusal
     try:
-        return plan_memory(source.sizes, machine, replace(asked, disk=True))
+        return plan_memory(source.sizes, machine, replace(asked, disk=True, sparse=None))
     except PlanError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
 
@@ -135,12 +140,14 @@ class _Sides:
     plan: MemoryPlan
     kernels: Kernels
     threads: int
+    sparse: SparseChoice
 
     def load(self) -> LoadedEngine:
         """Bring everything into place. Raises `DeviceMemoryError`."""
         source, plan, facts = self.source, self.plan, self.source.specification
         placing = Placing(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
+        sparse = self.sparse if plan.wishes.sparse else SparseChoice()
         mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)
         caches = self._host_caches()
@@ -156,6 +163,7 @@ class _Sides:
                 threads=self.threads,
                 computed=host_batch(CHUNK, plan.prediction.send_from),
                 in_file=blocks_in_file(plan),
+                sparse=sparse.layers,
                 on_placed=placing,
             )
         except BaseException:
@@ -178,6 +186,8 @@ class _Sides:
             source.context,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
+        if sparse.note:
+            notes.append(sparse.note)
         if plan.wishes.disk:
             notes.append(prepare_reading(source.file, left_in_file(plan, source.weights), plan))
         if stay:

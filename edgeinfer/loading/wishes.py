@@ -94,10 +94,8 @@ class Wishes:
             raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
         if not isinstance(self.repack, bool):
             raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
-        if self.sparse in ("exact", "predicted") and (
-            self.engine == "llama.cpp" or self.device.startswith("cuda")
-        ):
-            raise SettingError(f"sparse: {self.sparse!r} is for our kernels on the CPU; add --device cpu")
+        if self.sparse in ("exact", "predicted") and self.engine == "llama.cpp":
+            raise SettingError(f"sparse: {self.sparse!r} is for our kernels; leave it out, or the engine")
         if self.engine == "llama.cpp" and not self.repack:
             raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")
         if self.engine == "llama.cpp" and self.device.startswith("cuda"):

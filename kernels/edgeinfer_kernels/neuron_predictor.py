@@ -1,6 +1,6 @@
 """A predictor of active neurons: two small matrices that guess which neurons a token will need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer_kernels.weights import Matrix, Vector
 
@@ -20,6 +20,10 @@ class NeuronPredictor:
     @property
     def rank(self) -> int:
         return self.first.rows
+
+    def of_neurons(self, first: int, last: int) -> "NeuronPredictor":
+        """The part that guesses neurons first..last."""
+        return replace(self, second=self.second.take_rows(first, last), bias=self.bias[first:last])
 
     @property
     def nbytes(self) -> int:

@@ -172,10 +172,7 @@ def _layer(
         shared = experts.always()
         there = pricing.on_gpu(shared, lambda: device_sizes.shared_bytes(experts), FEED_FORWARD_LAUNCHES)
         always = (pricing.on_cpu(shared), there and replace(there, seconds=there.seconds + CHOOSING_SECONDS))
-    if by_neuron:
-        neurons, cpu, gpu = [0], [pricing.sparse_on_cpu(by_neuron, layer.divisible().down)], [NOTHING]
-    else:
-        neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing)
+    neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing, by_neuron)
     count = experts.count if experts else 1
 
     def column(costs: Sequence[Cost], name: str) -> Array:
@@ -204,8 +201,8 @@ NOTHING = Cost(0, 0.0, 0.0)
 _Divided = tuple[list[int], list[Cost], list[Cost]]
 
 
-def _neurons(layer: LayerSizes, pricing: Pricing) -> _Divided:
-    """A dense feed-forward for every number of groups on the GPU: neurons there, the CPU's, the GPU's."""
+def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
+    """A feed-forward for every number of groups on the GPU: neurons there, the CPU's, the GPU's."""
     sizes = layer.divisible()
     whole = sizes.neurons
     counts = [0, *(range(NEURON_GROUP, whole, NEURON_GROUP) if sizes.is_divisible else ()), whole]
@@ -221,7 +218,12 @@ def _neurons(layer: LayerSizes, pricing: Pricing) -> _Divided:
                 break
             there = found
         gpu.append(there)
-        cpu.append(pricing.on_cpu(cold.matrices()) if count < whole else NOTHING)
+        if count == whole:
+            cpu.append(NOTHING)
+        elif by_neuron:
+            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), sizes.down))
+        else:
+            cpu.append(pricing.on_cpu(cold.matrices()))
     return counts[: len(gpu)], cpu, gpu
 
 

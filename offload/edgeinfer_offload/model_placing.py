@@ -199,9 +199,14 @@ class ModelPlacing:
     @property
     def sends(self) -> bool:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster: not if some stay
-        in the file.
+        in the file, or lie by neuron.
         """
-        if self.wishes.disk or self.wishes.device != "any" or self.pricing.graphics is None:
+        if (
+            self.wishes.disk
+            or self.wishes.sparse
+            or self.wishes.device != "any"
+            or self.pricing.graphics is None
+        ):
             return False
         return self.machine.link is not None and self.machine.link.to_gpu < float("inf")
 

@@ -7,7 +7,7 @@ from typing import Literal
 from edgeinfer_kernels.cuda.buffer_sizes import CHUNK
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.model_sizes import NEURON_GROUP, ModelSizes
 from edgeinfer_offload.machine import Machine
 
 Place = Literal["gpu", "cpu", "disk"]
@@ -35,6 +35,8 @@ class SparseLayer:
 
     `held` is in memory, by neuron or whole; `predictor` too, and read whole. A token reads `read` of what is
     held, of that `scattered` here and there. What lies by neuron is `in_file` once more, for long steps.
+    `activity`: of a token's active neurons, what share is among the first n groups of NEURON_GROUP, n = 0…;
+    empty: as many as there are neurons.
     """
 
     held: int
@@ -42,6 +44,20 @@ class SparseLayer:
     scattered: int
     predictor: int
     in_file: int
+    activity: tuple[float, ...] = ()
+
+    def cold(self, hot: int, neurons: int) -> "SparseLayer":
+        """What is left of `neurons` if the first `hot` lie elsewhere, whole groups; the predictor stays."""
+        left = 1 - hot / neurons
+        active = 1 - self.activity[hot // NEURON_GROUP] if self.activity and hot < neurons else left
+        scattered = round(self.scattered * active)
+        return SparseLayer(
+            round(self.held * left),
+            round((self.read - self.scattered) * left) + scattered,
+            scattered,
+            self.predictor,
+            round(self.in_file * left),
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ class PlanWishes:
     `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
     `repack` False: weights of the CPU stay in the file. `depth`: tokens in the cache where the plan has to be
     fast; None: half of the context. `routing`: for each layer of a mixture how often each expert is used, by
-    its number. `sparse`: layers that are sparse, with device "cpu". `draft`: a draft model.
+    its number. `sparse`: layers whose part on the CPU is sparse. `draft`: a draft model.
     `changing_experts`: where a layer has some experts on the GPU the CPU has all, if it has room for that, so
     that others may come there while it decodes. What may be given up if nothing fits, in this order:
     `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this; `disk` that main

@@ -58,18 +58,19 @@ def placed_layer(
     total = layer.experts.count if layer.experts else layer.divisible().neurons
     what, units = ("experts", "") if layer.experts else ("feed-forward", " neurons")
     changing = changing and layer.experts is not None and 0 < own < total
+    cold = by_neuron.cold(own, total) if by_neuron and own < total else None
     for side, count in ((GPU, own), (CPU, total - own)):
         if count:
             name = what if count == total else f"{what}, {count} of {total}{units}"
             read = layer.experts.used / total if layer.experts else 1.0
             if changing and side == CPU:
                 name, read = f"{what}, all for {count} of {total}", read * count / total
-            if by_neuron:
-                name += ", by neuron with a predictor" if by_neuron.predictor else ", by neuron"
-                read = (by_neuron.read + by_neuron.predictor) / (by_neuron.held + by_neuron.predictor)
+            if cold and side == CPU:
+                name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
+                read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
             add(name, places[side], side, _half(costs, choice.units, side), hidden == side, read)
-    if by_neuron:
-        add("feed-forward, long steps", "disk", CPU, Cost(by_neuron.in_file, 0.0, 0.0), read=0.0)
+    if cold:
+        add("feed-forward, long steps", "disk", CPU, Cost(cold.in_file, 0.0, 0.0), read=0.0)
     placement = _placement(layer, choice, own, routing, weights_place)
     return PlacedLayer(tuple(items), replace(placement, changing=changing))
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,23 @@ import pytest
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.cpu.host_half import HostHalf, MailboxRows
+from edgeinfer_kernels.cpu.kernel_units import SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.memory import address
 from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cpu.structures import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.division import Block, LayerDivision, turns_of
 from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_quant_formats import GGUFFile
+from tests.kernels.conftest import ISA_NAMES, built_kernels
+from tests.kernels.row_matrices import random_matrix
 from tests.random_models import ZOO
 
 HERE, THERE, HALF = LayerDivision(False), LayerDivision(True, neurons=96), LayerDivision(True, neurons=64)
 SECOND = LayerDivision(True)
 BATCH, WIDTH, USED, CONTEXT = 8, 64, 3, 32
+MODELS = {**ZOO, "arcee in Q8_0": replace(ZOO["arcee"], formats=("Q8_0",))}
 SECONDS = 20.0
 
 
@@ -54,9 +60,14 @@ class PlainMailbox:
 
 @contextmanager
 def host_half(
-    name: str, divisions: list[LayerDivision], kernels: Kernels, folder: Path, in_file: Sequence[Block] = ()
+    name: str,
+    divisions: list[LayerDivision],
+    kernels: Kernels,
+    folder: Path,
+    in_file: Sequence[Block] = (),
+    sparse: SparseLayers | None = None,
 ) -> Iterator[tuple[HostHalf, PlainMailbox]]:
-    with GGUFFile.open(ZOO[name].write(folder / "model.gguf")) as file:
+    with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts = config.specification(rope_factors(file, config, CONTEXT))
         caches = {
@@ -75,6 +86,7 @@ def host_half(
             batch=BATCH,
             threads=3,
             in_file=in_file,
+            sparse=sparse,
         )
         try:
             yield host, mailbox
@@ -188,6 +200,53 @@ def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
     assert all(np.isfinite(row).all() for row in found[0])
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])
+
+
+@pytest.fixture(scope="module")
+def sparse_kernels() -> Kernels:
+    return built_kernels(ISA_NAMES[0], [SERVICE, *row_units(["Q8_0"]), *sparse_units(["Q8_0"])])
+
+
+def predictor_of_the_first(neurons: int) -> NeuronPredictor:
+    """One that names the first so many of 128 neurons, whatever comes."""
+    first = random_matrix("Q8_0", 32, WIDTH)
+    second = random_matrix("Q8_0", 128, 32)
+    bias = np.where(np.arange(128) < neurons, 1e6, -1e6).astype(np.float32)
+    return NeuronPredictor(first, second, bias)
+
+
+@pytest.mark.parametrize("tokens", [1, BATCH])
+@pytest.mark.parametrize("predictor", [None, predictor_of_the_first(128)])
+def test_the_cold_part_of_a_feed_forward_may_be_sparse(
+    tmp_path: Path, sparse_kernels: Kernels, tokens: int, predictor: NeuronPredictor | None
+) -> None:
+    divisions = [HERE, HALF, SECOND]
+    found = []
+    for sparse in (None, dict.fromkeys(range(3), predictor)):
+        with host_half("arcee in Q8_0", divisions, sparse_kernels, tmp_path, (), sparse) as (host, mailbox):
+            functions = {function for turn in host._steps for function, _, _ in turn}
+            assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
+            rows = []
+            for turn in range(1, len(host.turns.host) + 1):
+                mailbox.rows[:tokens] = rows_for(turn, tokens)
+                host.take_turn(turn, tokens, 0)
+                rows.append(mailbox.rows[:tokens].copy())
+            found.append(np.array(rows))
+    assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
+
+
+def test_a_predictor_is_asked_about_the_neurons_that_are_here(
+    tmp_path: Path, sparse_kernels: Kernels
+) -> None:
+    # Of the second layer the first half lies on the device: the neurons here are none that it names.
+    sparse = {1: predictor_of_the_first(64)}
+    with host_half("arcee in Q8_0", [THERE, HALF, THERE], sparse_kernels, tmp_path, (), sparse) as (
+        host,
+        box,
+    ):
+        box.rows[:1] = rows_for(1, 1)
+        host.take_turn(2, 1, 0)
+        np.testing.assert_array_equal(box.rows[:1], rows_for(1, 1))
 
 
 def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:

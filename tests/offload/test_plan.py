@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from edgeinfer_kernels.cpu.memory import interleaved_bytes
 from edgeinfer_kernels.cuda import device_sizes
 from edgeinfer_kernels.cuda.buffer_sizes import SENT_PIECES, sent_piece_bytes
+from edgeinfer_kernels.model_sizes import NEURON_GROUP
 from edgeinfer_offload.memory_plan import PlanError
 from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes, Repacking
+from edgeinfer_offload.plan_facts import PlanWishes, Repacking, SparseLayer, SparseWish
 from tests.offload.model_shapes import (
     GIB,
     MIB,
     WISHES,
     cpu_only,
     dense_model,
+    feed_forward,
     laptop,
     mixed_model,
     mixture_model,
@@ -47,6 +50,31 @@ def test_experts_that_stay_on_the_disk_are_read_as_often_as_they_are_used() -> N
     spilled = [item for item in plan.items if item.bound == "disk"]
     whole = sum(item.bytes for item in spilled) / 2e9 * 1000
     assert whole / 16 < sum(item.ms_per_token for item in spilled) < whole / 12
+
+
+def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
+    model, neurons = dense_model(), 14336
+    whole = feed_forward(4096, neurons, "Q4_K")
+    held = sum(map(interleaved_bytes, whole.matrices()))
+    groups = -(-neurons // NEURON_GROUP)
+    hot_first = tuple(1 - (1 - group / groups) ** 3 for group in range(groups + 1))
+    plans = []
+    for activity in ((), hot_first):
+        one = SparseLayer(held, held // 3 + held // 6, held // 6, 0, held, activity)
+        wish = SparseWish(dict.fromkeys(range(32), one), 0, 0)
+        plans.append(plan_memory(model, laptop(), replace(WISHES, vram=3 * GIB, sparse=wish)))
+    dense = planned(model, 3)
+    assert plans[1].ms_per_token < plans[0].ms_per_token < 0.8 * dense.ms_per_token
+    for plan in plans:
+        assert plan.prediction.send_from is None
+        assert any(0 < layer.hot_neurons < layer.neurons for layer in plan.layers)
+        for item in plan.items:
+            if item.item.endswith(", by neuron"):
+                assert item.device == "cpu"
+                assert item.weights_read < 0.51 * item.bytes
+        there = sum(item.bytes for item in plan.items if "long steps" in item.item)
+        here = sum(item.bytes for item in plan.items if item.item.endswith(", by neuron"))
+        assert there == pytest.approx(here, rel=1e-6)
 
 
 def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:

@@ -238,8 +238,9 @@ SparseFeedForward = Annotated[
     Sparse | None,
     Option(
         "--sparse",
-        help="For models with a ReLU on the CPU: read the weights of active neurons only; predicted: guess "
-        "which they are. [dim](auto: exact where the profile says that it pays)[/]",
+        help="For models with a ReLU: read, of what the CPU has, the weights of active neurons only; "
+        "predicted: guess which they are. [dim](auto: exact on a CPU alone where the profile says that it "
+        "pays)[/]",
         rich_help_panel=MACHINE,
     ),
 ]

@@ -1,6 +1,8 @@
 """The host's part of a decoder that is divided between it and a device: blocks on rows in a mailbox."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +25,20 @@ from edgeinfer_kernels.cpu.memory import (
 )
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.repacking import OnPlaced, leave_in_file, repack
+from edgeinfer_kernels.cpu.sparse import (
+    SparseBuilder,
+    SparseLayers,
+    by_neuron,
+    dense_layer,
+    predictor_matrices,
+)
 from edgeinfer_kernels.cpu.structures import CALL, EXPERTS, SERVICE
 from edgeinfer_kernels.cpu.threads import Team
 from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
 from edgeinfer_kernels.division import Block, LayerDivision, host_feed_forward, turns_of
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.routing import PairCounts
 from edgeinfer_kernels.specification import (
     DecoderSpecification,
@@ -55,7 +65,8 @@ class HostHalf:
 
     Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
     (None: of all). The weights of the blocks `in_file` stay where the file is mapped, but for a mixture's
-    router and shared expert; a device can't have those sent. `caches`: those of the layers whose attention
+    router and shared expert; a device can't have those sent, nor layers of `sparse`, whose part here reads
+    active neurons only while steps are short. `caches`: those of the layers whose attention
     is here. `kernels` are those of `kernel_units` with SERVICE.
     """
 
@@ -72,6 +83,7 @@ class HostHalf:
         threads: int,
         computed: int | None = None,
         in_file: Collection[Block] = (),
+        sparse: SparseLayers | None = None,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self.specification, self.weights, self.batch = specification, weights, batch
@@ -79,6 +91,7 @@ class HostHalf:
         self._mailbox, self._kernels, self._arena = mailbox, kernels, Arena()
         self._divisions = list(divisions)
         self._second = self._feed_forwards()
+        self._sparse = self._sparse_parts(sparse or {})
         self.team = Team(kernels, threads)
         sizes = ModelSizes.of(specification, weights)
         moved, mapped = self._matrices(in_file)
@@ -114,9 +127,26 @@ class HostHalf:
                 found[layer] = host_feed_forward(w, division) if division.attention else w.feed_forward
         return found
 
+    def _sparse_parts(self, layers: SparseLayers) -> SparseLayers:
+        """Of sparse layers those that have a part here, with the predictors of that part."""
+        found: dict[int, NeuronPredictor | None] = {}
+        for layer in layers.keys() & self._second.keys():
+            division, predictor = self._divisions[layer], layers[layer]
+            first = division.neurons if division.attention else 0
+            last = dense_layer(self.weights, layer).ffn_up.rows
+            found[layer] = predictor and predictor.of_neurons(first, last)
+        return found
+
+    @cached_property
+    def _sparse_builder(self) -> SparseBuilder:
+        layers = enumerate(self.weights.layers)
+        parts = (replace(w, feed_forward=self._second.get(i, w.feed_forward)) for i, w in layers)
+        here, threads = replace(self.weights, layers=tuple(parts)), self.team.threads
+        return SparseBuilder(self._arena, self._kernels, self.specification, here, self._sparse, threads)
+
     def _matrices(self, in_file: Collection[Block]) -> tuple[list[Matrix], list[Matrix]]:
         """Those to be moved into the kernels' layout, and those that stay in the file."""
-        sides: tuple[list[Matrix], list[Matrix]] = ([], [])
+        sides: tuple[list[Matrix], list[Matrix]] = (predictor_matrices(self._sparse), [])
         for layer, second in self._second.items():
             here = not self._divisions[layer].attention
             if here:
@@ -127,6 +157,11 @@ class HostHalf:
             if isinstance(second, ExpertWeights):
                 left.extend(second.stacks())
                 sides[0].extend(second.every_token() if here else [])
+            elif layer in self._sparse:
+                mapped = by_neuron(second, self._sparse[layer])
+                sides[1].extend(mapped)
+                rows = set(map(id, mapped))
+                sides[0].extend(matrix for matrix in second.matrices() if id(matrix) not in rows)
             else:
                 left.extend(second.matrices())
         return sides
@@ -175,7 +210,11 @@ class HostHalf:
         second = self._second[layer]
         if isinstance(second, FeedForwardWeights):
             assert isinstance(facts, FeedForwardSpecification)
-            return "feed_forward_block", self._builder.feed_forward(facts, second)
+            dense = self._builder.feed_forward(facts, second)
+            if layer in self._sparse:
+                block = self._sparse_builder.block(layer, dense, self._builder)
+                return "sparse_feed_forward_block", block
+            return "feed_forward_block", dense
         assert isinstance(facts, ExpertsSpecification)
         experts, box = ExpertBlockBuilder(self._builder), self._mailbox
         if not self._divisions[layer].attention:

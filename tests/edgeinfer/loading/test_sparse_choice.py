@@ -93,8 +93,8 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         edgeinfer.load(path, device="cpu", sparse="predicted")
     with pytest.raises(SettingError, match="sparse: 'exact' keeps layouts of its own"):
         edgeinfer.load(path, device="cpu", sparse="exact", repack=False)
-    with pytest.raises(SettingError, match="sparse: 'exact' is for our kernels on the CPU; add --device cpu"):
-        edgeinfer.load(path, device="cuda", sparse="exact")
+    with pytest.raises(SettingError, match="sparse: 'exact' is for our kernels; leave it out, or the engine"):
+        edgeinfer.load(path, engine="llama.cpp", sparse="exact")
     with pytest.raises(
         SettingError, match="sparse: saw 'yes', wanted one of 'auto', 'exact', 'predicted', 'off'"
     ):

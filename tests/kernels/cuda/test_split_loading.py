@@ -166,6 +166,32 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
     assert np.linalg.norm(answers[1] - answers[0]) < 0.05 * np.linalg.norm(answers[0])
 
 
+def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = replace(ZOO["arcee"], formats=("Q8_0",), feed_forward=1024).write(tmp_path / "arcee.gguf")
+    small_gpu(1 << 40)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    with edgeinfer.load(path, sparse="exact", **loading) as model:
+        assert "all of the model is on the GPU, which computes every neuron: none is sparse" in model.notes
+    small_gpu(gpu_bytes(path) - (100 << 10))
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, sparse=sparse, **loading) as model:
+            engine: Any = model.engine
+            assert isinstance(engine.backend, SplitBackend), model.notes
+            assert any(note.startswith("sparse feed-forward in 3 of 3 layers") for note in model.notes) == (
+                sparse == "exact"
+            )
+            assert model.plan is not None
+            cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
+            assert bool(cold) == (sparse == "exact")
+            assert all(item.device == "cpu" and item.weights_read < item.bytes for item in cold)
+            engine.append([5, 9, 30])
+            logits.append(engine.append([7]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
+
+
 def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
