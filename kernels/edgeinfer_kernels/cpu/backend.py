@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -152,10 +151,9 @@ class CpuBackend:
             made = SparseBuilder(
                 self._arena, self._kernels, self.specification, self.weights, layers, threads
             )
-            with ThreadPoolExecutor(max_workers=threads) as pool:
-                blocks = pool.map(lambda i: made.block(i, self._feed_forward[i][1], self._builder), layers)
-                for layer, block in zip(layers, blocks, strict=True):
-                    self._feed_forward[layer] = name, block
+            dense = {layer: self._feed_forward[layer][1] for layer in layers}
+            for layer, block in made.blocks(dense, self._builder).items():
+                self._feed_forward[layer] = name, block
         self._build_program()
 
     def _feed_forward_step(

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -66,8 +65,8 @@ class HostHalf:
     Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
     (None: of all). The weights of the blocks `in_file` stay where the file is mapped, but for a mixture's
     router and shared expert; a device can't have those sent, nor layers of `sparse`, whose part here reads
-    active neurons only while steps are short. `caches`: those of the layers whose attention
-    is here. `kernels` are those of `kernel_units` with SERVICE.
+    active neurons only while steps are short. `caches`: those of the layers whose attention is here.
+    `kernels` are those of `kernel_units` with SERVICE.
     """
 
     def __init__(
@@ -116,6 +115,7 @@ class HostHalf:
             if isinstance(second, ExpertWeights) and divisions[layer].changing
         }
         """Of the layers whose experts change, by layer: how often each was asked for, wherever it was."""
+        self._made_sparse = self._sparse_blocks()
         self._build(caches)
 
     def _feed_forwards(self) -> dict[int, FeedForwardWeights | ExpertWeights]:
@@ -137,12 +137,22 @@ class HostHalf:
             found[layer] = predictor and predictor.of_neurons(first, last)
         return found
 
-    @cached_property
-    def _sparse_builder(self) -> SparseBuilder:
+    def _sparse_blocks(self) -> dict[int, int]:
+        """The structures of sparse layers."""
+        if not self._sparse:
+            return {}
         layers = enumerate(self.weights.layers)
         parts = (replace(w, feed_forward=self._second.get(i, w.feed_forward)) for i, w in layers)
         here, threads = replace(self.weights, layers=tuple(parts)), self.team.threads
-        return SparseBuilder(self._arena, self._kernels, self.specification, here, self._sparse, threads)
+        made = SparseBuilder(self._arena, self._kernels, self.specification, here, self._sparse, threads)
+        dense = {layer: self._dense_block(layer) for layer in self._sparse}
+        return made.blocks(dense, self._builder)
+
+    def _dense_block(self, layer: int) -> int:
+        facts, second = self.specification.layers[layer].feed_forward, self._second[layer]
+        assert isinstance(facts, FeedForwardSpecification)
+        assert isinstance(second, FeedForwardWeights)
+        return self._builder.feed_forward(facts, second)
 
     def _matrices(self, in_file: Collection[Block]) -> tuple[list[Matrix], list[Matrix]]:
         """Those to be moved into the kernels' layout, and those that stay in the file."""
@@ -208,13 +218,10 @@ class HostHalf:
         self, layer: int, facts: FeedForwardSpecification | ExpertsSpecification
     ) -> tuple[str, int]:
         second = self._second[layer]
+        if layer in self._sparse:
+            return "sparse_feed_forward_block", self._made_sparse[layer]
         if isinstance(second, FeedForwardWeights):
-            assert isinstance(facts, FeedForwardSpecification)
-            dense = self._builder.feed_forward(facts, second)
-            if layer in self._sparse:
-                block = self._sparse_builder.block(layer, dense, self._builder)
-                return "sparse_feed_forward_block", block
-            return "feed_forward_block", dense
+            return "feed_forward_block", self._dense_block(layer)
         assert isinstance(facts, ExpertsSpecification)
         experts, box = ExpertBlockBuilder(self._builder), self._mailbox
         if not self._divisions[layer].attention:

@@ -1,6 +1,7 @@
 """A feed-forward that reads active neurons only: which layers can have it, its structures and its memory."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.memory import Arena, allocate, padded_vector
@@ -138,8 +139,13 @@ class SparseBuilder:
         self._sizes = _Sizes(specification, weights, layers)
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
 
-    def block(self, index: int, dense: int, builder: BlockBuilder) -> int:
-        """A SPARSE_FEED_FORWARD of layer `index`; `dense`: its FEED_FORWARD."""
+    def blocks(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
+        """The SPARSE_FEED_FORWARD of every sparse layer; `dense`: their FEED_FORWARDs."""
+        with ThreadPoolExecutor(max_workers=self._threads) as pool:
+            made = pool.map(lambda index: self._block(index, dense[index], builder), self._layers)
+            return dict(zip(self._layers, made, strict=True))
+
+    def _block(self, index: int, dense: int, builder: BlockBuilder) -> int:
         weights, predictor = dense_layer(self._weights, index), self._layers[index]
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_A_THREAD) // NEURONS_A_BLOCK * NEURONS_A_BLOCK
