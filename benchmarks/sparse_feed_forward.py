@@ -58,6 +58,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--models", default="tiny", help="models with a ReLU (%(default)s)")
     parser.add_argument("--predicted", action="store_true", help="the models' own predictors too")
     parser.add_argument("--active", type=float, default=0.2, help="share that is planted (%(default)s)")
+    parser.add_argument("--hot", type=float, default=0.0, help="share that a GPU has (%(default)s)")
     parser.add_argument("--threads", help="numbers of threads with commas (1 and all)")
     parser.add_argument("--rounds", type=int, default=suites.ROUNDS, help="turns of each (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="in seconds: does it run at all?")
@@ -70,6 +71,8 @@ def main() -> None:
     given = options()
     if not 0 < given.active < 1:
         raise SettingError(f"--active: saw {given.active}, wanted a share between 0 and 1")
+    if not 0 <= given.hot < 1:
+        raise SettingError(f"--hot: saw {given.hot}, wanted a share from 0 to less than 1")
     threads = suites.whole_numbers("--threads", given.threads, 1) or tuple(sorted({1, usable_cpus()}))
     rounds, shapes, kinds = given.rounds, suites.words(given.shapes), suites.words(given.types)
     if given.smoke:
@@ -78,7 +81,7 @@ def main() -> None:
     runs = []
     for shape in map(find_planted, shapes):
         for kind in kinds:
-            runs += planted_run(shape, kind, given.active, threads, rounds, _say)
+            runs += planted_run(shape, kind, given.active, threads, rounds, _say, given.hot)
     ways = (EXACT, PREDICTED) if given.predicted else (EXACT,)
     for model in suites.words(given.models):
         runs += [model_run(model, ways, count, rounds) for count in threads]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from edgeinfer_kernels.cpu.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.objects import load_kernels
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.model_sizes import NEURON_GROUP
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
@@ -99,13 +100,21 @@ def _outputs(backend: CpuBackend, inputs: Inputs) -> Inputs:
 
 
 def planted_run(
-    shape: PlantedShape, kind: str, active: float, threads: Sequence[int], rounds: int, report: Report
+    shape: PlantedShape,
+    kind: str,
+    active: float,
+    threads: Sequence[int],
+    rounds: int,
+    report: Report,
+    hot: float = 0.0,
 ) -> list[SparseRun]:
-    """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does."""
+    """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does.
+
+    `hot`: what share of the neurons lies elsewhere; the others alone are timed.
+    """
     elements = shape.neurons * shape.width * (3 if shape.gated else 2)
     layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
     facts, weights = planted_decoder(shape, kind, layers, active)
-    layer_bytes = _layer_bytes(weights)
     report(f"training a predictor for {shape.name} {kind}")
     w = dense_layer(weights, 0)
     x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
@@ -113,10 +122,13 @@ def planted_run(
     fires = x @ judged.decoded().T + np.asarray(bias) > 0
     samples = Samples(x.astype(np.float16), np.packbits(fires, axis=1))
     (trained,) = train(w, samples, [PREDICTOR_RANK])
+    first = round(hot * shape.neurons / NEURON_GROUP) * NEURON_GROUP
+    weights = _cold(weights, first)
+    layer_bytes = _layer_bytes(weights)
     ways: dict[str, SparseLayers] = {
         DENSE: {},
         EXACT: dict.fromkeys(range(layers)),
-        PREDICTED: dict.fromkeys(range(layers), trained.predictor),
+        PREDICTED: dict.fromkeys(range(layers), trained.predictor.of_neurons(first, shape.neurons)),
     }
     inputs = np.stack([planted_inputs(shape, 8 * PIECE, 2 + layer) for layer in range(layers)], axis=1)
     found = []
@@ -128,9 +140,17 @@ def planted_run(
         timings, errors = measure(backends, inputs, rounds)
         for backend in backends.values():
             backend.close()
-        name = f"{shape.name} {kind}"
+        name = f"{shape.name} {kind}" + (f", {first} of {shape.neurons} elsewhere" if first else "")
         found.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
     return found
+
+
+def _cold(weights: DecoderWeights, first: int) -> DecoderWeights:
+    """The same with the neurons from `first` on."""
+    wholes = [dense_layer(weights, index) for index in range(len(weights.layers))]
+    parts = [whole.of_neurons(first, whole.ffn_up.rows) for whole in wholes]
+    layers = [replace(layer, feed_forward=part) for layer, part in zip(weights.layers, parts, strict=True)]
+    return replace(weights, layers=tuple(layers))
 
 
 def _layer_bytes(weights: DecoderWeights) -> int:
