@@ -1,6 +1,6 @@
 """The machine in front of us, as the planner takes it: what is free now, with the speeds measured on it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log2
 from pathlib import Path
@@ -30,6 +30,8 @@ from edgeinfer_offload.measure import reading_bytes, remembered_bandwidth, remem
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
 MEBIBYTE = 1 << 20
+_SECONDS = (" block", " token")
+"""How the names of figures end that are seconds; others are rates."""
 LEAST_MEBIBYTES = 4
 """Of weights that a rate is measured on."""
 PROMPT_SHARE = 0.5
@@ -53,8 +55,8 @@ def with_cpu_speeds(
     """The machine with what its CPU reaches: reading memory, with weights of these formats, and with a step's
     blocks. `model_bytes`: of all weights; few of them stay in caches, and are read as fast as these are.
 
-    Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that have
-    to be compiled for it.
+    Measured on first use, two seconds for a format, and then remembered. `progress` hears of kernels that
+    have to be compiled for it.
     """
     threads, figures = machine.processor.threads, remembered_figures(cache_folder)
     reading = remembered_bandwidth(cache_folder, threads)
@@ -67,8 +69,7 @@ def with_cpu_speeds(
     ]
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
-        for name in missing:
-            figures.keep(_measured_format(kernels, name, threads, model_bytes, figures.known()))
+        figures.keep(_measured_formats(kernels, missing, threads, model_bytes, known))
         known = figures.known()
     speeds = {
         name: KernelSpeed(known[f"{prefix}{name}{few}"], known[f"{prefix}{name}{few} prompt"])
@@ -95,6 +96,23 @@ def _few(model_bytes: int) -> str:
 def _read_mebibytes(model_bytes: int) -> int:
     """A power of two, so that few models are measured for."""
     return int(2 ** round(log2(max(model_bytes / MEBIBYTE, LEAST_MEBIBYTES))))
+
+
+def _measured_formats(
+    kernels: Kernels, names: Sequence[str], threads: int, model_bytes: int, known: Mapping[str, float]
+) -> dict[str, float]:
+    """What isn't known yet of these formats: the better of two measurements, between which the others are
+    measured. What other programs do meanwhile only makes figures worse, and seldom both.
+    """
+    found: dict[str, float] = {}
+    for _ in range(2):
+        now = dict(known)
+        for name in names:
+            now |= _measured_format(kernels, name, threads, model_bytes, now)
+        for name in now.keys() - known.keys():
+            better = min if name.endswith(_SECONDS) else max
+            found[name] = better(now[name], found.get(name, now[name]))
+    return found
 
 
 def _measured_format(

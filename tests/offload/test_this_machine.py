@@ -23,7 +23,7 @@ def test_what_is_free_is_known_without_measuring() -> None:
     assert machine.origin == "unmeasured"
 
 
-def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_format_is_measured_on_first_use_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def speed(kernels: object, name: str, threads: int, read_bytes: int, block_seconds: float) -> KernelSpeed:
@@ -39,7 +39,7 @@ def test_each_format_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
         with_cpu_speeds(unmeasured_machine(2), tmp_path, formats)
         for formats in (["Q4_K"], ["Q4_K", "Q6_K", "TQ1_0"], ["Q6_K", "Q4_K"])
     ]
-    assert asked == ["Q4_K", "Q6_K"]
+    assert asked == ["Q4_K", "Q4_K", "Q6_K", "Q6_K"]
     found = machines[-1].processor
     assert found.bytes_per_second == 3e10
     assert found.operations_per_second == pytest.approx(2 / (1 / 1e12 + 1 / 5e11))
@@ -68,7 +68,19 @@ def test_weights_that_caches_may_hold_are_read_as_fast_as_so_few(
     ]
     assert [processor.kernels["Q4_K"] for processor in found] == [9e10] * 4 + [1e10] * 2
     assert [processor.products["Q4_K"] for processor in found] == [3e11] * 4 + [1e12] * 2
-    assert asked == [4, 16, 256]
+    assert asked == [4, 4, 16, 16, 256, 256]
+
+
+def test_the_better_of_two_measurements_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = iter((StepSpeed(4e-4, 5e-5), StepSpeed(7e-6, 9e-5)))
+    speeds = iter((KernelSpeed(5e10, 1e11), KernelSpeed(1e10, 3e11)))
+    monkeypatch.setattr(this_machine, "kernel_speed", lambda *arguments: next(speeds))
+    monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: next(blocks))
+    monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
+    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    found = with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"]).processor
+    assert (found.block_seconds, found.token_seconds) == (7e-6, 5e-5)
+    assert (found.kernels["Q4_K"], found.products["Q4_K"]) == (5e10, 3e11)
 
 
 def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
