@@ -55,7 +55,7 @@ def with_cpu_speeds(
     """The machine with what its CPU reaches: reading memory, with weights of these formats, and with a step's
     blocks. `model_bytes`: of all weights; few of them stay in caches, and are read as fast as these are.
 
-    Measured on first use, two seconds for a format, and then remembered. `progress` hears of kernels that
+    Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that
     have to be compiled for it.
     """
     threads, figures = machine.processor.threads, remembered_figures(cache_folder)

@@ -37,7 +37,7 @@ def kernel_speed(
     threads: int,
     read_bytes: int = 0,
     block_seconds: float = 0.0,
-    seconds: float = 0.3,
+    seconds: float = 0.15,
 ) -> KernelSpeed:
     """Measure both, `seconds` each, the median pass counting: what else runs here will run later too.
 
@@ -55,7 +55,7 @@ def kernel_speed(
 
 
 def cached_speed(
-    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.2
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.1
 ) -> KernelSpeed:
     """The same of a model so small that caches have some of it, whose rows are narrow: reading without what
     starting takes, prompts with all that a layer does for them.
@@ -95,7 +95,7 @@ class StepSpeed:
     token_seconds: float
 
 
-def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.2) -> StepSpeed:
+def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.1) -> StepSpeed:
     """Measure both on a few narrow layers, which lie in caches."""
     few, many = (
         _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
