@@ -125,8 +125,7 @@ class _Planning:
         layouts of its own.
         """
         wishes = self.source.wishes
-        free = wishes.repack and wishes.sparse not in ("exact", "predicted")
-        return free and not self.largest_context()
+        return wishes.repack and not wishes.asks_sparse and not self.largest_context()
 
     def plan(self) -> MemoryPlan:
         """Raises `OutOfMemoryError`."""

@@ -35,14 +35,13 @@ def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan
     """Have the system read ahead in these matrices if its cache can't hold what the plan leaves in the file;
     what a person should know of it.
     """
-    nbytes = plan.file_weight_bytes
-    if nbytes > plan.machine.processor.free_bytes - plan.bytes_on("cpu"):
+    if plan.rereads_file:
         _read_in_order(file, matrices)
         so = "each token waits for the disk"
     else:
         so = "tokens take longer"
-    room = mebibytes(plan.ram_bytes)
-    return f"{mebibytes(nbytes)} of the weights stay in the file, as {room} of main memory may be used: {so}"
+    left, room = mebibytes(plan.file_weight_bytes), mebibytes(plan.ram_bytes)
+    return f"{left} of the weights stay in the file, as {room} of main memory may be used: {so}"
 
 
 def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:

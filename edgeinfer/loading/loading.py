@@ -229,7 +229,7 @@ def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
 
     try:
         loaded = load_on_gpu(source, gpu)
-        if source.wishes.sparse in ("exact", "predicted"):
+        if source.wishes.asks_sparse:
             loaded.notes.append("all of the model is on the GPU, which computes every neuron: none is sparse")
         return loaded
     except GpuFullError:

@@ -1,7 +1,7 @@
 """Which layers' feed-forward reads active neurons only: what was wished, what can be, and what pays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -152,15 +152,17 @@ def _choice(
     sizes, shares = {}, []
     for layer, trained in found.items():
         shares.append(_share(profile, layer))
-        whole = _sizes(dense_layer(source.weights, layer), trained, shares[-1])
-        sizes[layer] = replace(whole, activity=_activity(profile, layer))
+        activity = _activity(profile, layer)
+        sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
     shared, a_thread = sparse_workspace_bytes(source.specification, source.weights, predictors)
     wish = SparseWish(sizes, shared, a_thread)
     return SparseChoice(predictors, wish, _note(source, found, shares, profile is not None))
 
 
-def _sizes(weights: FeedForwardWeights, trained: Trained | None, active: float) -> SparseLayer:
+def _sizes(
+    weights: FeedForwardWeights, trained: Trained | None, active: float, activity: tuple[float, ...]
+) -> SparseLayer:
     """What a sparse layer takes, and a token reads of it with this share of its neurons active."""
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
     finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
@@ -168,7 +170,7 @@ def _sizes(weights: FeedForwardWeights, trained: Trained | None, active: float) 
     scattered = round(bytes_of_a_token(weights, predictor, active, named))
     in_file = sum(matrix.nbytes for matrix in by_neuron(weights, predictor))
     held = whole + neuron_bytes(weights, predictor)
-    return SparseLayer(held, whole + scattered, scattered, finding, in_file)
+    return SparseLayer(held, whole + scattered, scattered, finding, in_file, activity)
 
 
 def _note(

@@ -55,7 +55,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         OutOfMemoryError: a smaller context would fit.
     """
     wishes, cache_folder = source.wishes, user_folder("cache")
-    sparse = choose_sparse(source) if wishes.sparse in ("exact", "predicted") else SparseChoice()
+    sparse = choose_sparse(source) if wishes.asks_sparse else SparseChoice()
     kernels = load_kernels(
         cache_folder,
         choose(wishes.instruction_set),

@@ -73,6 +73,11 @@ class Wishes:
         """
         return bool(self.references) or self.draft not in (None, "auto")
 
+    @property
+    def asks_sparse(self) -> bool:
+        """Whether layers are to be sparse whatever a profile says."""
+        return self.sparse in ("exact", "predicted")
+
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
@@ -94,7 +99,7 @@ class Wishes:
             raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
         if not isinstance(self.repack, bool):
             raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
-        if self.sparse in ("exact", "predicted") and self.engine == "llama.cpp":
+        if self.asks_sparse and self.engine == "llama.cpp":
             raise SettingError(f"sparse: {self.sparse!r} is for our kernels; leave it out, or the engine")
         if self.engine == "llama.cpp" and not self.repack:
             raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")

@@ -201,14 +201,10 @@ class ModelPlacing:
         """Whether weights of the CPU are sent to the GPU for a prompt where that is faster: not if some stay
         in the file, or lie by neuron.
         """
-        if (
-            self.wishes.disk
-            or self.wishes.sparse
-            or self.wishes.device != "any"
-            or self.pricing.graphics is None
-        ):
+        if self.wishes.disk or self.wishes.sparse:
             return False
-        return self.machine.link is not None and self.machine.link.to_gpu < float("inf")
+        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
+        return known and self.pricing.graphics is not None and self.wishes.device == "any"
 
     def sent_bytes(self, chosen: Placement) -> int:
         """On the GPU, what sending weights takes there."""

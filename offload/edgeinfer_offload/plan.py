@@ -118,9 +118,11 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, tra
 
 
 def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> int:
-    eased = replace(wishes, least_context=LEAST_CONTEXT, disk=False, changing_experts=False)
+    """As `largest_context`; what has no room at the least context has none at any."""
+    kept = replace(wishes, disk=False, changing_experts=False)
     try:
-        return plan_memory(sizes, machine, eased).wishes.context
+        plan_memory(sizes, machine, replace(kept, context=min(LEAST_CONTEXT, wishes.context)))
+        return plan_memory(sizes, machine, replace(kept, least_context=LEAST_CONTEXT)).wishes.context
     except PlanError:
         return 0
 

@@ -246,6 +246,16 @@ class PlanFacts:
         return sum(item.bytes for item in self.items if item.device == "disk" and item.weights_read)
 
     @property
+    def file_cache_bytes(self) -> int:
+        """Main memory that is left for the system to hold them in."""
+        return max(0, self.machine.processor.free_bytes - self.bytes_on("cpu"))
+
+    @property
+    def rereads_file(self) -> bool:
+        """Whether every token waits for the disk, as that isn't enough."""
+        return self.file_weight_bytes > self.file_cache_bytes
+
+    @property
     def weight_bytes_per_token(self) -> int:
         """Bytes of weights that decoding one token reads, wherever they lie."""
         return sum(item.weights_read for item in self.items)

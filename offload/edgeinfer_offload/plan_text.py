@@ -92,13 +92,12 @@ def _memory(plan: PlanFacts) -> list[str]:
         )
     here = plan.bytes_on("cpu")
     lines.append(f"cpu: {mebibytes(here)} of {mebibytes(plan.ram_bytes)} that may be used")
-    in_file, room = plan.file_bytes, max(0, plan.machine.processor.free_bytes - here)
-    if in_file:
-        lines.append(f"disk: {mebibytes(in_file)} stay in the file's memory map")
-        if plan.file_weight_bytes > room:
+    if plan.file_bytes:
+        lines.append(f"disk: {mebibytes(plan.file_bytes)} stay in the file's memory map")
+        if plan.rereads_file:
+            room = mebibytes(plan.file_cache_bytes)
             lines[-1] += (
-                f", {mebibytes(room)} of memory are left for it: the rest is read again from the disk for "
-                "every token"
+                f", {room} of memory are left for it: the rest is read again from the disk for every token"
             )
     if plan.repacking:
         lines.append(_repacked(plan))

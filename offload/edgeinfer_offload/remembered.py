@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-REVISION = 4
+REVISION = 5
 """Raised when what is measured, or how, changes."""
 
 

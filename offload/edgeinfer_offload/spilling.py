@@ -24,7 +24,7 @@ def spilled(
         (at,) = workspace
         items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
         _move(items, layers, missing + placing.file_rows_bytes)
-    return _waiting(items, layers, placing)
+    return items, layers, _wait(items, placing)
 
 
 def _bytes_here(items: Sequence[PlannedItem]) -> int:
@@ -45,19 +45,19 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
             layers[item.layer] = replace(layers[item.layer], **place)  # type: ignore[arg-type]
 
 
-def _waiting(
-    items: list[PlannedItem], layers: list[LayerPlacement], placing: ModelPlacing
-) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
-    """With the time that reading from the disk takes, if the system's cache can't hold what lies there."""
+def _wait(items: list[PlannedItem], placing: ModelPlacing) -> float:
+    """Add the time that items on the disk wait for it, if the system's cache can't hold them; seconds of a
+    prompt.
+    """
     read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
     disk = placing.disk_seconds(read, _bytes_here(items))
     if not disk:
-        return items, layers, 0.0
+        return 0.0
     for index, item in enumerate(items):
         if item.device == "disk" and item.weights_read:
             seconds = item.weights_read * disk + item.ms_per_token / 1000
             items[index] = replace(item, ms_per_token=1000 * seconds, bound="disk")
-    return items, layers, read * disk
+    return read * disk
 
 
 _EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)

@@ -30,8 +30,6 @@ from edgeinfer_offload.measure import reading_bytes, remembered_bandwidth, remem
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
 MEBIBYTE = 1 << 20
-_SECONDS = (" block", " token")
-"""How the names of figures end that are seconds; others are rates."""
 LEAST_MEBIBYTES = 4
 """Of weights that a rate is measured on."""
 PROMPT_SHARE = 0.5
@@ -96,6 +94,10 @@ def _few(model_bytes: int) -> str:
 def _read_mebibytes(model_bytes: int) -> int:
     """A power of two, so that few models are measured for."""
     return int(2 ** round(log2(max(model_bytes / MEBIBYTE, LEAST_MEBIBYTES))))
+
+
+_SECONDS = (" block", " token")
+"""How the names of figures end that are seconds; others are rates."""
 
 
 def _measured_formats(
