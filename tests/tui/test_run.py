@@ -180,7 +180,9 @@ def test_input_that_is_no_text_is_a_usage_error(
     pipe_in(monkeypatch, b"abc\xff")
     outcome = edgeinfer("run", "tiny")
     assert outcome.code == 2
-    assert outcome.err.startswith("edgeinfer: standard input: byte 3 isn't UTF-8, wanted text (see ")
+    assert outcome.err.startswith(
+        "edgeinfer: standard input: byte 3 isn't UTF-8, wanted a text in UTF-8"
+    )
 
 
 def test_logprobs_go_to_stderr(edgeinfer: CommandLine, fake: FakeModel) -> None:
@@ -236,7 +238,7 @@ def test_an_interrupt_while_loading_is_quiet(edgeinfer: CommandLine, monkeypatch
         ),
         (["run", "tiny"], 2, "no prompt, and standard input is empty; try: edgeinfer run tiny"),
         (["run", "tiny", "Hi", "--tempo", "1"], 2, "No such option: --tempo"),
-        (["run", "tiny", "Hi", "-t", "hot"], 2, "Invalid value for '--temperature' / '-t'"),
+        (["run", "tiny", "Hi", "-t", "hot"], 2, "--threads: saw 'hot', wanted a whole number"),
         (
             ["run", "tiny", "Hi", "-n", "0"],
             2,
@@ -252,7 +254,7 @@ def test_an_interrupt_while_loading_is_quiet(edgeinfer: CommandLine, monkeypatch
             2,
             "--logit-bias: saw '5:1', wanted ID=BIAS with a token id",
         ),
-        (["run", "tiny", "Hi", "--kv", "q9"], 2, "Invalid value for '--kv'"),
+        (["run", "tiny", "Hi", "--kv", "q9"], 2, "--kv: saw 'q9', wanted one of"),
         (["nope"], 2, "No such command 'nope'"),
     ],
 )

@@ -14,7 +14,6 @@ from textual.widgets import Static
 
 from edgeinfer.chats.tree import ChatTree, Turn
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.chat.attachments import with_files
 from edgeinfer_tui.chat.dialogue import Dialogue
 from edgeinfer_tui.chat.keeping import Keeping
@@ -28,6 +27,7 @@ from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
 from edgeinfer_tui.status_line import dropped_turns_line, full_line
+from edgeinfer_tui.terminal_output import HARMLESS
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat

@@ -12,8 +12,8 @@ from textual.widgets import Static
 
 from edgeinfer.chat.thoughts import Reply, parted
 from edgeinfer.chats.tree import Turn
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.chat.code_block import AnswerText
+from edgeinfer_tui.terminal_output import HARMLESS
 
 MOST_LINES = 16
 """Lines of a message that are shown; a file may have thousands."""
