@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from edgeinfer.chats.records import Found, Role, State, StoredChat, StoredTurn
+from edgeinfer.chats.titles import title_of
 from edgeinfer.chats.turn_writer import TurnWriter, storable
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.user_folders import user_folder
@@ -17,7 +18,6 @@ from edgeinfer.user_folders import user_folder
 VERSION = 1
 BUSY_SECONDS = 5.0
 NAME_LENGTH = 80
-TITLE_LENGTH = 60
 EXCERPT_LENGTH = 60
 SCHEMA = """
 CREATE TABLE chats (
@@ -252,7 +252,7 @@ class ChatStore:
 
     def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
         rows = self._connection.execute(f"{CHATS} {condition}", values).fetchall()
-        return [StoredChat(id_, name, _title(said), *rest) for id_, name, said, *rest in rows]
+        return [StoredChat(id_, name, title_of(said), *rest) for id_, name, said, *rest in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
         return [StoredTurn(*row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
@@ -266,11 +266,6 @@ def check_name(name: str) -> None:
         raise ChatStoreError(
             f"{name[:NAME_LENGTH]!r}: wanted a name of {NAME_LENGTH} characters at most, on one line"
         )
-
-
-def _title(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 3] + "..."
 
 
 def _excerpt(text: str, wanted: str) -> str:

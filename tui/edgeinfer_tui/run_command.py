@@ -260,7 +260,7 @@ def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -
         chat = session.conversation(loaded, wishes)
         if greeting := session.greeting():
             print(greeting, file=sys.stderr)
-    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed).run()
+    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed, private=wishes.private).run()
 
 
 def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:

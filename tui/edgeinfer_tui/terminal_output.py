@@ -131,9 +131,9 @@ def guarded_output() -> Iterator[None]:
     """`sys.stdout` and `sys.stderr` are safe streams inside, and what they were before outside."""
     before = sys.stdout, sys.stderr
     out, err = before
-    for stream in before:
+    for stream in (sys.stdin, *before):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal's encoding lacks becomes a question mark.
+            # A character that the terminal's encoding lacks becomes a question mark, a byte that is none a �.
             stream.reconfigure(errors="replace")
     sys.stdout = cast(TextIO, OutputStream(out or cast(TextIO, ClosedOutput()), required=True))
     sys.stderr = cast(TextIO, OutputStream(err or io.StringIO(), required=False))

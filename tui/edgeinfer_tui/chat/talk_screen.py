@@ -23,6 +23,7 @@ from edgeinfer_tui.chat.model_thread import ModelThread
 from edgeinfer_tui.chat.running_answer import RunningAnswer
 from edgeinfer_tui.chat.status_bar import StatusBar
 from edgeinfer_tui.chat.transcript import NO_MODEL, Transcript
+from edgeinfer_tui.chat.turn_view import TurnView
 from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
@@ -301,7 +302,11 @@ class TalkScreen(Screen[None]):
         line.display = bool(note)
         line.update(Content(note))
         latest = self.running.latest if self.running is not None else self.latest
-        self.query_one(StatusBar).show(latest, 0 if model is None else model.context, self.hints())
+        bar = self.query_one(StatusBar)
+        if isinstance(self.focused, TurnView):
+            bar.show_keys(self.focused.hints())
+        else:
+            bar.show(latest, 0 if model is None else model.context, self.hints())
 
     def _note(self) -> str:
         if self.thread.loading is not None:
