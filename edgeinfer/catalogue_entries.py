@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from edgeinfer.errors import CatalogueError
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
+from edgeinfer.errors import CatalogueError, SettingError
 from edgeinfer.quant_names import quant_of
 from edgeinfer.user_folders import user_folder
 
@@ -18,7 +19,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
 )  # fmt: skip
-KNOWN_KEYS = {*TEXTS, "context", "quants", "size_bytes", "sha256", "draft_size_bytes"}
+OTHERS = ("context", "quants", "size_bytes", "sha256", "draft_size_bytes", "thinking", "template_args")
+KNOWN_KEYS = {*TEXTS, *OTHERS}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class CatalogueEntry:
     licence: str = ""
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
+    template_options: TemplateOptions = DEFAULTS
 
     def file_of(self, quant: str) -> str:
         """The name of a quantisation's file."""
@@ -135,8 +138,16 @@ def _entry(name: str, table: Any) -> CatalogueEntry:
         size_bytes=_by_quant(table, "size_bytes", quants, _is_count, "a number of bytes"),
         sha256=_by_quant(table, "sha256", quants, _is_digest, "64 hexadecimal digits"),
         context=_context(table),
+        template_options=_template_options(table),
         **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
     )
+
+
+def _template_options(table: Mapping[str, Any]) -> TemplateOptions:
+    try:
+        return TemplateOptions(table.get("thinking"), table.get("template_args", {}))
+    except SettingError as error:
+        raise CatalogueError(str(error)) from None
 
 
 def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
@@ -55,12 +56,15 @@ class Model:
         snapshots: SnapshotStore | None = None,
         spare_core: bool = False,
         rows_alike: bool = False,
+        template_options: TemplateOptions = DEFAULTS,
     ) -> None:
         self.name = name
         self.engine = engine
         self.tokenizer = tokenizer
         self.chat_format = chat_format
-        self._encoding = PromptEncoding(name, tokenizer, chat_format, engine.vocabulary_size)
+        self._encoding = PromptEncoding(
+            name, tokenizer, chat_format, engine.vocabulary_size, template_options
+        )
         self._plan = plan
         self.prompt_style = prompt_style
         self.notes = tuple(notes)
@@ -121,6 +125,8 @@ class Model:
         *,
         raw: bool = True,
         tools: Sequence[Tool] | None = None,
+        thinking: Thinking | None = None,
+        template_args: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
         on_full: OnFull = "stop",
@@ -128,7 +134,9 @@ class Model:
     ) -> list[Generation]:
         if on_full != "stop":
             raise SettingError("on_full: several answers end where the context does; leave it out, or n")
-        ids = self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None)
+        constrained = schema is not None or grammar is not None
+        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
+        ids = self._encoding.of_prompt(prompt, raw, options)
         self._refuse_closed()
         request = request_of(ids, **settings)
         with self._turn:
@@ -145,6 +153,8 @@ class Model:
         logprobs: int | None = None,
         raw: bool = True,
         tools: Sequence[Tool] | None = None,
+        thinking: Thinking | None = None,
+        template_args: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
         on_full: OnFull = "stop",
@@ -156,6 +166,8 @@ class Model:
         `prompt`: a text, token ids taken as they are, or the messages of a chat ({"role": …, "content": …}),
         with the `tools` that its template is to offer (`parse_tool_calls` finds their calls in the answer).
         `raw` False puts a text into the chat template.
+        `thinking` "on", "off", "low", "medium" or "high": as far as the template has such levels.
+        `template_args`: other variables that the template reads, by name.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
         JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide" and
@@ -170,8 +182,10 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
+        constrained = schema is not None or grammar is not None
+        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
         return self._stream_ids(
-            self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None),
+            self._encoding.of_prompt(prompt, raw, options),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,

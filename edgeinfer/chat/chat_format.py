@@ -116,6 +116,11 @@ class ChatFormat:
         template = self._tool_template if with_tools else self._template
         return template.render(values)
 
+    def variables(self, with_tools: bool = False) -> frozenset[str]:
+        """The variables that the template reads, with tools or without. Raises `ChatTemplateError`."""
+        for_tools = with_tools and self.tool_template_source is not None
+        return (self._tool_template if for_tools else self._template).variables
+
     @cached_property
     def _template(self) -> "ChatTemplate":
         return self._compiled(self.template_source)

@@ -1,10 +1,12 @@
 """From a name to a model that answers: find the file, choose the device, load an engine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.template_options import TemplateOptions, Thinking
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.embedding import pooling_of
@@ -49,6 +51,8 @@ def load(
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
     chat_template: str | None = None,
+    thinking: Thinking | None = None,
+    template_args: Mapping[str, Any] | None = None,
     assume_pre_tokenizer: str | None = None,
     snapshots: bool = False,
     progress: Progress | None = None,
@@ -72,7 +76,8 @@ def load(
     `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
     the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
-    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
+    `chat_template`: Jinja text instead of the file's. `thinking`, `template_args`: defaults for all answers,
+    as for `Model.stream`; without them those of models.toml. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `snapshots`: prompts that begin with what `Model.keep_snapshot` left on
     the disk are read from there. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
@@ -102,6 +107,7 @@ def load(
         kv=kv,
         engine=engine,
         chat_template=chat_template,
+        template_options=TemplateOptions(thinking, template_args or {}),
         assume_pre_tokenizer=assume_pre_tokenizer,
         snapshots=snapshots,
         progress=progress,
@@ -112,7 +118,7 @@ def load(
     if wishes.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
-        return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template, wishes.kv)
+        return load_llama_cpp(found, wishes)
     file = GGUFFile.open(found.path)
     try:
         return _load_own(found, file, wishes)
@@ -165,6 +171,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         spare_core=_leaves_a_core(loaded),
         rows_alike=loaded.team is not None,
+        template_options=source.wishes.template_options.over(found.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeinfer.chat.template_options import TemplateOptions
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
 from edgeinfer_kernels.layer_cache import CacheType
@@ -62,6 +63,7 @@ class Wishes:
     engine: EngineName
     chat_template: str | None
     assume_pre_tokenizer: str | None
+    template_options: TemplateOptions
     snapshots: bool
     progress: Progress | None
     build_progress: Progress | None

@@ -1,7 +1,7 @@
 """Text to tokens and back, as the model file says."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
 _KNOWN_MODELS = ("llama", "gpt2", "gemma4")
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.THOUGHT_MARKS))
 _THOUGHT_MARKS = frozenset(mark.encode() for mark in special_texts.THOUGHT_MARKS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
@@ -60,6 +61,12 @@ class Tokenizer:
         found = special_tokens(vocabulary, metadata)
         shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
         self._all_special = SpecialSplitter(found)
+        self.control_texts = tuple(
+            token.text
+            for token in found
+            if self._types[token.token_id] in _HIDDEN_TYPES or token.text in _MARKS
+        )
+        """The texts of control tokens, and of those that mark roles and reasoning."""
         self._shown_special = SpecialSplitter(shown)
         self._bytes: dict[int, bytes] = {}
 
@@ -117,12 +124,19 @@ class Tokenizer:
             notes=notes,
         )
 
-    def encode(self, text: str, bos: bool = False, special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        bos: bool = False,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+    ) -> list[int]:
         """Return the tokens of `text`.
 
         `bos` adds the tokens that the file wants at the beginning and the end (`add_bos`, `add_eos`);
         `special` reads the names of control tokens in the text as those tokens. User-defined tokens are
-        always read so. Lone surrogates become U+FFFD.
+        always read so. Lone surrogates become U+FFFD. `restore` is applied to the text between special
+        tokens, after these have been found.
         """
         ids: list[int] = []
         if bos and self.add_bos and self.bos_id is not None:
@@ -135,7 +149,8 @@ class Tokenizer:
                 after_special = True
                 continue
             prefix = " " if after_special and self.add_space_prefix else ""
-            ids += self._encoder.encode(prefix + fragment)
+            plain = _without_surrogates(restore(fragment)) if restore else fragment
+            ids += self._encoder.encode(prefix + plain)
             after_special = False
         if bos and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
