@@ -12,10 +12,10 @@ from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.embedding import pooling_of
 from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usable_gpu
+from edgeinfer.loading.engine_loading import load_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
@@ -28,7 +28,6 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
-from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
@@ -152,20 +151,33 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     source = ModelSource(found.name, file, config, wishes)
     tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, wishes.chat_template)
-    loaded = _load_engine(source)
+    draft, draft_notes = open_draft(wishes.draft, found.draft_path, file)
+    loaded = None
     try:
-        drafting = _drafting(found, loaded, tokenizer, source)
+        loaded = load_engine(source, draft.sizes if draft else None)
+        drafting = _drafting(draft, loaded, tokenizer, source)
     except BaseException:
-        loaded.engine.close()
+        if loaded is not None:
+            loaded.engine.close()
+        if draft is not None:
+            draft.file.close()
         raise
+    if draft is not None and loaded.draft is None:
+        draft.file.close()
     model = Model(
         name=found.name,
         engine=loaded.engine,
         tokenizer=tokenizer,
         chat_format=chat_format,
-        plan=lambda: drafting.beside(loaded.plan()),
+        plan=loaded.plan,
         prompt_style=found.prompt_style,
-        notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
+        notes=[
+            *tokenizer.notes,
+            *_notes(config, source.context),
+            *draft_notes,
+            *loaded.notes,
+            *drafting.notes,
+        ],
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
@@ -201,48 +213,12 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
 
 
 def _drafting(
-    found: ModelFile, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
+    draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
     """What drafts for the engine."""
-    if loaded.on_gpu and not source.wishes.drafts_on_gpu:
+    if loaded.gpu is not None and not source.wishes.drafts_on_gpu:
         return LoadedDrafter(None)
-    return load_drafter(found, source, tokenizer, loaded)
-
-
-def _load_engine(source: ModelSource) -> LoadedEngine:
-    """On the device that was wished for; "auto" takes a GPU where one will do, and says why one won't.
-
-    What is too large for a GPU is divided between it and the CPU.
-    """
-    wished = source.wishes.device
-    if wished == "cpu":
-        return load_on_cpu(source)
-    try:
-        gpu = usable_gpu(wished)
-        if gpu is None:
-            return load_on_cpu(source)
-        return _load_with_gpu(source, gpu)
-    except GpuUnavailableError as error:
-        if wished != "auto":
-            raise
-        loaded = load_on_cpu(source)
-        loaded.notes.append(f"running on the CPU: {error}")
-        return loaded
-
-
-def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
-    """All of it on the GPU, or as many layers as fit."""
-    from edgeinfer.loading.gpu_loading import load_on_gpu
-
-    try:
-        loaded = load_on_gpu(source, gpu)
-        if source.wishes.asks_sparse:
-            loaded.notes.append("all of the model is on the GPU, which computes every neuron: none is sparse")
-        return loaded
-    except GpuFullError:
-        from edgeinfer.loading.split_loading import load_split
-
-        return load_split(source, gpu)
+    return load_drafter(draft, source, tokenizer, loaded)
 
 
 def _snapshots(source: ModelSource) -> SnapshotStore:
