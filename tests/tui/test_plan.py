@@ -77,7 +77,7 @@ def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) 
         assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
     outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
     assert "draft model" not in outcome.err
-    assert outcome.err.endswith("; with a context of 1024 it fits (--context)\n")
+    assert outcome.err.endswith("; with a context of 1024 it fits (--context, context=)\n")
 
 
 def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
