@@ -19,6 +19,7 @@ from edgeinfer.loading.plan_request import request_for
 from edgeinfer.loading.sparse_choice import choose_sparse
 from edgeinfer.loading.wishes import Sparse, Wishes, is_device
 from edgeinfer.model_file import ModelFile
+from edgeinfer.model_support import model_support, open_model
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
@@ -83,7 +84,7 @@ def plan_model(
         kv=kv,
     )
     found = find_model(model)
-    with GGUFFile.open(found.path) as file:
+    with open_model(found.path, found.name) as file:
         request, notes = _request(found, file, wishes)
         formats = {matrix.format for matrix in request.sizes.matrices()}
         machine, note = _machine(device, threads, formats, request.sizes.nbytes, build_progress)
@@ -103,11 +104,15 @@ def _request(found: ModelFile, file: GGUFFile, wishes: Wishes) -> tuple[PlanRequ
         draft.file.close()
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-    except UnsupportedModelError as error:
-        trained = _trained_context(file)
+    except UnsupportedModelError:
+        support, trained = model_support(file), _trained_context(file)
+        try:
+            shape = file_sizes(file, None)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{found.name}: {support}; no plan: {error}") from error
         request = PlanRequest(
             name=found.name,
-            sizes=file_sizes(file, None),
+            sizes=shape,
             context=wishes.context or min(trained, DEFAULT_CONTEXT),
             trained_context=trained,
             device=wishes.device.partition(":")[0],
@@ -118,7 +123,7 @@ def _request(found: ModelFile, file: GGUFFile, wishes: Wishes) -> tuple[PlanRequ
             draft=sizes,
             draft_required=sizes is not None and wishes.draft != "auto",
         )
-        return request, [f"edgeinfer can't run this model yet: {error}", *notes]
+        return request, [str(support), *notes]
     source = ModelSource(found.name, file, config, wishes)
     sparse = choose_sparse(source)
     remarks = [*notes, *([sparse.note] if sparse.note else []), *known_routing(found.path, source.sizes)[1]]

@@ -72,7 +72,9 @@ class LlamaCppTokenizer:
     @cached_property
     def _special(self) -> SpecialSplitter:
         """The control and user-defined tokens."""
-        attributes = self._library.LLAMA_TOKEN_ATTR_CONTROL | self._library.LLAMA_TOKEN_ATTR_USER_DEFINED
+        library = self._library
+        attributes = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_USER_DEFINED
+        attributes |= library.LLAMA_TOKEN_ATTR_UNKNOWN
         return SpecialSplitter(
             [
                 SpecialToken(token, self.token_bytes(token).decode("utf-8", "replace"))
@@ -88,7 +90,7 @@ class LlamaCppTokenizer:
         return tuple(
             token.text
             for token in self._special.tokens
-            if token.text in marks or self.is_control(token.token_id)
+            if token.text in marks or self._is_hidden(token.token_id)
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -98,6 +100,10 @@ class LlamaCppTokenizer:
     def is_control(self, token_id: int) -> bool:
         """Whether a token says nothing in an answer."""
         return bool(self._library.llama_vocab_is_control(self._vocabulary, token_id))
+
+    def _is_hidden(self, token_id: int) -> bool:
+        attributes = self._library.LLAMA_TOKEN_ATTR_CONTROL | self._library.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(self._library.llama_vocab_get_attr(self._vocabulary, token_id) & attributes)
 
     def _piece(self, token_id: int, special: bool) -> bytes:
         convert = self._library.llama_token_to_piece

@@ -19,6 +19,7 @@ from edgeinfer.loading.engine_loading import load_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
+from edgeinfer.model_support import open_model
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
@@ -118,7 +119,7 @@ def load(
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
         return load_llama_cpp(found, wishes)
-    file = GGUFFile.open(found.path)
+    file = open_model(found.path, found.name)
     try:
         return _load_own(found, file, wishes)
     except BaseException as error:

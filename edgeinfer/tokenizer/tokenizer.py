@@ -89,8 +89,8 @@ class Tokenizer:
         Raises:
             UnsupportedModelError: the tokenizer or its pre-tokenizer is not known, or a list is missing.
         """
-        model = metadata.get("tokenizer.ggml.model")
-        if model == "llama":
+        cls.check(metadata, unknown_pre)
+        if metadata["tokenizer.ggml.model"] == "llama":
             vocabulary = Vocabulary(metadata, _SENTENCE_PIECE_IDS)
             return cls(
                 vocabulary,
@@ -99,12 +99,19 @@ class Tokenizer:
                 add_bos=flag(metadata, "add_bos_token", True),
                 add_space_prefix=True,
             )
-        if model in ("gpt2", "gemma4"):
-            return cls._byte_pair(metadata, unknown_pre)
-        raise UnsupportedModelError(
-            f"tokenizer.ggml.model: {'missing' if model is None else repr(model)}; wanted one of "
-            f"{', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
-        )
+        return cls._byte_pair(metadata, unknown_pre)
+
+    @staticmethod
+    def check(metadata: Mapping[str, Any], unknown_pre: str | None = None) -> None:
+        """Raise `UnsupportedModelError` for a kind of tokenizer that isn't known; reads no vocabulary."""
+        model = metadata.get("tokenizer.ggml.model")
+        if model not in _KNOWN_MODELS:
+            raise UnsupportedModelError(
+                f"tokenizer.ggml.model: {'missing' if model is None else repr(model)[:60]}; wanted one of "
+                f"{', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
+            )
+        if model != "llama":
+            _facts_of(metadata, unknown_pre)
 
     @classmethod
     def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:

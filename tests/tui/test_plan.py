@@ -138,7 +138,7 @@ def test_a_mixture_that_is_not_run_yet_is_planned_all_the_same(
     path = write_mixture(tmp_path / "mixture.gguf")
     outcome = edgeinfer("plan", str(path), "--device", LAPTOP)
     assert outcome.code == 0
-    assert outcome.err.startswith("edgeinfer: edgeinfer can't run this model yet: architecture mixture isn't")
+    assert outcome.err.startswith("edgeinfer: needs --engine llama.cpp: architecture mixture isn't")
     assert "layers 0-1 experts" in outcome.out
     assert "layers 0-1 router" in outcome.out
 

@@ -44,8 +44,8 @@ class FileFacts(Protocol):
     def tensors(self) -> Mapping[str, TensorFacts]: ...
 
 
-def file_report(file: FileFacts, name: str, size_bytes: int) -> dict[str, Any]:
-    """Everything that `show` prints, in values that JSON knows."""
+def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
+    """Everything that `show` prints, in values that JSON knows. `runs_with`: the engine that runs it."""
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -56,6 +56,7 @@ def file_report(file: FileFacts, name: str, size_bytes: int) -> dict[str, Any]:
         "size_bytes": size_bytes,
         "gguf_version": file.version,
         "architecture": architecture,
+        "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
         "facts": {label: _plain(value) for label, value in facts.items() if value is not None},
@@ -87,6 +88,7 @@ def print_report(report: Mapping[str, Any]) -> None:
                 f"{report['path']} ({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
             ),
             ("architecture", one_line(report["architecture"])),
+            ("runs with", one_line(report["runs_with"])),
             ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
             *((label, one_line(value)) for label, value in report["facts"].items()),
             ("vocabulary", f"{vocabulary['tokens']} tokens, {vocabulary['model']} ({vocabulary['pre']})"),

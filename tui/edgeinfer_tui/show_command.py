@@ -40,6 +40,7 @@ def show(
     """
     from edgeinfer.catalogue import find_model
     from edgeinfer.errors import NotPulledError
+    from edgeinfer.model_support import model_support
     from edgeinfer_quant_formats import GGUFFile
     from edgeinfer_tui import file_report
 
@@ -49,7 +50,7 @@ def show(
         _show_entry(missing, as_json)
         return
     with GGUFFile.open(found.path) as file:
-        report = file_report.file_report(file, found.name, found.size_bytes)
+        report = file_report.file_report(file, found.name, found.size_bytes, str(model_support(file)))
         if not tensors:
             del report["tensors"]
         if as_json:
