@@ -41,5 +41,5 @@ def test_the_same_words_in_every_command(edgeinfer: CommandLine, folder: Path) -
     for name in ("words", "types"):
         assert words in edgeinfer("show", name).out + edgeinfer("show", name).err
         assert words in edgeinfer("plan", name).err
-        with pytest.raises(UnsupportedModelError, match="needs --engine|add --engine"):
+        with pytest.raises(UnsupportedModelError, match=r"needs --engine|add --engine"):
             library.load(name)
