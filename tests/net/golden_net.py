@@ -3,8 +3,8 @@
     python tests/net/golden_net.py write net.json     # in the commit before
     python tests/net/golden_net.py check net.json     # after each step: prints what differs, exits with 1
 
-Logits and greedy ids of every architecture on the reference, on every CPU path and on the interpreted CUDA
-path, bit for bit; plans of six shapes on four described machines with 18 budgets; what commands print as JSON.
+Logits and greedy ids of every architecture on the reference, on every CPU path and on the interpreted
+CUDA path, bit for bit; plans of six shapes on four described machines with 18 budgets; JSON of commands.
 """
 
 import argparse
@@ -31,8 +31,10 @@ from tests.random_models import ZOO, RandomModel  # noqa: E402
 
 IDS = [5, 9, 30, 7, 11, 270, 33, 64, 5, 9, 30, 8]
 QUANTS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q4_1", "IQ4_NL", "MXFP4", "Q3_K", "Q2_K", "IQ4_XS")
-CUDA_FACTS = ("llama", "gemma3", "gemma2", "olmo2", "starcoder2", "smollm3", "granite", "arcee", "mixtral")
-CUDA_FACTS += ("granitemoe-shared", "smallthinker", "gpt-oss", "qwen3", "phi3")
+CUDA_FACTS = (
+    *("llama", "gemma3", "gemma2", "olmo2", "starcoder2", "smollm3", "granite", "arcee", "mixtral"),
+    *("granitemoe-shared", "smallthinker", "gpt-oss", "qwen3", "phi3"),
+)
 MACHINES = {
     "laptop": "rtx 4060 laptop, 32GiB ram, 64GB/s ram",
     "desktop": "rtx 3090, 64GiB ram, 80GB/s ram, 16 threads",
@@ -40,8 +42,7 @@ MACHINES = {
     "cpu": "cpu: 32GiB ram, 90GB/s ram",
 }
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "qwen3-30b-a3b", "smollm2-135m", "tinyllama-1.1b")
-BUDGETS = ("0", "1GiB", "1536MiB", "2GiB", "3GiB", "4GiB", "5GiB", "6GiB", "7GiB", "8GiB", "10GiB", "12GiB")
-BUDGETS += ("14GiB", "16GiB", "20GiB", "24GiB", "28GiB", "32GiB")
+GIBIBYTES = (0, 1, 1.5, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 Entry = tuple[str, str]
 
@@ -109,16 +110,16 @@ def plan_entries(_: Path) -> Iterator[Entry]:
     from edgeinfer.benchmarking.empty_decoders import empty_decoder
     from edgeinfer.benchmarking.shapes import find_shape
     from edgeinfer.loading.device_plan import PlanRequest, plan_devices
-    from edgeinfer.sizes import parse_bytes
     from edgeinfer_kernels.model_sizes import ModelSizes
     from edgeinfer_offload.machine_description import describe_machine
 
     for shape in SHAPES:
         sizes = ModelSizes.of(*empty_decoder(find_shape(shape), "Q4_K_M"))
         for machine, description in MACHINES.items():
-            for budget in BUDGETS:
+            for budget in GIBIBYTES:
                 cpu = machine == "cpu"
-                vram, ram = (None, parse_bytes("ram", budget)) if cpu else (parse_bytes("vram", budget), None)
+                nbytes = int(budget * 2**30)
+                vram, ram = (None, nbytes) if cpu else (nbytes, None)
                 request = PlanRequest(shape, sizes, 4096, 131072, vram=vram, ram=ram)
                 try:
                     plan = plan_devices(request, describe_machine(description)).memory.to_dict()
@@ -142,13 +143,8 @@ def command_entries(_: Path) -> Iterator[Entry]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:5]), "NO_COLOR": "1"}
     start = "from edgeinfer_tui.command_line import main; main()"
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-c", start, *command],
-            env=environment,
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+        words = [sys.executable, "-c", start, *command]
+        done = subprocess.run(words, env=environment, capture_output=True, check=False, text=True)
         printed = f"{done.returncode} {done.stdout}".replace(str(ROOT), "")
         yield f"command {' '.join(command)}", hashlib.sha256(printed.encode()).hexdigest()[:16]
 
