@@ -1,15 +1,19 @@
 """Prompts to token ids: texts, ids as they are given, and messages through the chat template."""
 
 import operator
+import re
 from collections.abc import Sequence
 
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.thoughts import with_closed_thought
-from edgeinfer.chat.tool_calls import Tool
+from edgeinfer.chat.tool_calls import Tool, check_tools
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of
 from edgeinfer.session import Message
+from edgeinfer.shown import shown
+
+_COMMENTS = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 class PromptEncoding:
@@ -49,9 +53,7 @@ class PromptEncoding:
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
-            raise SettingError(
-                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
-            ) from None
+            raise SettingError(f"{name}: saw {type(ids).__name__} {shown(ids)}, wanted {wanted}") from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
             raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
@@ -77,9 +79,19 @@ class PromptEncoding:
                 f"{self._name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
+        if tools is not None:
+            check_tools(tools)
+        if tools and not _writes_tools(self._chat_format):
+            raise SettingError(f"tools: the chat template of {self._name} has no place for them")
         text = self._chat_format.render(messages, tools=tools or None)
         ids = self._tokenizer.encode(with_closed_thought(text) if formed else text, special=True)
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
         return ids
+
+
+def _writes_tools(chat_format: ChatFormat) -> bool:
+    """Whether the template that is used where tools are offered mentions them, outside of comments."""
+    source = chat_format.tool_template_source or chat_format.template_source or ""
+    return re.search(r"\btools\b", _COMMENTS.sub("", source)) is not None

@@ -1,8 +1,8 @@
 """A program that compiles grammars line by line: what overflows its stack or never ends takes only it down.
 
 Run by `compiler.py`, by path: it imports llguidance and nothing of edgeinfer. One JSON object a line on
-stdin, {"kind", "text", "overrides"}; one a line on stdout, {"compiled"} or {"error"}. The arguments are folders to
-import from.
+stdin, {"kind", "text", "overrides"}; one a line on stdout, {"compiled"} or {"error"}. The arguments are
+folders to import from.
 """
 
 import json
