@@ -15,6 +15,7 @@ from edgeinfer.chosen_token import Chosen
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.expert_use import ExpertUse
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
+from edgeinfer.model_lock import ModelLock
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.sliding import Sliding, shared_with
@@ -84,7 +85,7 @@ class TokenStream:
         engine: Engine,
         tokenizer: TextTokenizer,
         request: Request,
-        turn: threading.Lock,
+        turn: ModelLock,
         on_end: Callable[[Generation], None] | None = None,
         speculator: Speculator | None = None,
         rows_alike: bool = False,

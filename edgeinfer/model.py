@@ -1,6 +1,5 @@
 """A loaded model: text in, text out."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -17,6 +16,7 @@ from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
+from edgeinfer.model_lock import ModelLock
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
@@ -74,7 +74,7 @@ class Model:
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
         self._rows_alike = rows_alike
-        self._turn = threading.Lock()
+        self._turn = ModelLock()
         self._closed = False
 
     @cached_property

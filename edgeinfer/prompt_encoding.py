@@ -8,10 +8,12 @@ from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.special_text_guard import SpecialTextGuard
 from edgeinfer.chat.template_options import TemplateOptions
 from edgeinfer.chat.thoughts import with_closed_thought
+from edgeinfer.chat.tool_calls import Tool, check_tools
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of
 from edgeinfer.session import Message
+from edgeinfer.shown import shown
 
 
 class PromptEncoding:
@@ -66,9 +68,7 @@ class PromptEncoding:
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
-            raise SettingError(
-                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
-            ) from None
+            raise SettingError(f"{name}: saw {type(ids).__name__} {shown(ids)}, wanted {wanted}") from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
             raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
@@ -95,6 +95,8 @@ class PromptEncoding:
                 f"{self._name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
+        if options.tools:
+            self._check_tools(options.tools)
         hidden = self._guard.placeholders()
         variables = self._variables(options.over(self._defaults))
         text = self._chat_format.render(
@@ -118,3 +120,10 @@ class PromptEncoding:
             name = "thinking" if options.thinking else "template_args"
             raise SettingError(f"{name}: {self._name} has no chat template; leave it out")
         return options.variables(self._chat_format.variables(bool(options.tools)))
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        """Raise `SettingError` for what isn't tools, and for a template that doesn't write them."""
+        check_tools(tools)
+        assert self._chat_format is not None
+        if "tools" not in self._chat_format.variables(with_tools=True):
+            raise SettingError(f"tools: the chat template of {self._name} has no place for them")

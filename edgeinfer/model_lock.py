@@ -1,0 +1,32 @@
+"""The lock of a model: one computation at a time, and an error where a callback would wait for itself."""
+
+import threading
+from types import TracebackType
+
+from edgeinfer.errors import EdgeInferError
+
+
+class ModelLock:
+    """A lock for `with`.
+
+    Raises:
+        EdgeInferError: on entering, where the same thread holds it: a callback called the model.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise EdgeInferError(
+                "the model is computing on this thread: a callback can't call it; call it after the callback"
+            )
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owner = None
+        self._lock.release()
