@@ -1,6 +1,5 @@
 """A loaded model: text in, text out."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -27,6 +26,7 @@ from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
+from edgeinfer_kernels.fork_locks import fork_safe_lock
 from edgeinfer_offload.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Model:
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
         self._rows_alike = rows_alike
-        self._turn = threading.Lock()
+        self._turn = fork_safe_lock()
         self._closed = False
 
     @cached_property
