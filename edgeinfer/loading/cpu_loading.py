@@ -44,7 +44,7 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
     planning = replace(planning, machine=unmeasured_machine(threads))
     plan = planning.plan()
     in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
-    notes = [sparse.note] if sparse.note else []
+    notes = [note for note in (kernels.note, sparse.note) if note]
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)

@@ -63,7 +63,7 @@ def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
         wishes.build_progress,
     )
     threads = wishes.threads or remembered_threads(cache_folder, kernels)
-    budget, notes = wishes.vram, _measured(source, gpu)
+    budget, notes = wishes.vram, [*filter(None, [kernels.note]), *_measured(source, gpu)]
     for attempt in range(ATTEMPTS):
         plan = _planned(source, gpu, threads, budget, sparse.wish)
         try:

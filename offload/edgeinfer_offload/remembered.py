@@ -7,8 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from edgeinfer_kernels.private_folder import ensure_private
+
 REVISION = 5
 """Raised when what is measured, or how, changes."""
+PART = ".part"
 
 
 class RememberedFigures:
@@ -66,8 +69,13 @@ def _is_number(value: object) -> bool:
 
 def _replace(file: Path, text: str) -> None:
     """Write the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(text)
-    os.replace(name, file)
+    ensure_private(file.parent)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(name, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
