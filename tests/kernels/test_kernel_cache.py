@@ -268,8 +268,8 @@ def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folde
     assert root.parent == quick_builds
     assert built == [f"{unit} built in {root}".encode() for unit in "ab"]
     assert store.note == (
-        f"compiled kernels can't be kept: {tmp_path / 'file'}: File exists; they are in {root} until the system "
-        "clears it"
+        f"compiled kernels can't be kept: {tmp_path / 'file'}: File exists; they are in {root} until the "
+        "system clears it"
     )
     assert KernelCache(tmp_path / "file" / "cache", choose()).objects(["a"]) == built[:1]  # not built again
 

@@ -55,7 +55,7 @@ def file_report(file: FileFacts, name: str, size_bytes: int) -> dict[str, Any]:
         "path": str(file.path),
         "size_bytes": size_bytes,
         "gguf_version": file.version,
-        "architecture": architecture,
+        "architecture": _plain(architecture),
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
         "facts": {label: _plain(value) for label, value in facts.items() if value is not None},
@@ -139,10 +139,11 @@ def _by_type(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, Any]]:
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
     return {
-        "tokens": len(metadata.get("tokenizer.ggml.tokens", ())),
-        "model": metadata.get("tokenizer.ggml.model"),
-        "pre": metadata.get("tokenizer.ggml.pre"),
+        "tokens": len(tokens) if isinstance(tokens, list) else 0,
+        "model": _plain(metadata.get("tokenizer.ggml.model")),
+        "pre": _plain(metadata.get("tokenizer.ggml.pre")),
     }
 
 

@@ -18,7 +18,7 @@ MATRIX = "blk.0.ffn_down.weight"
 def model_file(
     folder: Path, name: str, *, damaged: str = MATRIX, value: str = "nan", number: int = 0
 ) -> Path:
-    """A model whose matrices are of a format, with one scale of the tensor's 300th block, or last, damaged."""
+    """A model whose matrices are of a format, with a scale of the tensor's 300th block, or last, damaged."""
     model = RandomModel(
         "llama", width=256, layers=1, head_dim=64, feed_forward=256, formats=(name,), biases=("attn_q",)
     )
