@@ -1,7 +1,6 @@
 """From a prompt's ids to a stream of tokens: prefill, sample, decode text, stop."""
 
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,6 +23,7 @@ from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.structured.certain_tokens import CertainTokens
 from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
+from edgeinfer_kernels.fork_locks import fork_safe_lock
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TokenStream:
         self._slides = self._left_out = 0
         self._reason: FinishReason = "cancelled"
         self._cancelled = False
-        self._ending = threading.Lock()
+        self._ending = fork_safe_lock()
         self._ended = False
         self._produced = self._produce()
 

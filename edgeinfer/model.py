@@ -305,13 +305,14 @@ class Model:
             self.engine.rewind(0)
             return read(ids)
 
-    def keep_snapshot(self) -> bool:
+    def keep_snapshot(self, owner: str | None = None) -> bool:
         """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
 
-        A prompt that begins with it is then read from there, by this program or another. Whether it is there.
+        A prompt that begins with it is then read from there, by this program or another. `owner`: the chat
+        with which it is deleted, `ChatStore.snapshot_owner`. Returns whether it is there.
         """
         with self._turn:
-            return not self._closed and self._snapshots is not None and self._snapshots.keep()
+            return not self._closed and self._snapshots is not None and self._snapshots.keep(owner)
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;

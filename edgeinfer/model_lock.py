@@ -4,6 +4,7 @@ import threading
 from types import TracebackType
 
 from edgeinfer.errors import EdgeInferError
+from edgeinfer_kernels.fork_locks import fork_safe_lock
 
 
 class ModelLock:
@@ -14,11 +15,11 @@ class ModelLock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._owner: int | None = None
 
     def __enter__(self) -> None:
-        if self._owner == threading.get_ident():
+        if self._owner == threading.get_ident() and self._lock.locked():
             raise EdgeInferError(
                 "the model is computing on this thread: a callback can't call it; call it after the callback"
             )

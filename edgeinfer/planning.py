@@ -33,6 +33,7 @@ from edgeinfer_offload.measure import remembered_threads
 from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ def _trained_context(file: GGUFFile) -> int:
     key = f"{file.metadata.get('general.architecture')}.context_length"
     value: Any = file.metadata.get(key, DEFAULT_CONTEXT)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(f"{key}: saw {value!r}, wanted a whole number of at least 1")
+        raise UnsupportedModelError(
+            f"{printable(key)}: saw {printable(' '.join(repr(value).split()))}, wanted a whole number of at "
+            "least 1"
+        )
     return value
 
 

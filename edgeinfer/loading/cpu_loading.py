@@ -72,7 +72,9 @@ def _loaded(
     wishes, weights, plan = source.wishes, source.weights, planned.memory
     layers = sparse.layers if plan.wishes.sparse else {}
     in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
-    notes = [*planned.notes, *([sparse.note] if sparse.note and not plan.wishes.disk else [])]
+    notes = [note for note in (kernels.note, *planned.notes) if note]
+    if sparse.note and not plan.wishes.disk:
+        notes.append(sparse.note)
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)

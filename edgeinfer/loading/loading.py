@@ -23,7 +23,7 @@ from edgeinfer.model_support import open_model
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
-from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
@@ -226,7 +226,7 @@ def _snapshots(source: ModelSource) -> SnapshotStore:
     """Where keys and values of this file, read in this way, are kept."""
     wishes = source.wishes
     fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
-    return SnapshotStore(user_folder("cache") / "snapshots", fingerprint)
+    return SnapshotStore(snapshots_folder(), fingerprint)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

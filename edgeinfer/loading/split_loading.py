@@ -43,9 +43,11 @@ def load_split(source: ModelSource, gpu: Gpu, planned: DevicePlan, sparse: Spars
     isa = choose(source.wishes.instruction_set)
     kernels = load_kernels(user_folder("cache"), isa, units, source.wishes.build_progress)
     try:
-        return _Sides(source, gpu, planned.memory, kernels, sparse).load()
+        loaded = _Sides(source, gpu, planned.memory, kernels, sparse).load()
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
+    loaded.notes.extend([kernels.note] if kernels.note else [])
+    return loaded
 
 
 @dataclass(frozen=True)

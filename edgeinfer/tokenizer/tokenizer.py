@@ -13,8 +13,9 @@ from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
 from edgeinfer.tokenizer.special_splitting import SpecialSplitter
 from edgeinfer.tokenizer.special_tokens import special_tokens
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
-from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, string_list
+from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
 
 _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
@@ -104,11 +105,11 @@ class Tokenizer:
     @staticmethod
     def check(metadata: Mapping[str, Any], unknown_pre: str | None = None) -> None:
         """Raise `UnsupportedModelError` for a kind of tokenizer that isn't known; reads no vocabulary."""
-        model = metadata.get("tokenizer.ggml.model")
+        model = name(metadata, "model")
         if model not in _KNOWN_MODELS:
             raise UnsupportedModelError(
-                f"tokenizer.ggml.model: {'missing' if model is None else repr(model)[:60]}; wanted one of "
-                f"{', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
+                f"tokenizer.ggml.model: {'missing' if model is None else printable(repr(model))}; wanted one "
+                f"of {', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
             )
         if model != "llama":
             _facts_of(metadata, unknown_pre)
@@ -235,16 +236,17 @@ def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[Pre
     """Return the facts of the file's pre-tokenizer, and a note if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()
-    name = metadata.get("tokenizer.ggml.pre")
-    if not name:
+    pre = name(metadata, "pre")
+    if not pre:
         note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; answers may suffer"
         return pre_tokenizer("default"), (note,)
-    if unknown_pre is not None and not is_known(str(name)):
+    if unknown_pre is not None and not is_known(pre):
         note = (
-            f"tokenizer.ggml.pre: {name!r} is not known: {unknown_pre!r} is taken instead; answers may suffer"
+            f"tokenizer.ggml.pre: {printable(pre)!r} is not known: {unknown_pre!r} is taken instead; "
+            "answers may suffer"
         )
         return pre_tokenizer(unknown_pre), (note,)
-    return pre_tokenizer(str(name)), ()
+    return pre_tokenizer(pre), ()
 
 
 def _without_surrogates(text: str) -> str:

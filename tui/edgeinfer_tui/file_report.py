@@ -55,7 +55,7 @@ def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> 
         "path": str(file.path),
         "size_bytes": size_bytes,
         "gguf_version": file.version,
-        "architecture": architecture,
+        "architecture": _plain(architecture),
         "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
@@ -141,10 +141,11 @@ def _by_type(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, Any]]:
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
     return {
-        "tokens": len(metadata.get("tokenizer.ggml.tokens", ())),
-        "model": metadata.get("tokenizer.ggml.model"),
-        "pre": metadata.get("tokenizer.ggml.pre"),
+        "tokens": len(tokens) if isinstance(tokens, list) else 0,
+        "model": _plain(metadata.get("tokenizer.ggml.model")),
+        "pre": _plain(metadata.get("tokenizer.ggml.pre")),
     }
 
 
