@@ -1,6 +1,5 @@
 """From what a user types to a model's files: catalogue name, path, or nothing for the built-in model."""
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
 from edgeinfer.errors import NotPulledError, UnknownModelError
 from edgeinfer.found_models import OtherFolders, found_file, found_models
 from edgeinfer.model_file import ModelFile, Source, models_under
+from edgeinfer.near_names import nearest
 from edgeinfer.user_folders import user_folder
 
 __all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_catalogue"]
@@ -230,9 +230,9 @@ def _unknown(
     is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in wanted
     if is_path and os.path.isdir(path.parent):
         beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
-        near = difflib.get_close_matches(path.name, beside, n=3)
+        near = nearest(path.name.removesuffix(".gguf"), sorted(beside))
         hint = (
-            f"did you mean {' or '.join(near)}?"
+            f"did you mean {' or '.join(os.path.join(os.path.dirname(wanted), name) for name in near)}?"
             if near
             else f"{path.parent.absolute()} has no .gguf file like it"
         )
@@ -240,7 +240,7 @@ def _unknown(
     if is_path:
         return UnknownModelError(f"{_shortened(wanted)}: no such file, nor is there such a folder")
     names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
-    near = difflib.get_close_matches(wanted.partition(":")[0], names, n=3)
+    near = nearest(wanted.partition(":")[0], names)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
     way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
     return UnknownModelError(f"{_shortened(wanted)}: no such model; {hint} {way_out}")

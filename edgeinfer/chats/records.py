@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from edgeinfer.chats.titles import title_of
+
 Role = Literal["user", "assistant"]
 State = Literal["coming", "whole", "stopped", "failed"]
 """coming: being written, or cut off by a crash; stopped: by the user."""
@@ -53,17 +55,16 @@ class Found:
     excerpt: str
 
 
-def stored_chat(row: Sequence[object], title_length: int) -> StoredChat:
+def stored_chat(row: Sequence[object]) -> StoredChat:
     """A chat from a row of the store: id, name, first text, model, system, created, changed, tip, turns.
 
     Values of other types, which a damaged store may hold, become the nearest that can be shown.
     """
     id_, name, said, model, system, created, changed, tip, turns = row
-    line = " ".join(_text(said).split())
     return StoredChat(
         _whole(id_) or 0,
         None if name is None else _text(name),
-        line if len(line) <= title_length else line[: title_length - 3] + "...",
+        title_of(_text(said)),
         _text(model),
         None if system is None else _text(system),
         _seconds(created),

@@ -25,7 +25,6 @@ from edgeinfer.user_folders import user_folder
 VERSION = 1
 BUSY_SECONDS = 5.0
 NAME_LENGTH = 80
-TITLE_LENGTH = 60
 EXCERPT_LENGTH = 60
 SCHEMA = """
 CREATE TABLE chats (
@@ -292,7 +291,7 @@ class ChatStore:
 
     def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
         rows = self._connection.execute(f"{CHATS} {condition}", values).fetchall()
-        return [stored_chat(row, TITLE_LENGTH) for row in rows]
+        return [stored_chat(row) for row in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
         return [stored_turn(row) for row in self._connection.execute(f"{TURNS} {condition}", values)]

@@ -98,8 +98,8 @@ def test_the_models_folder_is_searched_by_name(tmp_path: Path) -> None:
 def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     make_models(tmp_path, "granite-2b.gguf")
     assert message_for("tinny", tmp_path).startswith("tinny: no such model; did you mean tiny? Name one of")
-    assert "did you mean granite-2b or " in message_for("granit-2b", tmp_path)
-    assert "did you mean qwen3-8b or " in message_for("qwen3-8bb", tmp_path)
+    assert "did you mean granite-2b? " in message_for("granit-2b", tmp_path)
+    assert "did you mean qwen3-8b? " in message_for("qwen3-8bb", tmp_path)
     assert "known: tiny, granite-2b, smollm2-135m," in message_for("zzz", tmp_path)
     assert message_for("zzz", tmp_path).endswith("`edgeinfer list --all` or the path of a .gguf file")
 
@@ -107,7 +107,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) -> None:
     make_models(tmp_path, "granite.gguf")
     assert message_for(tmp_path / "granit.gguf", tmp_path).endswith(
-        "no such file; did you mean granite.gguf?"
+        f"no such file; did you mean {tmp_path / 'granite.gguf'}?"
     )
     assert "has no .gguf file like it" in message_for(tmp_path / "zzz.gguf", tmp_path)
     assert (

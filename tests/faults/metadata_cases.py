@@ -146,7 +146,7 @@ def use(path: Path) -> None:
     """All that reads a model's metadata."""
     model_sizes(path)
     with GGUFFile.open(path) as file, redirect_stdout(io.StringIO()):
-        found = file_report(file, "model", path.stat().st_size)
+        found = file_report(file, "model", path.stat().st_size, "edgeinfer")
         json.dumps(found, allow_nan=False)
         print_report(found)
     with edgeinfer.load(path, device="cpu", threads=1, draft=None) as model:

@@ -11,7 +11,7 @@ from edgeinfer.benchmarking import random_files, speed_runs
 from edgeinfer.benchmarking.shapes import SHAPES, Shape
 from tests.tui.conftest import CommandLine
 
-QUICK = ("-p", "8", "-n", "2", "-r", "2")
+QUICK = ("--prompt-tokens", "8", "-n", "2", "-r", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,9 @@ def test_csv_has_a_line_for_each_test(edgeinfer: CommandLine) -> None:
 
 
 def test_a_test_beyond_the_trained_context_is_given_the_room(edgeinfer: CommandLine) -> None:
-    outcome = edgeinfer("bench", "-p", "0", "-n", "1", "-r", "1", "-d", "1024", "-t", "1", "--json")
+    outcome = edgeinfer(
+        "bench", "--prompt-tokens", "0", "-n", "1", "-r", "1", "-d", "1024", "-t", "1", "--json"
+    )
     assert json.loads(outcome.out)["results"][0]["test"] == "tg1 @ d1024"
 
 
@@ -54,7 +56,7 @@ def test_versus_llama_cpp_prints_both(edgeinfer: CommandLine) -> None:
     pytest.importorskip("llama_cpp")
     report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "--vs", "llama.cpp", "--json").out)
     assert len(report["results"][0]["llama.cpp"]["seconds"]) == 10
-    table = edgeinfer("bench", "-p", "4", "-n", "0", "-t", "1", "--vs", "llama.cpp").out
+    table = edgeinfer("bench", "--prompt-tokens", "4", "-n", "0", "-t", "1", "--vs", "llama.cpp").out
     assert "best decile t/s" in table.splitlines()[0]
     assert table.splitlines()[2].count("x |") == 2
 
@@ -84,9 +86,13 @@ def test_a_shape_is_written_to_the_cache_and_measured(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-p", "x"], 2, "--prompt-tokens: saw 'x', wanted whole numbers of at least 0, as 1,2"),
+        (["--prompt-tokens", "x"], 2, "--prompt-tokens: saw 'x', wanted whole numbers of at least 0, as 1,2"),
         (["--threads", "0"], 2, "--threads: saw '0', wanted whole numbers of at least 1, as 1,2"),
-        (["-p", "0", "-n", "0"], 2, "--prompt-tokens and --generate-tokens are both 0: nothing to measure"),
+        (
+            ["--prompt-tokens", "0", "-n", "0"],
+            2,
+            "--prompt-tokens and --max-tokens are both 0: nothing to measure",
+        ),
         (["--shape", "tinyllama-1.1b"], 2, "--shape and --type go together"),
         (
             ["tiny", "--shape", "a", "--type", "Q4_0"],

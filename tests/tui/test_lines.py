@@ -2,7 +2,6 @@
 
 import io
 import re
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,17 +10,13 @@ import pytest
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer_tui import run_wishes, sampler_options
-from edgeinfer_tui.answer_output import print_answer
 from edgeinfer_tui.byte_sizes import shown_bytes
-from edgeinfer_tui.columns import one_line, print_columns
+from edgeinfer_tui.columns import one_line
 from edgeinfer_tui.failures import one_line as failure_line
-from edgeinfer_tui.failures import say
 from edgeinfer_tui.file_report import shown_count
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.prompt_source import unescaped
 from edgeinfer_tui.status_line import status_line
-from edgeinfer_tui.transfer_progress import TransferProgress
-from tests.tui.fake_library import FakeStream
 
 
 class Terminal(io.StringIO):
@@ -47,26 +42,8 @@ def test_a_name_out_of_a_file_can_neither_break_the_line_nor_steer_the_terminal(
     assert one_line("x" * 200, 10) == "xxxxxxx..."
 
 
-def test_what_is_quoted_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say("a server said \x1b[2J\x00")
-    TransferProgress(sys.stderr).say("so it did: \x9b2J")
-    print_columns(["NAME"], [["\x1b]0;title\x07\nb"]])
-    out, err = capsys.readouterr()
-    assert err == "edgeinfer: a server said �[2J�\nedgeinfer: so it did: �2J\n"
-    assert out == "NAME\n�]0;title� b\n"
-
-
 def test_escapes_in_a_stop_text() -> None:
     assert unescaped(r"a\n\tb\\n") == "a\n\tb\\n"
-
-
-def test_an_answer_cannot_steer_the_terminal_but_a_pipe_gets_every_byte() -> None:
-    terminal, pipe = Terminal(), io.StringIO()
-    for out in (terminal, pipe):
-        stream = FakeStream(["a\x1b[2J\tb\n"], prompt_tokens=1)
-        print_answer(stream, ProgressLine("", pipe), out)
-    assert terminal.getvalue() == "a�[2J\tb\n"
-    assert pipe.getvalue() == "a\x1b[2J\tb\n"
 
 
 def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:

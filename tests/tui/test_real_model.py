@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 CACHE = {"XDG_CACHE_HOME": str(user_folder("cache").parent)}
 """Kernels that were built before are used, whatever the home folder."""
 BUILD_SECONDS = 400.0
-GREEDY = ("-t", "0", "--threads", "2")
+GREEDY = ("--temperature", "0", "--threads", "2")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -68,7 +68,7 @@ def test_a_line_that_is_no_text_is_named_behind_the_answers_before_it(
     pipe_in(monkeypatch, b"good\nb\xffd\n")
     outcome = edgeinfer("run", "tiny", "--lines")
     assert (outcome.code, outcome.out) == (2, f"{ANSWER}\n")
-    assert "standard input, line 2: byte 1 isn't UTF-8, wanted text" in outcome.err
+    assert "standard input, line 2: byte 1 isn't UTF-8, wanted a text" in outcome.err
 
 
 def test_lines_and_one_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:

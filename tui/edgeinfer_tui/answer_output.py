@@ -5,42 +5,39 @@ from typing import TYPE_CHECKING, TextIO
 
 from edgeinfer_tui.library import Stream
 from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
-# A model must not steer the terminal: all control characters but tab and newline, shown as a mark.
-HARMLESS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
-
 
 def print_text(text: str, out: TextIO | None = None) -> None:
-    """Print a whole answer, and a newline behind it unless it ends in one."""
+    """Print a whole answer, and a newline after it unless it ends in one."""
     out = out or sys.stdout
-    out.write(text.translate(HARMLESS) if out.isatty() else text)
-    if not text.endswith("\n"):
-        out.write("\n")
-    out.flush()
+    WordWrap(out).write(text if text.endswith("\n") else f"{text}\n")
 
 
-def print_answer(stream: Stream, progress: ProgressLine, out: TextIO | None = None) -> "Generation":
-    """Print tokens as they come and a newline behind the last; return the answer with its speed.
+def print_answer(
+    stream: Stream, progress: ProgressLine, out: TextIO | None = None, text_before: str = ""
+) -> "Generation":
+    """Print tokens as they come and a newline after the last; return the answer with its speed.
 
-    Ctrl-C ends the answer and keeps what was said: its `finish_reason` is then "cancelled".
+    Ctrl-C ends the answer and keeps the text: its `finish_reason` is then "cancelled". `text_before`: what is
+    on the terminal's line already.
     """
     out = out or sys.stdout
-    on_terminal = out.isatty()
+    wrap = WordWrap(out, text_before)
     open_line = False
     try:
         for token in stream:
             progress.erase()
             if token.text:
-                out.write(token.text.translate(HARMLESS) if on_terminal else token.text)
-                out.flush()
+                wrap.write(token.text)
                 open_line = not token.text.endswith("\n")
     except KeyboardInterrupt:
         stream.cancel()
         # The terminal has written ^C there.
-        open_line = open_line or on_terminal
+        open_line = open_line or out.isatty()
     finally:
         progress.erase()
     if open_line:

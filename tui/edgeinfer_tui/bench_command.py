@@ -27,7 +27,7 @@ def bench(
     invocation: typer.Context,
     model: options.ModelArgument = None,
     prompt_tokens: wanted.PromptTokens = ["512"],  # noqa: B006
-    generate_tokens: wanted.GenerateTokens = ["128"],  # noqa: B006
+    max_tokens: wanted.MaxTokens = ["128"],  # noqa: B006
     depth: wanted.Depth = ["0"],  # noqa: B006
     threads: wanted.Threads = None,
     kv: options.Kv = None,
@@ -54,7 +54,7 @@ def bench(
 
       edgeinfer bench tiny
 
-      edgeinfer bench model.gguf -p 512,32 -n 128 -d 0,4096 --threads 1,2
+      edgeinfer bench model.gguf --prompt-tokens 512,32 -n 128 -d 0,4096 -t 1,2
 
       edgeinfer bench --shape tinyllama-1.1b --type Q4_K_M --vs llama.cpp
     """
@@ -75,10 +75,10 @@ def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSet
     from edgeinfer.benchmarking.workloads import workloads
     from edgeinfer_kernels.cpu.features import usable_cpus
 
-    lengths = ("prompt_tokens", "generate_tokens", "depth")
+    lengths = ("prompt_tokens", "max_tokens", "depth")
     tests = workloads(*(numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
     if not tests:
-        raise typer.BadParameter("--prompt-tokens and --generate-tokens are both 0: nothing to measure")
+        raise typer.BadParameter("--prompt-tokens and --max-tokens are both 0: nothing to measure")
     threads = given["threads"]
     loading = {name: given[name] for name in LOADING if given[name] is not None}
     return BenchSettings(

@@ -29,14 +29,14 @@ class Opponent(StrEnum):
 PromptTokens = Annotated[
     list[str],
     Option(
-        "--prompt-tokens", "-p", metavar="N,...", help="Prompts of so many tokens; 0: none.",
+        "--prompt-tokens", metavar="N,...", help="Prompts of this number of tokens; 0: none.",
         rich_help_panel=WORKLOAD,
     ),
 ]  # fmt: skip
-GenerateTokens = Annotated[
+MaxTokens = Annotated[
     list[str],
     Option(
-        "--generate-tokens", "-n", metavar="N,...", help="Answers of so many tokens; 0: none.",
+        "--max-tokens", "-n", metavar="N,...", help="Generate this number of tokens; 0: none.",
         rich_help_panel=WORKLOAD,
     ),
 ]  # fmt: skip
@@ -68,7 +68,7 @@ Repetitions = Annotated[
 WarmUp = Annotated[
     bool, Option("--warm-up/--no-warm-up", help="One run that isn't counted.", rich_help_panel=HOW)
 ]
-Seed = Annotated[int, Option("--seed", min=0, help="Which random tokens.", rich_help_panel=HOW)]
+Seed = Annotated[int, Option("--seed", "-s", min=0, help="Of the prompts' tokens.", rich_help_panel=HOW)]
 Versus = Annotated[
     Opponent | None,
     Option(

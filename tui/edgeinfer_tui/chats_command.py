@@ -29,7 +29,7 @@ def chats(
         typer.Argument(help="A chat's name or number: print it. [dim]All are listed if left out[/]"),
     ] = None,
     search: Annotated[
-        str | None, typer.Option("--search", "-s", metavar="TEXT", help="Where this was said.")
+        str | None, typer.Option("--search", metavar="TEXT", help="Where this was said.")
     ] = None,
     export: Annotated[
         Format | None, typer.Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")

@@ -2,14 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from edgeinfer_tui.answer_output import HARMLESS
-
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Print rows under their heads; the columns numbered in `right` end flush. Names of files and chats don't
-    steer the terminal.
-    """
-    table = [[cell.translate(HARMLESS).replace("\n", " ") for cell in row] for row in (head, *rows)]
+    """Print rows under their heads; the columns numbered in `right` end flush."""
+    table = [[cell.replace("\n", " ") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         cells = [

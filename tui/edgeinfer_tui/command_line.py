@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.interrupts import INTERRUPTED
+from edgeinfer_tui.terminal_output import discard, guarded_output, reserve_standard_descriptors
 
 OBJECTS_A_COLLECTION = 50_000
 """Python's 700 would have the collector look through all imported modules' objects again and again."""
@@ -17,6 +18,7 @@ OBJECTS_A_COLLECTION = 50_000
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
     interrupts.end_program()
+    reserve_standard_descriptors()
     gc.set_threshold(OBJECTS_A_COLLECTION)
     try:
         code = exit_code(arguments)
@@ -28,18 +30,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def exit_code(arguments: list[str] | None = None) -> int:
     """Run the command line; every failure ends in one line on stderr."""
+    from edgeinfer_tui.failures import report
+
+    with guarded_output():
+        code = _dispatch(arguments)
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError) as error:  # a full disk, a closed pipe
+            discard(sys.stdout)
+            return code or report(error)
+        return code
+
+
+def _dispatch(arguments: list[str] | None) -> int:
     import typer
 
     from edgeinfer_tui.commands import app
     from edgeinfer_tui.failures import WRONG_USAGE, is_usage_error, report, say
 
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # A terminal that can't show a character shows a mark, and the answer goes on.
-            stream.reconfigure(errors="replace")
     try:
         code = app(args=arguments, prog_name="edgeinfer", standalone_mode=False)
-        sys.stdout.flush()
     except typer.Abort:
         return INTERRUPTED
     except Exception as error:

@@ -21,11 +21,14 @@ from edgeinfer_tui import (
     serve_command,
     show_command,
 )
+from edgeinfer_tui.command_class import EdgeInferCommand, EdgeInferGroup
+from edgeinfer_tui.option_names import canonical
 
 app = typer.Typer(
+    cls=EdgeInferGroup,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
 
 
@@ -57,18 +60,18 @@ def edgeinfer(
         print(invocation.get_help())
 
 
-app.command()(run_command.run)
-app.command()(chat_command.chat)
-app.command()(pull_command.pull)
-app.command()(serve_command.serve)
-app.command()(show_command.show)
-app.command("list")(list_command.list_)
-app.command()(rm_command.rm)
-app.command()(chats_command.chats)
-app.command()(plan_command.plan)
-app.command()(quantize_command.quantize)
-app.command()(bench_command.bench)
-app.command("eval")(eval_command.eval_)
-app.command()(profile_command.profile)
-app.command()(config_command.config)
-app.command()(doctor_command.doctor)
+app.command(cls=EdgeInferCommand)(run_command.run)
+app.command(cls=EdgeInferCommand)(chat_command.chat)
+app.command(cls=EdgeInferCommand)(pull_command.pull)
+app.command(cls=EdgeInferCommand)(serve_command.serve)
+app.command(cls=EdgeInferCommand)(show_command.show)
+app.command("list", cls=EdgeInferCommand)(list_command.list_)
+app.command(cls=EdgeInferCommand)(rm_command.rm)
+app.command(cls=EdgeInferCommand)(chats_command.chats)
+app.command(cls=EdgeInferCommand)(plan_command.plan)
+app.command(cls=EdgeInferCommand)(quantize_command.quantize)
+app.command(cls=EdgeInferCommand)(bench_command.bench)
+app.command("eval", cls=EdgeInferCommand)(eval_command.eval_)
+app.command(cls=EdgeInferCommand)(profile_command.profile)
+app.command(cls=EdgeInferCommand)(config_command.config)
+app.command(cls=EdgeInferCommand)(doctor_command.doctor)

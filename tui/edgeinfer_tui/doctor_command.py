@@ -6,18 +6,17 @@ from typing import Annotated
 
 import typer
 
-from edgeinfer_tui import interrupts
+from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.number_lists import check_least
 
 
 @reporting
 def doctor(
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Measure the bandwidth with so many threads.")
-    ] = None,
+    threads: options.Threads = None,
     warm: Annotated[
         bool,
         typer.Option(
@@ -36,6 +35,7 @@ def doctor(
 
     Takes a few seconds. Put its output into a report of something slow or wrong.
     """
+    check_least("--threads", threads)
     if model and not warm:
         raise typer.BadParameter("--model says what --warm compiles; add --warm")
     if warm:
@@ -43,8 +43,6 @@ def doctor(
         return
     from edgeinfer_tui import doctor_report, machine_probes
 
-    if threads is not None and threads < 1:
-        raise typer.BadParameter(f"--threads: saw {threads}, wanted a whole number of at least 1")
     report = doctor_report.gather(machine_probes.probes(threads))
     if as_json:
         print(json.dumps(report, indent=2, default=str))

@@ -12,6 +12,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.number_lists import check_least
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ Context = Annotated[
     int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
 ]
 Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
-Threads = Annotated[
-    int | None, Option("--threads", min=1, help="CPU threads. [dim]The fastest number if left out[/]")
-]
 
 
 @reporting
@@ -52,7 +50,7 @@ def eval_(
     base: Base = None,
     context: Context = 512,
     chunks: Chunks = None,
-    threads: Threads = None,
+    threads: options.Threads = None,
     repack: options.Repack = None,
     sparse: options.SparseFeedForward = None,
     kv: options.Kv = None,
@@ -82,6 +80,7 @@ def eval_(
         "repack": repack,
         "sparse": sparse.value if sparse else None,
     }
+    check_least("--threads", threads)
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = evaluate(

@@ -9,11 +9,13 @@ from typing import ParamSpec
 
 import typer
 
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.interrupts import INTERRUPTED
+from edgeinfer_tui.terminal_output import discard
 
 FAILED = 1
 WRONG_USAGE = 2
+MAX_LINE = 2000
+"""Characters of an error line: a file or a server may be quoted in it."""
 PIPE_CLOSED = 128 + 13
 """What a shell reports for a program that SIGPIPE ended."""
 
@@ -40,7 +42,7 @@ def reporting(body: Callable[Parameters, None]) -> Callable[Parameters, None]:
 def report(error: BaseException) -> int:
     """Say what went wrong on stderr; return the exit code. A closed pipe is nobody's mistake and silent."""
     if isinstance(error, BrokenPipeError):
-        silence_stdout()
+        discard(sys.stdout)
         return PIPE_CLOSED
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
@@ -51,16 +53,20 @@ def report(error: BaseException) -> int:
 
 
 def say(line: str) -> None:
-    """One line on stderr, marked as ours; what a file or server is quoted with doesn't steer the terminal."""
-    print(f"edgeinfer: {line.translate(HARMLESS)}", file=sys.stderr)
+    """One line on stderr, marked as the program's."""
+    print(f"edgeinfer: {line}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says to a person, on one line."""
+    """What an exception says to a person, on one line of at most `MAX_LINE` characters."""
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return f"{place}{error.strerror}"
-    text = " ".join(str(error).split())
+        text = f"{place}{error.strerror}"
+    else:
+        text = str(error)
+    text = " ".join(text.split())
+    if len(text) > MAX_LINE:
+        text = f"{text[: MAX_LINE - 3]}..."
     if _is_ours(error):
         return text
     hint = "set EDGEINFER_DEBUG=1 to see where" if "EDGEINFER_DEBUG" not in os.environ else "see above"
@@ -73,13 +79,6 @@ def is_usage_error(error: BaseException) -> bool:
     Told by what such errors can do: typer's releases have taken their classes from different places.
     """
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == WRONG_USAGE
-
-
-def silence_stdout() -> None:
-    """Let the interpreter flush into nothing at its end: the reader of the pipe has gone."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -85,7 +85,8 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("name", one_line(report["name"])),
             (
                 "file",
-                f"{report['path']} ({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
+                f"{one_line(report['path'], 1000)} "
+                f"({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
             ),
             ("architecture", one_line(report["architecture"])),
             ("runs with", one_line(report["runs_with"])),

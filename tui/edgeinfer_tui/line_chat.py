@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.answer_output import print_answer
+from edgeinfer_tui.command_words import completions, no_such_command
 from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.line_input import FENCE, LineInput
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D leaves."
+COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
 HELP = {
     "/help": "this list",
     "/system [TEXT]": "show or set what the model is told first",
@@ -25,7 +27,9 @@ HELP = {
     "/stats": "speed of the last answer, context used",
     "/exit": "leave (or Ctrl-D)",
     f"{FENCE} ... {FENCE}": "a message of several lines; a \\ at the end of a line carries on too",
-    "Ctrl-C": "stop the answer and keep what was said",
+    "Tab": "complete a command",
+    "Ctrl-U": "clear the line",
+    "Ctrl-C": "stop the answer and keep its text",
 }
 
 
@@ -39,24 +43,19 @@ class LineChat:
         settings: dict[str, Any],
         lines: LineInput | None = None,
         show_speed: bool = False,
+        private: bool = False,
     ) -> None:
+        """`private`: messages are kept in no history."""
         self._model = model
         self._chat = chat
         self._settings = settings
-        self._lines = lines or _usual_input()
+        self._lines = lines or _usual_input(private)
         self._show_speed = show_speed
         self._last: Generation | None = None
         self._again = 0
         """How often the last message has been answered again: so much is added to a seed."""
-        self._commands: dict[str, Callable[[str], bool]] = {
-            "/help": self._help,
-            "/system": self._system,
-            "/regen": self._regen,
-            "/edit": self._edit,
-            "/clear": self._clear,
-            "/stats": self._stats,
-            "/exit": self._exit,
-        }
+        actions = (self._help, self._system, self._regen, self._edit, self._clear, self._stats, self._exit)
+        self._commands: dict[str, Callable[[str], bool]] = dict(zip(COMMANDS, actions, strict=True))
 
     def run(self) -> None:
         """Read and answer until Ctrl-D or /exit."""
@@ -86,7 +85,7 @@ class LineChat:
             return True
         command = self._commands.get(word)
         if command is None:
-            _note(f"{word}: no such command; there are {' '.join(self._commands)}")
+            _note(no_such_command(word, list(self._commands)))
             return True
         return command(rest.strip())
 
@@ -180,10 +179,11 @@ class LineChat:
         return said[-1] if said else None
 
 
-def _usual_input() -> LineInput:
+def _usual_input(private: bool) -> LineInput:
     from edgeinfer.user_folders import user_folder
 
-    return LineInput(user_folder("state") / "history")
+    history = None if private else user_folder("state") / "history"
+    return LineInput(history, complete=lambda line: completions(line, dict.fromkeys(COMMANDS)))
 
 
 def _note(line: str | None) -> None:

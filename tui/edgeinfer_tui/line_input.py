@@ -1,7 +1,9 @@
 """Reading a message from the terminal: history, line editing, several lines."""
 
 import contextlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +11,8 @@ PROMPT = ">>> "
 CONTINUED = "... "
 FENCE = '"""'
 MOST_REMEMBERED = 1000
+MIN_COLUMNS = 20
+"""Of a terminal for readline, which divides by zero where a prompt hardly fits."""
 
 readline: ModuleType | None
 try:
@@ -19,21 +23,31 @@ except ImportError:
 
 
 class LineInput:
-    """Reads messages; remembers them in `history_file` where the platform has a readline.
+    """Reads messages; remembers them in `history_file` (None: nowhere) where the platform has a readline.
 
     A message ends with its line, unless the line ends in a backslash or the message opened with three
     double quotes, which then close it.
     """
 
-    def __init__(self, history_file: Path, read_line: Callable[[str], str] = input) -> None:
+    def __init__(
+        self,
+        history_file: Path | None,
+        read_line: Callable[[str], str] | None = None,
+        complete: Callable[[str], Sequence[str]] | None = None,
+    ) -> None:
+        """`complete`: the lines that Tab completes a line to."""
         self._history_file = history_file
-        self._read_line = read_line
+        self._read_line = read_line or read_terminal_line
+        self._complete = complete
         self.can_prefill = readline is not None
 
     def load_history(self) -> str | None:
         """Bring back earlier messages; returns what stood in the way, if anything did."""
         if readline is None:
             return "no readline on this machine: no history and no editing"
+        self._bind_keys()
+        if self._history_file is None:
+            return None
         try:
             if self._history_file.exists():
                 readline.read_history_file(str(self._history_file))
@@ -43,7 +57,7 @@ class LineInput:
 
     def save_history(self) -> str | None:
         """Keep the last messages for the next time; returns what stood in the way, if anything did."""
-        if readline is None:
+        if readline is None or self._history_file is None:
             return None
         try:
             self._history_file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +66,22 @@ class LineInput:
         except OSError as error:
             return f"{self._history_file}: {error.strerror}; the history is not kept"
         return None
+
+    def _bind_keys(self) -> None:
+        """Tab completes, Ctrl-U clears the whole line."""
+        assert readline is not None
+        if "libedit" in (readline.__doc__ or ""):
+            readline.parse_and_bind("bind ^U vi-kill-line-prev")
+            readline.parse_and_bind("bind ^I rl_complete")
+        else:
+            readline.parse_and_bind(r'"\C-u": kill-whole-line')
+            readline.parse_and_bind("tab: complete")
+        readline.set_completer_delims("")
+        readline.set_completer(self._completion)
+
+    def _completion(self, line: str, index: int) -> str | None:
+        found = self._complete(line) if self._complete else []
+        return found[index] if index < len(found) else None
 
     def read(self, prefill: str = "") -> str:
         """One message; `prefill` stands in the line for editing.
@@ -86,3 +116,26 @@ class LineInput:
                 lines.append(self._read_line(CONTINUED))
         lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
         return "\n".join(lines).strip("\n")
+
+
+def read_terminal_line(prompt: str) -> str:
+    """A line from the terminal, with readline's editing unless the terminal is too narrow for it.
+
+    Raises:
+        EOFError: Ctrl-D.
+    """
+    if _columns() >= MIN_COLUMNS:
+        return input(prompt)
+    print(prompt, end="", flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+def _columns() -> int:
+    """Of the terminal; one that doesn't say how wide it is counts as wide."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or MIN_COLUMNS
+    except (OSError, ValueError, AttributeError):
+        return MIN_COLUMNS

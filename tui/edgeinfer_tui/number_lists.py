@@ -5,6 +5,12 @@ from collections.abc import Sequence
 from typer import BadParameter
 
 
+def check_least(option: str, value: int | None, least: int = 1) -> None:
+    """Raise `BadParameter` for a number below its least."""
+    if value is not None and value < least:
+        raise BadParameter(f"{option}: saw {value}, wanted a whole number of at least {least}")
+
+
 def numbers(option: str, given: Sequence[str], least: int) -> list[int]:
     """["512,32", "8"] -> [512, 32, 8].
 

@@ -74,7 +74,7 @@ PromptArgument = Annotated[
 
 MaxTokens = Annotated[
     int | None,
-    Option("--max-tokens", "-n", help="Stop after so many tokens.", rich_help_panel=ANSWER),
+    Option("--max-tokens", "-n", help="Stop after N tokens; -1: no limit.", rich_help_panel=ANSWER),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -95,7 +95,12 @@ WhenFull = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    Option("--seed", help="Repeat the same draws. [dim]A fresh one if left out[/]", rich_help_panel=ANSWER),
+    Option(
+        "--seed",
+        "-s",
+        help="Repeat the same samples. [dim]A random one if left out, or -1[/]",
+        rich_help_panel=ANSWER,
+    ),
 ]
 
 Answers = Annotated[
@@ -145,6 +150,22 @@ GrammarFile = Annotated[
     ),
 ]
 
+PromptOption = Annotated[
+    str | None,
+    Option("--prompt", "-p", metavar="TEXT", help="The same as PROMPT.", rich_help_panel=PROMPT),
+]
+PromptFile = Annotated[
+    Path | None,
+    Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Read the prompt from a file.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=PROMPT,
+    ),
+]
 Lines = Annotated[
     bool,
     Option(
@@ -222,7 +243,7 @@ Ram = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    Option("--threads", help="CPU threads. [dim]One a core if left out[/]", rich_help_panel=MACHINE),
+    Option("--threads", "-t", help="CPU threads. [dim]Chosen if left out[/]", rich_help_panel=MACHINE),
 ]
 Repack = Annotated[
     bool | None,
@@ -288,6 +309,7 @@ Output = Annotated[
     AnswerOutput | None,
     Option(
         "--output",
+        "-o",
         help="text: as it comes. json: an object a line when an answer is there, with usage and timings. "
         "[dim](text)[/]",
         rich_help_panel=REPORT,

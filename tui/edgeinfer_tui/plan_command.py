@@ -31,7 +31,7 @@ def plan(
     repack: options.Repack = None,
     draft: options.Draft = None,
     layers: Annotated[
-        bool, typer.Option("--layers", "-v", help="Every layer in lines of its own.", show_default=False)
+        bool, typer.Option("--layers", help="Every layer in lines of its own.", show_default=False)
     ] = False,
     measure: Annotated[
         bool,

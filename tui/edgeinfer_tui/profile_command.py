@@ -11,6 +11,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.number_lists import check_least
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ Rank = Annotated[
     int | None,
     Option("--rank", min=32, help="Rank of the predictors. [dim]The cheapest in bytes if left out[/]"),
 ]
-Threads = Annotated[
-    int | None, Option("--threads", min=1, help="CPU threads. [dim]The fastest number if left out[/]")
-]
 
 
 @reporting
@@ -47,7 +45,7 @@ def profile(
     tokens: Tokens = 8192,
     predictor: Predictor = False,
     rank: Rank = None,
-    threads: Threads = None,
+    threads: options.Threads = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Count which neurons (or experts) a model uses over a text; save the counts beside the model.
@@ -67,6 +65,7 @@ def profile(
     """
     from edgeinfer.profiling.profiling import profile as profile_model
 
+    check_least("--threads", threads)
     texts = [text_of(path) for path in text or []]
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:

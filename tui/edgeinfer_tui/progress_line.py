@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
+from edgeinfer_tui.terminal_output import control
+
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
 ERASE = "\r\x1b[K"
@@ -57,7 +59,8 @@ class ProgressLine:
         left = (
             f", {shown_time((now - self._start) / done * (total - done))} left" if self._tells(done) else ""
         )
-        self._stream.write(f"{ERASE}{self._label} {self._shown(done)}/{self._shown(total)}{share}{left}")
+        control(self._stream, ERASE)
+        self._stream.write(f"{self._label} {self._shown(done)}/{self._shown(total)}{share}{left}")
         self._stream.flush()
 
     def _tells(self, done: int) -> bool:
@@ -66,7 +69,7 @@ class ProgressLine:
     def erase(self) -> None:
         """Leave the line as it was found."""
         if self._drawn_at >= 0:
-            self._stream.write(ERASE)
+            control(self._stream, ERASE)
             self._stream.flush()
             self._drawn_at = -1.0
 

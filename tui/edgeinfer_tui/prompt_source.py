@@ -4,9 +4,8 @@ import select
 import sys
 from typing import BinaryIO, TextIO
 
-from typer import BadParameter
-
 from edgeinfer_tui.failures import say
+from edgeinfer_tui.text_files import decoded, read_bounded
 
 PATIENCE_SECONDS = 5.0
 
@@ -18,7 +17,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
     programs start others with an open pipe that nobody writes to.
 
     Raises:
-        BadParameter: the input isn't UTF-8.
+        BadParameter: the input is too long or isn't UTF-8.
     """
     if stdin is None or stdin.closed or stdin.isatty():
         return None
@@ -26,10 +25,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
     if prompt_given and not _ready(raw):
         say(f"nothing came on standard input within {PATIENCE_SECONDS:.0f} s: answering the prompt alone")
         return None
-    try:
-        text = raw.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadParameter(f"standard input: byte {error.start} isn't UTF-8, wanted text") from error
+    text = decoded(read_bounded(raw, "standard input"), "standard input")
     return text.removesuffix("\n").removesuffix("\r") or None
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from edgeinfer_tui import interrupts
+from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.number_lists import check_least
 from edgeinfer_tui.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -84,10 +85,7 @@ def quantize(
             rich_help_panel=WORK,
         ),
     ] = False,
-    threads: Annotated[
-        int | None,
-        Option("--threads", help="Processors to use. [dim]All if left out[/]", rich_help_panel=WORK),
-    ] = None,
+    threads: options.Threads = None,
     force: Annotated[
         bool, Option("--force", help="Replace OUT if it is there.", rich_help_panel=WORK)
     ] = False,
@@ -184,8 +182,7 @@ def _check_usage(type: str | None, target: Path | None, threads: int | None, dry
         find_mix(type or "Q4_K_M")
     except FormatError as error:
         raise BadParameter(f"--type: {error}") from None
-    if threads is not None and threads < 1:
-        raise BadParameter(f"--threads: saw {threads}, wanted a whole number of at least 1")
+    check_least("--threads", threads)
     if target is None and not dry_run:
         raise BadParameter("OUT is missing: the file to write; or ask with --dry-run what would be written")
 

@@ -22,6 +22,7 @@ from edgeinfer_tui.run_wishes import RunWishes, run_wishes
 from edgeinfer_tui.script_output import collected, print_failure, print_record, prompts_by_line
 from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import context_lines, status_line
+from edgeinfer_tui.terminal_output import control
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -50,7 +51,7 @@ def run(
 
       edgeinfer run tiny --chat --system "Be kind." "Tell me about a fox."
 
-      edgeinfer run ~/models/granite.gguf -t 0 -n 200 < question.txt
+      edgeinfer run ~/models/granite.gguf --temperature 0 -n 200 -f question.txt
 
       git diff | edgeinfer run ~/models/coder.gguf "Describe this change."
 
@@ -186,7 +187,10 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     else:
         if _is_terminal(sys.stdout) and _is_terminal(sys.stderr) and not wishes.json:
             # A continuation reads well behind what it continues; stdout still holds the answer alone.
-            print(f"{BOLD}{text}{PLAIN}", end="", file=sys.stderr, flush=True)
+            control(sys.stderr, BOLD)
+            print(text, end="", file=sys.stderr)
+            control(sys.stderr, PLAIN)
+            sys.stderr.flush()
         stream = loaded.stream(text, raw=True, **settings)
     if wishes.json:
         answer = collected(stream, progress)
@@ -256,7 +260,7 @@ def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -
         chat = session.conversation(loaded, wishes)
         if greeting := session.greeting():
             print(greeting, file=sys.stderr)
-    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed).run()
+    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed, private=wishes.private).run()
 
 
 def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:

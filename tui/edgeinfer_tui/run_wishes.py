@@ -7,6 +7,7 @@ from typing import Any
 
 from typer import BadParameter
 
+from edgeinfer_tui.number_lists import check_least
 from edgeinfer_tui.prompt_source import unescaped
 from edgeinfer_tui.text_files import text_of
 
@@ -50,6 +51,8 @@ SAMPLING = (
 )
 EMPTY: tuple[object, ...] = ([], (), {})
 """What an option that may be repeated holds if it wasn't given; releases of typer differ."""
+NONE_GIVEN = -1
+"""Of --max-tokens and --seed, as in llama.cpp: no limit, a random one."""
 LEAST = {
     "max_tokens": 1,
     "context": 1,
@@ -96,10 +99,11 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
             isn't text, or options that exclude each other.
     """
     given = {name: value for name, value in options.items() if value is not None and value not in EMPTY}
+    for name in ("max_tokens", "seed"):
+        if given.get(name) == NONE_GIVEN:
+            del given[name]
     for name, least in LEAST.items():
-        if name in given and given[name] < least:
-            option = name.replace("_", "-")
-            raise BadParameter(f"--{option}: saw {given[name]}, wanted a whole number of at least {least}")
+        check_least(f"--{name.replace('_', '-')}", given.get(name), least)
     if given.get("raw") and "system" in given:
         raise BadParameter("--system goes into the chat template, which --raw leaves out; drop one of them")
     _check_session(given)
@@ -115,7 +119,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
             loading[name] = str(loading[name].value)
     return RunWishes(
         model=given.get("model"),
-        prompt=given.get("prompt"),
+        prompt=_prompt(given),
         loading=loading,
         answering=_answering(given),
         counts=_counts(given),
@@ -129,6 +133,17 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
+
+
+def _prompt(given: Mapping[str, Any]) -> str | None:
+    """The prompt of the command line, in whichever of three ways it was given."""
+    names = {"prompt": "PROMPT", "prompt_option": "--prompt", "prompt_file": "--file"}
+    found = [name for name in names if name in given]
+    if len(found) > 1:
+        raise BadParameter(f"{' and '.join(names[name] for name in found)} both give the prompt; drop one")
+    if found == ["prompt_file"]:
+        return text_of(given["prompt_file"], "--file").removesuffix("\n").removesuffix("\r")
+    return given[found[0]] if found else None
 
 
 def _counts(given: Mapping[str, Any]) -> dict[str, Any]:

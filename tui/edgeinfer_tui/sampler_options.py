@@ -127,7 +127,6 @@ Temperature = Annotated[
     float | None,
     Option(
         "--temperature",
-        "-t",
         help="Higher is bolder; 0 always takes the best. [dim](0.8)[/]",
         rich_help_panel=SAMPLERS,
     ),

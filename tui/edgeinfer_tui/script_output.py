@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
-
-from typer import BadParameter
 
 from edgeinfer_tui.library import Stream
 from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.text_files import MAX_TEXT_BYTES, decoded, read_bounded
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -67,13 +67,10 @@ def print_failure(error: Exception, model: str, prompt: str) -> None:
 
 
 def prompts_by_line(raw: BinaryIO) -> Iterator[str]:
-    """The lines of piped text as they come, empty ones left out. Raises `BadParameter`: one isn't UTF-8."""
-    for number, line in enumerate(raw, 1):
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise BadParameter(
-                f"standard input, line {number}: byte {error.start} isn't UTF-8, wanted text"
-            ) from error
+    """The lines of piped text as they come, but for empty ones. `BadParameter`: too long or no UTF-8."""
+    lines = iter(lambda: raw.readline(MAX_TEXT_BYTES + 1), b"")
+    for number, line in enumerate(lines, 1):
+        name = f"standard input, line {number}"
+        text = decoded(read_bounded(BytesIO(line), name), name).rstrip("\r\n")
         if text.strip():
             yield text

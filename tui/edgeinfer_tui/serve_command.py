@@ -36,7 +36,7 @@ def serve(
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)
+        int, typer.Option("--port", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)
     ] = 8080,
     key: Annotated[
         str | None,

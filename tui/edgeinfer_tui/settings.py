@@ -1,16 +1,14 @@
 """Settings that last: config.toml and the environment, under what the command line says."""
 
-import difflib
 import functools
 import os
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
+from edgeinfer_tui.option_errors import plain_type
 from edgeinfer_tui.option_sets import options_of, value_type
 from edgeinfer_tui.options import ModelArgument
 
@@ -24,6 +22,8 @@ NOT_LASTING = frozenset(
         "continue_",
         "stop",
         "raw",
+        "prompt_option",
+        "prompt_file",
         "lines",
         "assume_pre_tokenizer",
         "logit_bias",
@@ -135,15 +135,8 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 def setting_kinds() -> Mapping[str, Any]:
     """Name -> type of the values, in the order in which `run` has them: its lasting options."""
     annotations = {"model": ModelArgument, **options_of("run")}
-    kinds = {name: _plain(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
+    kinds = {name: plain_type(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
     return {name: kind for name, kind in kinds.items() if kind is not Path}
-
-
-def _plain(hint: Any) -> Any:
-    """The type of an optional one."""
-    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
 
 
 def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
@@ -159,7 +152,9 @@ def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
 
 
 def _meant(seen: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(seen, names, n=1)
+    from edgeinfer.near_names import nearest
+
+    near = nearest(seen, names, most=1)
     return f"; did you mean {near[0]}?" if near else "; `edgeinfer config` lists them"
 
 

@@ -1,15 +1,35 @@
-"""Texts that options name by their file."""
+"""Texts that come from outside: files that options name, and standard input, read up to a limit."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 from typer import BadParameter
 
+from edgeinfer_tui.byte_sizes import shown_bytes
+
+MAX_TEXT_BYTES = 64 << 20
+"""Of a prompt, a schema or a text to evaluate. A device or a pipe may have no end."""
+
 
 def text_of(path: Path, option: str = "--text") -> str:
-    """All of a file that an option names. Raises BadParameter where it isn't UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
+    """All of a file that an option names. Raises BadParameter where it is too long or isn't UTF-8."""
+    with path.open("rb") as stream:
+        return decoded(read_bounded(stream, f"{option} {path}"), f"{option} {path}")
+
+
+def read_bounded(stream: BinaryIO, name: str) -> bytes:
+    """The rest of a stream. Raises BadParameter where that is more than `MAX_TEXT_BYTES`."""
+    data = stream.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
         raise BadParameter(
-            f"{option} {path}: byte {error.start} isn't UTF-8, wanted a text in UTF-8"
-        ) from error
+            f"{name}: saw more than {shown_bytes(MAX_TEXT_BYTES)}, wanted a text of that size at most"
+        )
+    return data
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Bytes as text. Raises BadParameter where they aren't UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadParameter(f"{name}: byte {error.start} isn't UTF-8, wanted a text in UTF-8") from error

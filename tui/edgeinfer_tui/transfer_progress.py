@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.progress_line import ERASE, REDRAW_SECONDS, PassingLine, shown_time
+from edgeinfer_tui.terminal_output import control
 
 WINDOW_SECONDS = 10.0
 """The rate is that of the last so many seconds: it tells how it goes now."""
@@ -38,7 +38,7 @@ class TransferProgress(PassingLine):
         if self._on_terminal:
             if now - self._drawn_at >= REDRAW_SECONDS or whole:
                 self._drawn_at = now
-                self._write(f"{ERASE}{self._line(done, total)}")
+                self._redraw(self._line(done, total))
         elif total and done * TENTHS // total > self._tenth:
             self._tenth = done * TENTHS // total
             self._write(f"{self._line(done, total)}\n")
@@ -48,17 +48,18 @@ class TransferProgress(PassingLine):
         now = self._clock()
         if self._on_terminal and now - self._drawn_at >= REDRAW_SECONDS:
             self._drawn_at = now
-            self._write(f"{ERASE}checking {shown_bytes(done)}/{shown_bytes(total)} ({done / total:.0%})")
+            self._redraw(f"checking {shown_bytes(done)}/{shown_bytes(total)} ({done / total:.0%})")
 
     def say(self, line: str) -> None:
         """A line that stays."""
         self.erase()
-        self._write(f"edgeinfer: {line.translate(HARMLESS)}\n")
+        self._write(f"edgeinfer: {line}\n")
 
     def erase(self) -> None:
         """Take the line away."""
         if self._on_terminal and self._drawn_at > float("-inf"):
-            self._write(ERASE)
+            control(self._stream, ERASE)
+            self._stream.flush()
             self._drawn_at = float("-inf")
 
     def _line(self, done: int, total: int | None) -> str:
@@ -73,6 +74,10 @@ class TransferProgress(PassingLine):
             if total and done < total:
                 parts.append(f"{shown_time((total - done) / rate)} left")
         return ", ".join(parts)
+
+    def _redraw(self, line: str) -> None:
+        control(self._stream, ERASE)
+        self._write(line)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -167,7 +167,7 @@ def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path) -> N
         (None, "No such file"),
         (b"{", "schema: saw no JSON"),
         (b"[1]", "schema: saw list"),
-        (b"\xff", "utf-8"),
+        (b"\xff", "byte 0 isn't UTF-8"),
     ],
 )
 def test_a_schema_that_is_none_changes_nothing(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from textual import events
 from textual.app import App
 from textual.driver import Driver
 
@@ -68,6 +69,11 @@ class ChatApp(App[None]):
             loop = asyncio.get_running_loop()
             for name in ("SIGINT", "SIGTERM", "SIGHUP"):
                 loop.add_signal_handler(getattr(signal, name), self.leave)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """What no other widget has taken goes into the message, whatever page is shown."""
+        event.stop()
+        self.chat.input.paste(event.text)
 
     def switch_theme(self) -> None:
         """From dark to light and back."""

@@ -8,16 +8,26 @@ from urllib.parse import unquote, urlparse
 from edgeinfer.errors import SettingError
 
 MOST_BYTES = 2 * 1024 * 1024
+SENTENCE_END = ".,;:!?)"
+FILE_NAME = re.compile(
+    r"[\w./~+-]*\w\.(?:txt|md|rst|pdf|csv|tsv|log|json|jsonl|ya?ml|toml|ini|xml|html|css|sql|sh|c|h|cc|cpp|hpp|"
+    r"py|js|ts|tsx|jsx|go|rs|java|kt|rb|php|swift|lua|tex|ipynb|diff|patch|conf|cfg|env|gguf)",
+    re.IGNORECASE,
+)
+"""A mention that is a file's name and nothing else: with an ending of texts."""
 MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 
 
 def with_files(message: str) -> str:
-    """The message, with what its files hold behind it; an @ that names no file stays as it is.
+    """The message, with what its files hold after it; an @ that is no path stays as it is.
 
     Raises:
-        SettingError: a file that is too long or isn't text.
+        SettingError: a path that leads to no file, a file that is too long or isn't text.
         OSError: one that can't be read.
     """
+    missing = [name for name in map(_missing, MENTION.finditer(message)) if name]
+    if missing:
+        raise SettingError(f"@{missing[0]}: no such file; the message wasn't sent")
     paths = [path for path in map(_path, MENTION.finditer(message)) if path is not None]
     parts = [message, *(_quoted(path) for path in dict.fromkeys(paths))]
     return "\n\n".join(parts)
@@ -46,11 +56,18 @@ def _rooted(text: str) -> bool:
 
 def _path(match: re.Match[str]) -> Path | None:
     quoted, bare = match.groups()
-    for name in [quoted] if quoted else [bare, bare.rstrip(".,;:!?)")]:
+    for name in [quoted] if quoted else [bare, bare.rstrip(SENTENCE_END)]:
         path = Path(name).expanduser()
         if _is_file(path):
             return path
     return None
+
+
+def _missing(match: re.Match[str]) -> str | None:
+    """The path of a mention that leads to no file; None: it does, or it may be no path (@someone)."""
+    quoted, bare = match.groups()
+    is_path = quoted is not None or _rooted(bare) or FILE_NAME.fullmatch(bare.rstrip(SENTENCE_END))
+    return (quoted or bare) if is_path and _path(match) is None else None
 
 
 def _is_file(path: Path) -> bool:

@@ -1,11 +1,13 @@
 """The chat's screen with its commands: by key, by click, by a word behind a slash."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import events
 from textual.binding import Binding, BindingType
+from typer import BadParameter
 
 from edgeinfer.chats.tree import ChatTree, Turn, newest_end
 from edgeinfer.errors import EdgeInferError
@@ -18,13 +20,18 @@ from edgeinfer_tui.chat.message_input import MessageInput
 from edgeinfer_tui.chat.settings_screen import ChosenSettings, SettingsScreen
 from edgeinfer_tui.chat.talk_screen import TalkScreen
 from edgeinfer_tui.chat.turn_view import TurnView
+from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
+from edgeinfer_tui.completion import models_here as model_names
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.status_line import status_line
+from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat
 
 TWICE_SECONDS = 2.0
+COMPLETED = {"/model": model_names}
+"""Command -> what completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
 
 
@@ -47,7 +54,7 @@ class ChatScreen(TalkScreen):
         Binding("ctrl+down", "go(1)", "message", priority=True),
         Binding("pageup", "scroll_turns(-1)", "scroll", priority=True),
         Binding("pagedown", "scroll_turns(1)", "scroll", priority=True),
-        Binding("tab", "go(-1)", "message", priority=True),
+        Binding("tab", "tab", "message", priority=True),
         Binding("shift+tab", "write", "write", priority=True),
     ]
 
@@ -69,11 +76,11 @@ class ChatScreen(TalkScreen):
         word, _, rest = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
             command = next((command for command in COMMANDS if command.word == word), None)
-            if command is None:
-                words = " ".join(command.word for command in COMMANDS)
-                self.notify(f"{word}: no such command; there are {words}", severity="error", markup=False)
-                return
             self.input.clear()
+            if command is None:
+                words = [command.word for command in COMMANDS]
+                self.notify(no_such_command(word, words), severity="error", markup=False)
+                return
             self._told = rest.strip()
             try:
                 await self.run_action(command.action)
@@ -157,10 +164,10 @@ class ChatScreen(TalkScreen):
             from edgeinfer.structured.grammars import json_schema
 
             try:
-                settings["schema"] = Path(told).expanduser().read_text(encoding="utf-8")
+                settings["schema"] = text_of(Path(told).expanduser(), "/schema")
                 json_schema(settings["schema"])
-            except (EdgeInferError, OSError, UnicodeDecodeError) as error:
-                self.notify(one_line(error), severity="error", markup=False)
+            except (EdgeInferError, OSError, BadParameter) as error:
+                self.notify(_reason(error), severity="error", markup=False)
                 return
         self.settings = settings
         self.notify("from the next answer on", timeout=2)
@@ -195,7 +202,9 @@ class ChatScreen(TalkScreen):
         turn = self.dialogue.tree.with_number(at)
         view = None if turn is None else self.transcript.view_of(turn)
         if view is not None:
-            view.focus()
+            self.transcript.release_anchor()
+            self.transcript.scroll_to_widget(view, animate=False)
+        self.input.focus()
 
     def action_edit_last(self) -> None:
         asked = next((turn for turn in reversed(self.dialogue.line) if turn.role == "user"), None)
@@ -219,6 +228,28 @@ class ChatScreen(TalkScreen):
 
     def action_write(self) -> None:
         self.input.focus()
+
+    async def action_tab(self) -> None:
+        """Complete a command; from an empty line to the last message, from there to the one before."""
+        if self.focused is not self.input or not self.input.text:
+            await self.action_go(-1)
+            return
+        before = self.input.text
+        commands = {command.word: COMPLETED.get(command.word) for command in COMMANDS}
+        found = await asyncio.to_thread(completions, before, commands)
+        if self.input.text != before or not found:
+            return
+        self.input.text = common_beginning(found)
+        self.input.move_cursor(self.input.document.end)
+        if len(found) > 1:
+            self.notify("  ".join(line.split(" ", 1)[-1] or line for line in found), markup=False, timeout=5)
+
+    def on_turn_view_typed(self, event: TurnView.Typed) -> None:
+        self.input.focus()
+        self.input.insert(event.character)
+
+    def on_descendant_focus(self) -> None:
+        self.refresh_lines()
 
     async def action_go(self, step: int) -> None:
         """To the turn before or behind; from the line to the last one, and back."""
@@ -296,3 +327,7 @@ class ChatScreen(TalkScreen):
             self.input.move_cursor(self.input.document.end)
             self.input.focus()
             self.refresh_lines()
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, BadParameter) else one_line(error)

@@ -13,10 +13,10 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat.keeping import Keeping
 from edgeinfer_tui.progress_line import shown_ago
+from edgeinfer_tui.terminal_output import HARMLESS
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat

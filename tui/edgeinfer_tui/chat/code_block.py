@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widgets import Label, Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from edgeinfer_tui.answer_output import HARMLESS
+from edgeinfer_tui.terminal_output import HARMLESS
 
 ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
 """Textual and the parser have to agree on where a line ends."""

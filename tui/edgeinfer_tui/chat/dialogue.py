@@ -3,6 +3,7 @@
 from typing import Any
 
 from edgeinfer.chats.recorder import Recorder
+from edgeinfer.chats.titles import title_of
 from edgeinfer.chats.tree import ChatTree, Turn, line_to, read_by_the_model
 from edgeinfer_tui.chat.running_answer import RunningAnswer
 from edgeinfer_tui.run_wishes import settings_again
@@ -32,7 +33,7 @@ class Dialogue:
         if stored is not None and stored.name:
             return stored.name
         first = self.line[:1]
-        return " ".join(first[0].text.split()) if first else ""
+        return title_of(first[0].text) if first else ""
 
     def say(self, text: str, settings: dict[str, Any], instead_of: Turn | None = None) -> RunningAnswer:
         """A message behind the tip, or beside another one; the answer that is to come."""

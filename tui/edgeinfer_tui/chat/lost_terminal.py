@@ -1,12 +1,18 @@
 """Textual's driver for a terminal that may be closed while it is drawn on."""
 
 import os
+import selectors
+from codecs import getincrementaldecoder
 from contextlib import suppress
 from typing import IO, Any
 
+from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 
 STDOUT, STDERR = 1, 2
+KEYS_BYTES = 4096
+KEYS_SECONDS = 0.1
+"""How long a key is waited for before an escape counts as one of its own."""
 
 
 class Screen:
@@ -53,3 +59,16 @@ class LosableTerminal(LinuxDriver):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._file: Any = Screen(self._file)
+
+    def run_input_thread(self) -> None:
+        """Read keys until the program ends. A byte that isn't UTF-8 becomes a replacement character, where
+        Textual's own decoder would end this thread, and with it the keyboard.
+        """
+        parser = XTermParser(self._debug)
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        with selectors.SelectSelector() as selector:
+            selector.register(self.fileno, selectors.EVENT_READ)
+            while not self.exit_event.is_set():
+                text = decode(os.read(self.fileno, KEYS_BYTES)) if selector.select(KEYS_SECONDS) else ""
+                for event in [*(parser.feed(text) if text else ()), *parser.tick()]:
+                    self.process_message(event)

@@ -44,13 +44,22 @@ class MessageInput(TextArea):
             event.stop()
             event.prevent_default()
             self.insert("\n")
+        elif event.key == "ctrl+u":
+            event.stop()
+            event.prevent_default()
+            self.clear()
         elif event.key in ("ctrl+d", "up") and not self.text:
             event.stop()
             event.prevent_default()
             self.post_message(self.Left(event.key))
 
     async def _on_paste(self, event: events.Paste) -> None:
-        if mention := mention_of(event.text):
-            event.stop()
-            event.prevent_default()
-            self.insert(mention + " ")
+        event.stop()
+        event.prevent_default()
+        self.paste(event.text)
+
+    def paste(self, text: str) -> None:
+        """Write a pasted text in place of what is selected; the path of a file as its mention."""
+        mention = mention_of(text)
+        self.replace(text if mention is None else f"{mention} ", *self.selection)
+        self.focus()

@@ -37,6 +37,14 @@ def status_text(
     return text
 
 
+def keys_text(width: int, keys: Sequence[str]) -> str:
+    """Keys and what they do, as many as fit `width` columns; the last one, which leads back, always."""
+    shown = list(keys)
+    while len(shown) > 1 and len(" · ".join(shown)) > width - 2:
+        del shown[-2]
+    return " · ".join(shown)
+
+
 def _bar(share: float) -> str:
     full = min(BAR, round(share * BAR))
     return f"[{'#' * full}{'.' * (BAR - full)}]"
@@ -48,18 +56,27 @@ class StatusBar(Static):
     def __init__(self) -> None:
         super().__init__(id="status", markup=False)
         self._state: tuple[int | None, int, Generation | None, Sequence[str]] = (None, 0, None, ())
+        self._keys: Sequence[str] = ()
 
     def show(
         self, answer: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
     ) -> None:
         """`used`: tokens of the context, where the answer doesn't tell."""
         taken = used if answer is None else context_used(answer)
-        self._state = (taken, context, answer, tail)
+        self._state, self._keys = (taken, context, answer, tail), ()
+        self._draw()
+
+    def show_keys(self, keys: Sequence[str]) -> None:
+        """In their place: what keys do with the message that is focused, as many as fit."""
+        self._keys = keys
         self._draw()
 
     def on_resize(self) -> None:
         self._draw()
 
     def _draw(self) -> None:
+        if self._keys:
+            self.update(Content(keys_text(self.size.width, self._keys)))
+            return
         used, context, answer, tail = self._state
         self.update(Content(status_text(self.size.width, used, context, answer, tail)))

@@ -14,7 +14,6 @@ from textual.widgets import Static
 
 from edgeinfer.chats.tree import ChatTree, Turn
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.chat.attachments import with_files
 from edgeinfer_tui.chat.dialogue import Dialogue
 from edgeinfer_tui.chat.keeping import Keeping
@@ -24,10 +23,12 @@ from edgeinfer_tui.chat.model_thread import ModelThread
 from edgeinfer_tui.chat.running_answer import RunningAnswer
 from edgeinfer_tui.chat.status_bar import StatusBar
 from edgeinfer_tui.chat.transcript import NO_MODEL, Transcript
+from edgeinfer_tui.chat.turn_view import TurnView
 from edgeinfer_tui.chat_session import lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.run_wishes import RunWishes
 from edgeinfer_tui.status_line import dropped_turns_line, full_line
+from edgeinfer_tui.terminal_output import HARMLESS
 
 if TYPE_CHECKING:
     from edgeinfer.chats.records import StoredChat
@@ -301,7 +302,11 @@ class TalkScreen(Screen[None]):
         line.display = bool(note)
         line.update(Content(note))
         latest = self.running.latest if self.running is not None else self.latest
-        self.query_one(StatusBar).show(latest, 0 if model is None else model.context, self.hints())
+        bar = self.query_one(StatusBar)
+        if isinstance(self.focused, TurnView):
+            bar.show_keys(self.focused.hints())
+        else:
+            bar.show(latest, 0 if model is None else model.context, self.hints())
 
     def _note(self) -> str:
         if self.thread.loading is not None:

@@ -12,8 +12,8 @@ from textual.widgets import Static
 
 from edgeinfer.chat.thoughts import Reply, parted
 from edgeinfer.chats.tree import Turn
-from edgeinfer_tui.answer_output import HARMLESS
 from edgeinfer_tui.chat.code_block import AnswerText
+from edgeinfer_tui.terminal_output import HARMLESS
 
 MOST_LINES = 16
 """Lines of a message that are shown; a file may have thousands."""
@@ -70,6 +70,13 @@ class TurnView(Vertical, can_focus=True):
         Binding("t", "thought", "thought"),
         *(Binding(str(number), f"code({number})", "copy code", show=False) for number in range(1, 10)),
     ]
+
+    class Typed(Message):
+        """A character that is no key of the message: it belongs to the line."""
+
+        def __init__(self, character: str) -> None:
+            super().__init__()
+            self.character = character
 
     class Asked(Message):
         """Something to do with a turn: back, on, edit, again, copy."""
@@ -138,6 +145,36 @@ class TurnView(Vertical, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
+
+    def keys(self) -> dict[str, str]:
+        """Key -> what it does with this message as it is now."""
+        found = {"e": "edit", "r": "again", "c": "copy"}
+        if self._can_unfold():
+            found["t"] = "unfold"
+        codes = list(self._text.codes()) if isinstance(self._text, AnswerText) else []
+        found |= {str(number): "copy code" for number in range(1, min(len(codes), 9) + 1)}
+        return found
+
+    def hints(self) -> list[str]:
+        """What `keys` do, for the status line."""
+        found = self.keys()
+        codes = [key for key in found if key.isdigit()]
+        shown = [f"{key} {what}" for key, what in found.items() if not key.isdigit()]
+        if codes:
+            shown.append(f"{codes[0] if len(codes) == 1 else f'1-{codes[-1]}'} copy code")
+        return [*shown, *(["←→ another"] if self._count > 1 else []), "Esc write"]
+
+    def on_key(self, event: events.Key) -> None:
+        """A character that does nothing here is written into the line."""
+        if event.is_printable and event.character and event.character not in self.keys():
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.Typed(event.character))
+
+    def _can_unfold(self) -> bool:
+        if self.turn.role == "assistant":
+            return bool(self._thought.display)
+        return len(self.turn.text.split("\n")) > MOST_LINES
 
     def _reply(self, ended: bool) -> Reply:
         return parted(self.turn.text, self._thinks_first, ended)

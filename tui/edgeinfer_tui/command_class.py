@@ -1,0 +1,74 @@
+"""How every command reads its options: llama.cpp's names, suggestions, and help without noise."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from edgeinfer_tui.option_errors import is_argument, restate
+from edgeinfer_tui.option_names import canonical_flag
+from edgeinfer_tui.terminal_output import help_output
+
+PLACEMENT = "edgeinfer plans what goes to the GPU; limit its memory with --vram SIZE (see edgeinfer plan)"
+REFUSED = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), PLACEMENT),
+    **dict.fromkeys(("-ot", "--override-tensor", "-ts", "--tensor-split"), PLACEMENT),
+    **dict.fromkeys(("-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe"), PLACEMENT),
+    **dict.fromkeys(("-sm", "--split-mode", "-nkvo", "--no-kv-offload"), PLACEMENT),
+    **dict.fromkeys(("-mg", "--main-gpu"), "name the GPU with --device cuda:N"),
+    "-m": "the model has no flag: edgeinfer run MODEL, where MODEL is a name or the path of a .gguf file",
+}
+"""Options of llama.cpp that edgeinfer doesn't have -> what to do instead."""
+
+
+class _OptionReader:
+    """Flags show no type in help; an option that is refused or unknown is explained."""
+
+    def get_params(self: Any, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""  # it takes no value: help doesn't call it a bool
+        return params
+
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        with help_output():
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+
+    def parse_args(self: Any, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().parse_args(ctx, list(args))  # type: ignore[misc]
+        except Exception as error:
+            restate(error, self, ctx, args)
+            raise
+
+
+class EdgeInferCommand(_OptionReader, TyperCommand):
+    """A command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing:  # as in completion
+            refuse(args, self.get_params(ctx), ctx)
+        return super().parse_args(ctx, args)
+
+
+class EdgeInferGroup(_OptionReader, TyperGroup):
+    """The program with its commands."""
+
+
+def refuse(args: list[str], params: Iterable[Any], ctx: Any) -> None:
+    """Raise `BadParameter` for an option of llama.cpp that has no meaning here; values aren't looked at."""
+    with_value = {flag for param in params if _takes_value(param) for flag in param.opts}
+    before = ""
+    for arg in args:
+        if arg == "--":
+            return
+        flag = arg.partition("=")[0]
+        if flag in REFUSED and canonical_flag(before) not in with_value:
+            raise typer.BadParameter(f"{flag}: {REFUSED[flag]}", ctx=ctx)
+        before = arg
+
+
+def _takes_value(param: Any) -> bool:
+    return not is_argument(param) and not getattr(param, "is_flag", False)

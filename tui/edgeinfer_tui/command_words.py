@@ -1,0 +1,32 @@
+"""Commands of a chat, which begin with a slash: completed by Tab, and corrected where none is called so."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+Complete = Callable[[str], Sequence[str]]
+
+
+def completions(line: str, commands: Mapping[str, Complete | None]) -> list[str]:
+    """The lines that a line may be completed to; `commands`: word -> what completes its argument."""
+    word, blank, argument = line.partition(" ")
+    if not blank:
+        found = [name for name in commands if name.startswith(word)] if word.startswith("/") else []
+        return [f"{name} " if commands[name] else name for name in found]
+    complete = commands.get(word)
+    return [f"{word} {value}" for value in complete(argument)] if complete else []
+
+
+def common_beginning(lines: Sequence[str]) -> str:
+    """What all lines begin with; "" without lines."""
+    first, last = min(lines, default=""), max(lines, default="")
+    same = next((at for at, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
+    return first if same is None else first[:same]
+
+
+def no_such_command(word: str, commands: Sequence[str]) -> str:
+    """What to say of a word that is no command."""
+    from edgeinfer.near_names import nearest
+
+    near = nearest(word, commands)
+    shown = word if len(word) <= 40 else f"{word[:37]}..."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {' '.join(commands)}"
+    return f"{shown}: no such command; {hint}"
