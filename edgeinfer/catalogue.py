@@ -167,6 +167,7 @@ def _described(
         licence=entry.licence,
         notes=entry.notes,
         prompt_style=entry.prompt_style,
+        template_options=entry.template_options,
     )
 
 

@@ -1,15 +1,17 @@
 """The entries of models.toml, ours and the user's own, checked as they are read."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from edgeinfer.errors import CatalogueError
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
+from edgeinfer.errors import CatalogueError, SettingError
 from edgeinfer.quant_names import quant_of
+from edgeinfer.toml_files import TomlError, read_toml
 from edgeinfer.user_folders import user_folder
+from edgeinfer_quant_formats.errors import printable
 
 NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -18,7 +20,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
 )  # fmt: skip
-KNOWN_KEYS = {*TEXTS, "context", "quants", "size_bytes", "sha256", "draft_size_bytes"}
+OTHERS = ("context", "quants", "size_bytes", "sha256", "draft_size_bytes", "thinking", "template_args")
+KNOWN_KEYS = {*TEXTS, *OTHERS}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class CatalogueEntry:
     licence: str = ""
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
+    template_options: TemplateOptions = DEFAULTS
 
     def file_of(self, quant: str) -> str:
         """The name of a quantisation's file."""
@@ -100,15 +104,15 @@ def own_catalogue() -> Path:
 
 def _entries(path: Path) -> dict[str, CatalogueEntry]:
     try:
-        tables = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogueError(f"{path}: no TOML: {error}") from error
+        tables = read_toml(path)
+    except TomlError as error:
+        raise CatalogueError(str(error)) from error
     found = {}
     for name, table in tables.items():
         try:
             found[name] = _entry(name, table)
         except CatalogueError as error:
-            raise CatalogueError(f"{path}: [{name}]: {error}") from None
+            raise CatalogueError(f"{path}: [{printable(name)}]: {error}") from None
     return found
 
 
@@ -116,18 +120,22 @@ def _entry(name: str, table: Any) -> CatalogueEntry:
     if not NAME.fullmatch(name):
         raise CatalogueError("wanted a name of letters, digits and . _ + - /")
     if not isinstance(table, dict):
-        raise CatalogueError(f"saw {table!r}, wanted a table with a file")
+        raise CatalogueError(f"saw {printable(repr(table))}, wanted a table with a file")
     if unknown := table.keys() - KNOWN_KEYS:
-        raise CatalogueError(f"{min(unknown)}: no such key; there are {', '.join(sorted(KNOWN_KEYS))}")
+        raise CatalogueError(
+            f"{printable(min(unknown))}: no such key; there are {', '.join(sorted(KNOWN_KEYS))}"
+        )
     for key in TEXTS:
         if key in table and not isinstance(table[key], str):
-            raise CatalogueError(f"{key}: saw {table[key]!r}, wanted a text")
+            raise CatalogueError(f"{key}: saw {printable(repr(table[key]))}, wanted a text")
     if not table.get("file"):
         raise CatalogueError("file is missing")
     if "repository" in table and not REPOSITORY.fullmatch(table["repository"]):
-        raise CatalogueError(f"repository: saw {table['repository']!r}, wanted owner/name")
+        raise CatalogueError(f"repository: saw {printable(repr(table['repository']))}, wanted owner/name")
     if table.get("prompt_style") not in (None, "raw", "chat"):
-        raise CatalogueError(f"prompt_style: saw {table['prompt_style']!r}, wanted raw or chat")
+        raise CatalogueError(
+            f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat"
+        )
     quants = _quants(table)
     return CatalogueEntry(
         name=name,
@@ -135,15 +143,23 @@ def _entry(name: str, table: Any) -> CatalogueEntry:
         size_bytes=_by_quant(table, "size_bytes", quants, _is_count, "a number of bytes"),
         sha256=_by_quant(table, "sha256", quants, _is_digest, "64 hexadecimal digits"),
         context=_context(table),
+        template_options=_template_options(table),
         **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
     )
+
+
+def _template_options(table: Mapping[str, Any]) -> TemplateOptions:
+    try:
+        return TemplateOptions(table.get("thinking"), table.get("template_args", {}))
+    except SettingError as error:
+        raise CatalogueError(str(error)) from None
 
 
 def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
     several = "quant}" in table["file"]
     quants = table.get("quants", [] if several else [""])
     if not isinstance(quants, list) or not all(isinstance(quant, str) for quant in quants) or not quants:
-        raise CatalogueError(f'quants: saw {quants!r}, wanted a list as ["Q8_0", "Q4_K_M"]')
+        raise CatalogueError(f'quants: saw {printable(repr(quants))}, wanted a list as ["Q8_0", "Q4_K_M"]')
     return tuple(quants)
 
 
@@ -155,9 +171,9 @@ def _by_quant(
     facts = given if isinstance(given, dict) else {quants[0]: given}
     for quant, value in facts.items():
         if quant not in quants:
-            raise CatalogueError(f"{key}.{quant}: not among the quants {', '.join(quants)}")
+            raise CatalogueError(f"{key}.{printable(quant)}: not among the quants {', '.join(quants)}")
         if not is_right(value):
-            raise CatalogueError(f"{key}: saw {value!r}, wanted {wanted}")
+            raise CatalogueError(f"{key}: saw {printable(repr(value))}, wanted {wanted}")
     return facts
 
 
@@ -172,5 +188,5 @@ def _is_digest(value: object) -> bool:
 def _context(table: Mapping[str, Any]) -> int | None:
     value = table.get("context")
     if value is not None and not _is_count(value):
-        raise CatalogueError(f"context: saw {value!r}, wanted a number of tokens")
+        raise CatalogueError(f"context: saw {printable(repr(value))}, wanted a number of tokens")
     return value

@@ -1,7 +1,6 @@
 """From a prompt's ids to a stream of tokens: prefill, sample, decode text, stop."""
 
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +14,7 @@ from edgeinfer.chosen_token import Chosen
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.expert_use import ExpertUse
 from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoice
+from edgeinfer.model_lock import ModelLock
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.sliding import Sliding, shared_with
@@ -23,6 +23,7 @@ from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.structured.certain_tokens import CertainTokens
 from edgeinfer.structured.constraint import Constraint
 from edgeinfer.text_release import TextRelease
+from edgeinfer_kernels.fork_locks import fork_safe_lock
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class TokenStream:
         engine: Engine,
         tokenizer: TextTokenizer,
         request: Request,
-        turn: threading.Lock,
+        turn: ModelLock,
         on_end: Callable[[Generation], None] | None = None,
         speculator: Speculator | None = None,
         rows_alike: bool = False,
@@ -105,7 +106,7 @@ class TokenStream:
         self._slides = self._left_out = 0
         self._reason: FinishReason = "cancelled"
         self._cancelled = False
-        self._ending = threading.Lock()
+        self._ending = fork_safe_lock()
         self._ended = False
         self._produced = self._produce()
 

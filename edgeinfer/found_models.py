@@ -123,7 +123,7 @@ def _model_digest(manifest: Path) -> str | None:
     try:
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         return next((str(layer["digest"]) for layer in layers if layer["mediaType"] == MODEL_LAYER), None)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # a manifest that Ollama is writing, or of a kind that is none of a model
 
 

@@ -139,7 +139,21 @@ class TextTokenizer(Protocol):
     @property
     def add_bos(self) -> bool: ...
 
-    def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]: ...
+    @property
+    def control_texts(self) -> Sequence[str]:
+        """The texts of control tokens, and of those that mark roles and reasoning."""
+        ...
+
+    def encode(
+        self,
+        text: str,
+        *,
+        bos: bool = False,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+    ) -> list[int]:
+        """`restore` is applied to the text between special tokens, after these have been found."""
+        ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
 

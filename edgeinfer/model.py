@@ -1,6 +1,5 @@
 """A loaded model: text in, text out."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -11,11 +10,13 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import Engine, Progress, TextTokenizer
+from edgeinfer.model_lock import ModelLock
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
@@ -55,12 +56,15 @@ class Model:
         snapshots: SnapshotStore | None = None,
         spare_core: bool = False,
         rows_alike: bool = False,
+        template_options: TemplateOptions = DEFAULTS,
     ) -> None:
         self.name = name
         self.engine = engine
         self.tokenizer = tokenizer
         self.chat_format = chat_format
-        self._encoding = PromptEncoding(name, tokenizer, chat_format, engine.vocabulary_size)
+        self._encoding = PromptEncoding(
+            name, tokenizer, chat_format, engine.vocabulary_size, template_options
+        )
         self._plan = plan
         self.prompt_style = prompt_style
         self.notes = tuple(notes)
@@ -70,7 +74,7 @@ class Model:
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
         self._rows_alike = rows_alike
-        self._turn = threading.Lock()
+        self._turn = ModelLock()
         self._closed = False
 
     @cached_property
@@ -121,6 +125,8 @@ class Model:
         *,
         raw: bool = True,
         tools: Sequence[Tool] | None = None,
+        thinking: Thinking | None = None,
+        template_args: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
         on_full: OnFull = "stop",
@@ -128,7 +134,9 @@ class Model:
     ) -> list[Generation]:
         if on_full != "stop":
             raise SettingError("on_full: several answers end where the context does; leave it out, or n")
-        ids = self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None)
+        constrained = schema is not None or grammar is not None
+        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
+        ids = self._encoding.of_prompt(prompt, raw, options)
         self._refuse_closed()
         request = request_of(ids, **settings)
         with self._turn:
@@ -145,6 +153,8 @@ class Model:
         logprobs: int | None = None,
         raw: bool = True,
         tools: Sequence[Tool] | None = None,
+        thinking: Thinking | None = None,
+        template_args: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | str | bool | None = None,
         grammar: str | None = None,
         on_full: OnFull = "stop",
@@ -156,6 +166,8 @@ class Model:
         `prompt`: a text, token ids taken as they are, or the messages of a chat ({"role": …, "content": …}),
         with the `tools` that its template is to offer (`parse_tool_calls` finds their calls in the answer).
         `raw` False puts a text into the chat template.
+        `thinking` "on", "off", "low", "medium" or "high": as far as the template has such levels.
+        `template_args`: other variables that the template reads, by name.
         `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
         `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
         JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide" and
@@ -170,8 +182,10 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
+        constrained = schema is not None or grammar is not None
+        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
         return self._stream_ids(
-            self._encoding.of_prompt(prompt, raw, tools, schema is not None or grammar is not None),
+            self._encoding.of_prompt(prompt, raw, options),
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
@@ -291,13 +305,14 @@ class Model:
             self.engine.rewind(0)
             return read(ids)
 
-    def keep_snapshot(self) -> bool:
+    def keep_snapshot(self, owner: str | None = None) -> bool:
         """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
 
-        A prompt that begins with it is then read from there, by this program or another. Whether it is there.
+        A prompt that begins with it is then read from there, by this program or another. `owner`: the chat
+        with which it is deleted, `ChatStore.snapshot_owner`. Returns whether it is there.
         """
         with self._turn:
-            return not self._closed and self._snapshots is not None and self._snapshots.keep()
+            return not self._closed and self._snapshots is not None and self._snapshots.keep(owner)
 
     def close(self) -> None:
         """Give back threads, memory and the file, once the token in progress is done. May be called twice;

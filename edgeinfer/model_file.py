@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
+
 LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 PROJECTOR = re.compile(r"mmproj", re.IGNORECASE)
 """Files beside a model that turn images into tokens, and are none themselves."""
@@ -31,6 +33,8 @@ class ModelFile:
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
     """How a bare prompt is best put to this model; None: in its chat template if it has one."""
+    template_options: TemplateOptions = DEFAULTS
+    """Defaults for its chat template."""
 
     @property
     def size_bytes(self) -> int:

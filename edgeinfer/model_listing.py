@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.fitting import Fit, fit
 from edgeinfer.model_file import ModelFile
+from edgeinfer.model_support import ModelSupport, support_of
 from edgeinfer.planning import model_sizes
 from edgeinfer.quant_names import quant_of
 from edgeinfer_offload.machine import Machine
@@ -13,23 +14,28 @@ from edgeinfer_quant_formats.errors import FormatError
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model with what its file's metadata tells. `fit` None: that tells nothing."""
+    """A model with what its file's header tells. `fit` None: that tells nothing; `support` None: the header
+    can't be read.
+    """
 
     model: ModelFile
     quant: str
     fit: Fit | None
+    support: ModelSupport | None = None
 
 
 def listed(model: ModelFile, machine: Machine) -> ListedModel:
     """Look into a model's file, as far as its tensor table; one that can't be read is listed without."""
     quant = quant_of(model.path.name)
+    support = None
     try:
+        support = support_of(model.path)
         sizes = model_sizes(model.path)
     except (FormatError, UnsupportedModelError, OSError):
-        return ListedModel(model, quant, None)
+        return ListedModel(model, quant, None, support)
     if not quant:
         by_format: dict[str, int] = {}
         for matrix in sizes.matrices():
             by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
         quant = max(by_format, key=lambda name: by_format[name])
-    return ListedModel(model, quant, fit(sizes, machine))
+    return ListedModel(model, quant, fit(sizes, machine), support)

@@ -1,18 +1,25 @@
 """A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgeinfer.catalogue import find_model
 from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.loading.draft_sizes import config_or_remark, draft_sizes
+from edgeinfer.loading.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.loading.draft_file import open_draft
 from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.known_routing import known_routing
-from edgeinfer.loading.model_source import DEFAULT_CONTEXT
-from edgeinfer.loading.wishes import CHOICES, check_wishes, is_device
+from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
+from edgeinfer.loading.plan_request import request_for
+from edgeinfer.loading.sparse_choice import choose_sparse
+from edgeinfer.loading.wishes import Sparse, Wishes, is_device
+from edgeinfer.model_file import ModelFile
+from edgeinfer.model_support import model_support, open_model
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
@@ -23,11 +30,10 @@ from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.machine_description import DescriptionError, describe_machine
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ def plan_model(
     kv: CacheType = "f16",
     repack: bool = True,
     draft: str | Path | None = "auto",
+    sparse: Sparse = "auto",
     build_progress: Progress | None = None,
 ) -> ModelPlan:
     """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
@@ -57,7 +64,7 @@ def plan_model(
     `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
     machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`; a
     `draft` model is placed too, that of "auto" if the model leaves room for it. What main memory can't hold
-    stays on the disk.
+    at any context stays on the disk. `load` with the same settings places everything as planned here.
 
     Raises:
         UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
@@ -66,51 +73,62 @@ def plan_model(
         OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
     """
     wished = str(draft) if isinstance(draft, Path) else draft
-    check_wishes(context, threads, wished)
-    if kv not in CHOICES["kv"]:
-        raise SettingError(f"kv: saw {kv!r}, wanted one of {', '.join(map(repr, CHOICES['kv']))}")
-    found = find_model(model)
-    with GGUFFile.open(found.path) as file:
-        config, notes = config_or_remark(file)
-        sizes = file_sizes(file, config)
-        trained = _trained_context(file)
-        drafting, why = draft_sizes(found.draft_path if wished == "auto" else wished, file)
-    formats = {matrix.format for matrix in sizes.matrices()}
-    machine, note = _machine(device, threads, formats, sizes.nbytes, build_progress)
-    only_cpu = machine.graphics is None or device == "cpu"
-    routing, remarks = known_routing(found.path, sizes)
-    wishes = PlanWishes(
-        context=context or min(trained, DEFAULT_CONTEXT),
-        kv=kv,
-        device="cpu" if only_cpu else "any",
+    wishes = Wishes(
+        context=context,
+        device=device if is_device(device) else "auto",
         vram=parse_bytes("vram", vram),
         ram=parse_bytes("ram", ram),
+        threads=threads,
         repack=repack,
-        disk=True,
-        routing=None if only_cpu else routing,
-        changing_experts=not only_cpu,
-        draft=None if wished == "auto" else drafting,
+        sparse=sparse,
+        draft=wished,
+        kv=kv,
     )
-    plan = _planned(found.name, sizes, machine, wishes, trained)
-    if wished != "auto":
-        notes.extend(why)
-    elif only_cpu:  # As in loading: on a GPU nothing drafts unless it is asked for.
-        if drafting is not None:
-            plan, why = _beside_a_draft(plan, sizes, drafting)
-        notes.extend(why)
-    fitting = largest_context(sizes, machine, wishes, trained) if plan.wishes.disk else 0
-    return ModelPlan(found.name, plan, (*notes, *remarks, *note, *load_notes(plan, fitting)))
-
-
-def _beside_a_draft(plain: MemoryPlan, sizes: ModelSizes, draft: ModelSizes) -> tuple[MemoryPlan, list[str]]:
-    """The plan with a draft that nobody asked for, if the model stays where it is without; else as it was."""
+    found = find_model(model)
+    with open_model(found.path, found.name) as file:
+        request, notes = _request(found, file, wishes)
+        formats = {matrix.format for matrix in request.sizes.matrices()}
+        machine, note = _machine(device, threads, formats, request.sizes.nbytes, build_progress)
     try:
-        plan = plan_memory(sizes, plain.machine, replace(plain.wishes, draft=draft))
-    except PlanError:
-        plan = None
-    if plan is None or plan.bytes_on("disk") > plain.bytes_on("disk"):
-        return plain, ["drafting by looking back: beside the model there is no room for its draft"]
-    return plan, []
+        planned = plan_devices(request, machine)
+    except UnsupportedFormatError as error:
+        raise UnsupportedModelError(str(error)) from error
+    plan = faster_with_a_gibibyte(request, machine, planned)
+    return ModelPlan(found.name, plan, (*notes, *note, *planned.notes))
+
+
+def _request(found: ModelFile, file: GGUFFile, wishes: Wishes) -> tuple[PlanRequest, list[str]]:
+    """What `load` would ask the planner for, as far as the file's model can be run; notes for the user."""
+    draft, notes = open_draft(wishes.draft, found.draft_path, file)
+    sizes = draft.sizes if draft else None
+    if draft is not None:
+        draft.file.close()
+    try:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    except UnsupportedModelError:
+        support, trained = model_support(file), _trained_context(file)
+        try:
+            shape = file_sizes(file, None)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{found.name}: {support}; no plan: {error}") from error
+        request = PlanRequest(
+            name=found.name,
+            sizes=shape,
+            context=wishes.context or min(trained, DEFAULT_CONTEXT),
+            trained_context=trained,
+            device=wishes.device.partition(":")[0],
+            vram=wishes.vram,
+            ram=wishes.ram,
+            kv=wishes.kv,
+            repack=wishes.repack,
+            draft=sizes,
+            draft_required=sizes is not None and wishes.draft != "auto",
+        )
+        return request, [str(support), *notes]
+    source = ModelSource(found.name, file, config, wishes)
+    sparse = choose_sparse(source)
+    remarks = [*notes, *([sparse.note] if sparse.note else []), *known_routing(found.path, source.sizes)[1]]
+    return request_for(source, sparse, sizes), remarks
 
 
 def model_sizes(path: Path) -> ModelSizes:
@@ -121,14 +139,21 @@ def model_sizes(path: Path) -> ModelSizes:
         UnsupportedModelError: it isn't built of attention and feed-forwards.
     """
     with GGUFFile.open(path) as file:
-        return file_sizes(file, config_or_remark(file)[0])
+        try:
+            config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        except UnsupportedModelError:
+            config = None
+        return file_sizes(file, config)
 
 
 def _trained_context(file: GGUFFile) -> int:
     key = f"{file.metadata.get('general.architecture')}.context_length"
     value: Any = file.metadata.get(key, DEFAULT_CONTEXT)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(f"{key}: saw {value!r}, wanted a whole number of at least 1")
+        raise UnsupportedModelError(
+            f"{printable(key)}: saw {printable(' '.join(repr(value).split()))}, wanted a whole number of at "
+            "least 1"
+        )
     return value
 
 
@@ -159,26 +184,3 @@ def _machine(
 
     measure_gpu(gpu, cache, sorted(formats))
     return with_gpu(machine, gpu, free_bytes(gpu.index), cache), []
-
-
-def _planned(name: str, sizes: ModelSizes, machine: Machine, wishes: PlanWishes, trained: int) -> MemoryPlan:
-    try:
-        return plan_memory(sizes, machine, wishes)
-    except UnsupportedFormatError as error:
-        raise UnsupportedModelError(str(error)) from error
-    except PlanError as error:
-        largest = largest_context(sizes, machine, wishes, trained)
-        way_out = f"; with a context of {largest} it fits (--context)" if 0 < largest < wishes.context else ""
-        raise OutOfMemoryError(f"{name}: {error}{way_out}") from error
-
-
-def load_notes(plan: MemoryPlan, fitting: int = 0) -> list[str]:
-    """Where loading doesn't do what the plan shows, and what it does instead; `fitting`: the largest context
-    with which the machine's memory holds all of the weights.
-    """
-    notes = []
-    if plan.wishes.disk and fitting:
-        notes.append(f"loading refuses that: with a context of {fitting} all of it fits (--context)")
-    if plan.draft == "gpu" and plan.head != "gpu":
-        notes.append("loading keeps the draft of a model that is all on the CPU in main memory")
-    return notes

@@ -2,43 +2,62 @@
 
 import operator
 from collections.abc import Sequence
+from functools import cached_property
 
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.special_text_guard import SpecialTextGuard
+from edgeinfer.chat.template_options import TemplateOptions
 from edgeinfer.chat.thoughts import with_closed_thought
-from edgeinfer.chat.tool_calls import Tool
+from edgeinfer.chat.tool_calls import Tool, check_tools
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.prompts import Prompt, messages_of
 from edgeinfer.session import Message
+from edgeinfer.shown import shown
 
 
 class PromptEncoding:
-    """One model's way; `name`: the model's, for errors."""
+    """One model's way; `name`: the model's, for errors; `defaults`: what requests leave open."""
 
     def __init__(
-        self, name: str, tokenizer: TextTokenizer, chat_format: ChatFormat | None, vocabulary_size: int
+        self,
+        name: str,
+        tokenizer: TextTokenizer,
+        chat_format: ChatFormat | None,
+        vocabulary_size: int,
+        defaults: TemplateOptions,
     ) -> None:
         self._name = name
         self._tokenizer = tokenizer
         self._chat_format = chat_format
         self._vocabulary_size = vocabulary_size
+        self._defaults = defaults
+        self._variables(defaults)
 
-    def of_prompt(self, prompt: Prompt, raw: bool, tools: Sequence[Tool] | None, formed: bool) -> list[int]:
-        """Whatever `generate` takes; `raw` and `tools` as there, `formed` as for `of_messages`.
+    @cached_property
+    def _guard(self) -> SpecialTextGuard:
+        return SpecialTextGuard(self._tokenizer.control_texts)
+
+    def of_prompt(self, prompt: Prompt, raw: bool, options: TemplateOptions) -> list[int]:
+        """Ids of whatever `generate` takes; `raw` as there.
 
         Raises:
             SettingError: it is none of these, or the model has no way to take it.
         """
         messages = messages_of(prompt)
-        if messages is None and tools:
+        if messages is None and options.tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
         if messages is not None:
-            return self.of_messages(messages, formed, tools)
+            return self.of_messages(messages, options)
+        templated = isinstance(prompt, str) and not raw
+        if not templated and (options.thinking or options.args):
+            name = "thinking" if options.thinking else "template_args"
+            raise SettingError(f"{name}: the prompt doesn't go through a chat template (raw=False does that)")
         if not isinstance(prompt, str):
             return self.of_ids(prompt)  # type: ignore[arg-type]
         if raw:
             return self.of_text(prompt)
-        return self.of_messages([{"role": "user", "content": prompt}], formed)
+        return self.of_messages([{"role": "user", "content": prompt}], options)
 
     def of_ids(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         """Ids as they are. Raises `SettingError`, naming what was asked for, if the vocabulary lacks one."""
@@ -49,9 +68,7 @@ class PromptEncoding:
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
-            raise SettingError(
-                f"{name}: saw {type(ids).__name__} {str(ids)[:40]!r}, wanted {wanted}"
-            ) from None
+            raise SettingError(f"{name}: saw {type(ids).__name__} {shown(ids)}, wanted {wanted}") from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
             raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")
@@ -64,22 +81,49 @@ class PromptEncoding:
             return [bos, *ids]
         return ids
 
-    def of_messages(
-        self, messages: Sequence[Message], formed: bool, tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Messages through the template; BOS is added only if the template didn't write it. `formed`: the
-        answer keeps to a form, which has no room for a thought: one that the template opens is ended.
+    def of_messages(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """Messages through the template; BOS is added only if the template didn't write it.
 
-        Raises `SettingError` where there is no template.
+        Only the template writes control tokens: what messages hold is text, whatever it looks like.
+
+        Raises:
+            SettingError: there is no template, or it can't do what the options want.
+            ChatTemplateError: the template fails.
         """
         if self._chat_format is None:
             raise SettingError(
                 f"{self._name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
-        text = self._chat_format.render(messages, tools=tools or None)
-        ids = self._tokenizer.encode(with_closed_thought(text) if formed else text, special=True)
+        if options.tools:
+            self._check_tools(options.tools)
+        hidden = self._guard.placeholders()
+        variables = self._variables(options.over(self._defaults))
+        text = self._chat_format.render(
+            [hidden.hide_message(message) for message in messages],
+            tools=hidden.hide(list(options.tools)) or None,
+            **hidden.hide(variables),
+        )
+        if options.constrained:
+            text = with_closed_thought(text)
+        ids = self._tokenizer.encode(text, special=True, restore=hidden.restore)
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
         return ids
+
+    def _variables(self, options: TemplateOptions) -> dict[str, object]:
+        """The template's variables. Raises `SettingError` for what the template doesn't know."""
+        if not options.args and options.thinking is None:
+            return {}
+        if self._chat_format is None:
+            name = "thinking" if options.thinking else "template_args"
+            raise SettingError(f"{name}: {self._name} has no chat template; leave it out")
+        return options.variables(self._chat_format.variables(bool(options.tools)))
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        """Raise `SettingError` for what isn't tools, and for a template that doesn't write them."""
+        check_tools(tools)
+        assert self._chat_format is not None
+        if "tools" not in self._chat_format.variables(with_tools=True):
+            raise SettingError(f"tools: the chat template of {self._name} has no place for them")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeinfer.chat.template_options import TemplateOptions
 from edgeinfer.chat.thoughts import without_thought
 from edgeinfer.decoding import TokenStream, check_count
 from edgeinfer.errors import ContextOverflowError, SettingError
@@ -18,10 +19,8 @@ Message = dict[str, Any]
 class ChatEngine:
     """What a chat needs of its model."""
 
-    encode: Callable[[Sequence[Message], bool], list[int]]
-    """Messages through the chat template to ids, ending where the model is to answer; without a thought, if
-    the answer keeps to a form.
-    """
+    encode: Callable[[Sequence[Message], TemplateOptions], list[int]]
+    """Messages through the chat template to ids, ending where the model is to answer."""
     stream: Callable[..., TokenStream]
     """(ids, dropped_turns=, on_end=, **settings) -> the answer's stream."""
     context: int
@@ -107,12 +106,16 @@ class Chat:
             raise SettingError(f"text: saw {type(text).__name__} {str(text)[:40]!r}, wanted a text")
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
-        formed = wishes.get("schema") is not None or wishes.get("grammar") is not None
+        options = TemplateOptions(
+            thinking=wishes.pop("thinking", None),
+            args=wishes.pop("template_args", None) or {},
+            constrained=wishes.get("schema") is not None or wishes.get("grammar") is not None,
+        )
         if wishes.get("on_full", "stop") != "stop":
-            ids, dropped = self._encode([*before, turn], formed), 0
-            wishes["keep"] = self._kept_tokens()
+            ids, dropped = self._encode([*before, turn], options), 0
+            wishes["keep"] = self._kept_tokens(options)
         else:
-            ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"), formed)
+            ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"), options)
 
         def keep(answer: Generation) -> None:
             if answer.finish_reason == "cancelled" and not answer.text:
@@ -123,7 +126,7 @@ class Chat:
 
         return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
 
-    def _encode(self, messages: Sequence[Message], formed: bool = False) -> list[int]:
+    def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """What was thought before earlier answers isn't read again: models are trained so."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         read = [
@@ -132,15 +135,15 @@ class Chat:
             else message
             for message in messages
         ]
-        return self._engine.encode([*system, *read], formed)
+        return self._engine.encode([*system, *read], options)
 
-    def _kept_tokens(self) -> int:
+    def _kept_tokens(self, options: TemplateOptions) -> int:
         """Tokens that stay when a chat slides: all up to its first message."""
-        first, other = (self._encode([{"role": "user", "content": text}]) for text in ("a", "b"))
+        first, other = (self._encode([{"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(SINKS, shared_prefix(first, other))
 
     def _fit(
-        self, messages: list[Message], dropped: int, max_tokens: int | None, formed: bool
+        self, messages: list[Message], dropped: int, max_tokens: int | None, options: TemplateOptions
     ) -> tuple[list[int], int]:
         """The ids of the chat, and how many of its oldest turns had to be left out.
 
@@ -151,12 +154,12 @@ class Chat:
         context = self._engine.context
         room = max(1, min(max_tokens or context, context // 8))
         turns = len(messages) // 2
-        ids = self._encode(messages[2 * dropped :], formed)
+        ids = self._encode(messages[2 * dropped :], options)
         if len(ids) + room <= context:
             return ids, dropped
         while dropped < turns and len(ids) + max(room, context // 4) > context:
             dropped += 1
-            ids = self._encode(messages[2 * dropped :], formed)
+            ids = self._encode(messages[2 * dropped :], options)
         if len(ids) >= context:
             told = "the last message, its template and the system message have"
             raise ContextOverflowError(

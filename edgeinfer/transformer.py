@@ -1,5 +1,6 @@
 """The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Wanted
 from edgeinfer_kernels.specification import DecoderSpecification
 
+FORKABLE_BACKENDS = ("cpu", "reference")
+"""Those without a device, whose driver refuses forked processes."""
+
 
 class Transformer:
     """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in
@@ -52,6 +56,8 @@ class Transformer:
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
+        self._process = None if backend.name in FORKABLE_BACKENDS else os.getpid()
+        """The only process that may use the backend; None: forked children may."""
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
         # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
         self._guesser = backend if isinstance(backend, GuessingBackend) else None
@@ -105,6 +111,11 @@ class Transformer:
         """Raise if `ids` can't be read, or if there is no room for so many more."""
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
+        if self._process not in (None, os.getpid()):
+            raise EdgeInferError(
+                "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
+                "child with multiprocessing's 'spawn'"
+            )
         if len(ids) + more > self.cache.free:
             raise ContextOverflowError(
                 f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"

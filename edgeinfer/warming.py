@@ -38,8 +38,8 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
 
     Raises:
         UnknownModelError, FormatError, UnsupportedModelError: a model that isn't there or can't be run.
-        KernelError: this machine can't build the kernels.
-        OSError: a file can't be opened, or the cache can't be written.
+        KernelError: this machine can't build the kernels, or the cache can't be written.
+        OSError: a file can't be opened.
     """
     needed = sorted(set().union(*map(_units, models))) if models else every_unit()
     units = [BLOCKS, *needed]
@@ -48,6 +48,8 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
         store = KernelCache(user_folder("cache"), choose())
         built = sum(store.find(unit) is None for unit in units)
         store.objects(units, progress)
+        if store.note:
+            raise KernelError(store.note)
     except (UnsupportedProcessorError, KernelBuildError) as error:
         raise KernelError(str(error)) from error
     nbytes = sum(file.stat().st_size for file in store.folder.glob("*.o"))

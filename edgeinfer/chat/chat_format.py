@@ -73,13 +73,19 @@ class ChatFormat:
                 known = ", ".join(sorted({*named, *(["default"] if source else [])})) or "none"
                 raise ChatTemplateError(f"{prefix}{name} is missing; the file's templates: {known}")
             source, tool_source = named.get(name, source), None
+        for template in (source, tool_source):
+            if template is not None and not isinstance(template, str):
+                raise ChatTemplateError(
+                    f"{_KEY}: saw a value of type {type(template).__name__}, wanted a text; give a template "
+                    "with --chat-template FILE"
+                )
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         ids |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _OTHER_SPECIAL.items()}
         size = tokenizer.vocabulary_size
         texts = {
             name: tokenizer.token_bytes(int(token)).decode("utf-8", "replace")
             for name, token in ids.items()
-            if token is not None and 0 <= token < size
+            if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < size
         }
         return cls(source, special_texts=texts, tool_template_source=tool_source)
 
@@ -115,6 +121,11 @@ class ChatFormat:
         }
         template = self._tool_template if with_tools else self._template
         return template.render(values)
+
+    def variables(self, with_tools: bool = False) -> frozenset[str]:
+        """The variables that the template reads, with tools or without. Raises `ChatTemplateError`."""
+        for_tools = with_tools and self.tool_template_source is not None
+        return (self._tool_template if for_tools else self._template).variables
 
     @cached_property
     def _template(self) -> "ChatTemplate":

@@ -10,6 +10,7 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
@@ -43,6 +44,18 @@ class ChatTemplate:
             plain = {key: _plain(value) for key, value in values.items()}
             template.environment.budget = Budget(_characters(plain))  # type: ignore[attr-defined]
             return template.render(plain)
+        except _TEMPLATE_MISTAKES as error:
+            raise ChatTemplateError(_explained(error, self._source)) from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads and doesn't set before.
+
+        Raises:
+            ChatTemplateError: it can't be compiled.
+        """
+        try:
+            return frozenset(find_undeclared_variables(_environment(self._now).parse(self._source)))
         except _TEMPLATE_MISTAKES as error:
             raise ChatTemplateError(_explained(error, self._source)) from error
 

@@ -13,6 +13,8 @@ MARKS = (
     ("<|channel|>analysis<|message|>", "<|end|>"),
 )
 """Where a thought begins and ends."""
+REASONING_MARKS = frozenset(mark for pair in MARKS[:-1] for mark in pair)
+"""Those of them that templates look for in what the assistant said."""
 BETWEEN = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>")
 """Marks that say nothing to a reader."""
 

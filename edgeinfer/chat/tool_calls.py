@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeinfer.errors import SettingError
+from edgeinfer.shown import shown
+
 Tool = Mapping[str, Any]
 """As OpenAI's: {"type": "function", "function": {"name": …, "parameters": a schema}}, or what is in it."""
 Found = tuple[str, Any]
@@ -49,6 +52,24 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
     return Said(text, ())
 
 
+def check_tools(tools: Sequence[Any]) -> None:
+    """Raise `SettingError` for what isn't a tool."""
+    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
+        raise SettingError(f"tools: saw {shown(tools)}, wanted a list of functions")
+    for index, tool in enumerate(tools):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+            raise SettingError(f"tools[{index}]: saw {shown(tool)}, wanted a function")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not name:
+            raise SettingError(f"tools[{index}]: saw the name {shown(name)}, wanted a text")
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if not isinstance(parameters, Mapping | None) or not isinstance(properties, Mapping | None):
+            raise SettingError(
+                f"tools[{index}]: saw the parameters {shown(parameters)}, wanted a JSON schema"
+            )
+
+
 def _named(tool: Tool) -> tuple[str | None, Mapping[str, Any]]:
     function = tool.get("function", tool)
     return function.get("name"), function.get("parameters") or {}
@@ -73,7 +94,8 @@ class _Texts(dict[str, str]):
 
 def _typed(value: str, key: str, schema: Mapping[str, Any]) -> Any:
     properties = schema.get("properties") or {}
-    if (properties.get(key) or {}).get("type") == "string":
+    kind = properties.get(key)
+    if isinstance(kind, Mapping) and kind.get("type") == "string":
         return value
     found = _json(value)
     return value if found is None and value.strip() != "null" else found
@@ -83,7 +105,7 @@ def _json(text: str) -> Any:
     """What a JSON text says; None where it is none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -93,7 +115,7 @@ def _from_json(text: str) -> Iterator[Found]:
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         for call in value if isinstance(value, list) else [value]:
             if isinstance(call, dict):

@@ -25,6 +25,11 @@ class Recorder:
         self._writer: TurnWriter | None = None
         self._unfinished: list[tuple[TurnWriter, State]] = []
 
+    @property
+    def snapshot_owner(self) -> str | None:
+        """As `ChatStore.snapshot_owner`; None: the chat isn't in the store."""
+        return None if self.stored is None else self._store.snapshot_owner(self.stored.id)
+
     def record(self, turn: Turn) -> None:
         """A turn that is whole, and those before it that are missing."""
         self._attempt(lambda: self._ensure(turn))

@@ -1,5 +1,6 @@
 """The store of chats: one SQLite file; the turns of a chat form a tree, so that nothing said is lost."""
 
+import hashlib
 import os
 import sqlite3
 import time
@@ -9,10 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edgeinfer.chats.records import Found, Role, State, StoredChat, StoredTurn
-from edgeinfer.chats.titles import title_of
+from edgeinfer.chats.damaged_store import (
+    ChatStoreError,
+    CheckedConnection,
+    check_store,
+    is_damage,
+    move_aside,
+)
+from edgeinfer.chats.records import Found, Role, State, StoredChat, StoredTurn, stored_chat, stored_turn
 from edgeinfer.chats.turn_writer import TurnWriter, storable
-from edgeinfer.errors import EdgeInferError
+from edgeinfer.snapshots.store import delete_snapshots
 from edgeinfer.user_folders import user_folder
 
 VERSION = 1
@@ -35,6 +42,7 @@ CREATE TABLE pieces (
     PRIMARY KEY (turn, number)
 ) WITHOUT ROWID;
 """
+TABLES = {"chats", "turns", "pieces"}
 CHATS = """
 SELECT chats.id, name,
     coalesce((SELECT text FROM turns WHERE chat = chats.id AND role = 'user' ORDER BY id LIMIT 1), ''),
@@ -47,10 +55,6 @@ TEXT = f"text || coalesce((SELECT group_concat(text, '') FROM ({PIECES})), '')"
 TURNS = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
 
 
-class ChatStoreError(EdgeInferError):
-    """The store can't be opened, or there is no such chat or turn in it."""
-
-
 class ChatStore:
     """All chats of a user. A context manager; several programs may have it open at once.
 
@@ -59,7 +63,8 @@ class ChatStore:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open the store at `path` (None: in the state folder); made if it isn't there.
+        """Open the store at `path` (None: in the state folder); made if it isn't there. One that is damaged
+        is moved aside with a warning.
 
         Raises:
             ChatStoreError: no store, one of a later release, or a folder that can't be written.
@@ -67,24 +72,43 @@ class ChatStore:
         self.path = path or user_folder("state") / "chats.sqlite"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = not self.path.exists()
-            self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+            if self.path.exists() and not self.path.is_file():
+                raise ChatStoreError(f"{self.path}: can't keep chats there: no regular file")
+            try:
+                self._open()
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                move_aside(self.path, error)
+                self._open()
+        except (sqlite3.Error, OSError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ChatStoreError(f"{self.path}: can't keep chats there: {why}") from error
+
+    def _open(self) -> None:
+        if self.path.exists():
+            check_store(self.path, VERSION, TABLES)
+        new = not self.path.exists()
+        self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, factory=CheckedConnection)
+        self._connection.path = str(self.path)
+        self._connection.text_factory = _decoded
+        try:
             if new:
                 with suppress(OSError):  # what is said is nobody else's business
                     os.chmod(self.path, 0o600)
             self._prepare()
-        except (sqlite3.Error, OSError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ChatStoreError(f"{self.path}: can't keep chats there: {why}") from error
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.create_function("folded", 1, str.casefold, deterministic=True)
+        self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        self._connection.create_function("folded", 1, _folded, deterministic=True)
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
-            self._connection.close()
             raise ChatStoreError(
                 f"{self.path}: written by a later edgeinfer (its version {version}, wanted {VERSION} at most)"
             )
@@ -166,9 +190,11 @@ class ChatStore:
         by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
         line = []
         at = chat.tip if tip is None else tip
-        while at is not None:
-            line.append(by_id[at])
-            at = by_id[at].parent
+        while at in by_id:
+            turn = by_id[at]
+            line.append(turn)
+            # A parent is older; one that isn't, in a damaged store, would lead round and round.
+            at = turn.parent if turn.parent is not None and turn.parent < turn.id else None
         return line[::-1]
 
     def turns(self, chat: StoredChat) -> list[StoredTurn]:
@@ -182,7 +208,7 @@ class ChatStore:
     def move_to(self, turn: StoredTurn) -> StoredChat:
         """Leave the chat at the newest end of the branch that goes through `turn`."""
         at = turn.id
-        while children := self._turns("WHERE parent = ? ORDER BY id DESC LIMIT 1", (at,)):
+        while children := self._turns("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
             at = children[0].id
         with self._connection:
             self._connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, turn.chat))
@@ -191,10 +217,14 @@ class ChatStore:
     def search(self, text: str, most: int = 50) -> list[Found]:
         """The turns that hold a text, whatever its case, newest first."""
         turns = self._turns(
-            f"WHERE instr(folded({TEXT}), folded(?)) > 0 ORDER BY id DESC LIMIT ?", (text, most)
+            f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 ORDER BY id DESC LIMIT ?",
+            (text, most),
         )
-        chats = {chat: self.chat(str(chat)) for chat in {turn.chat for turn in turns}}
-        return [Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns]
+        numbers = {turn.chat for turn in turns}
+        chats = {chat.id: chat for number in numbers for chat in self._chats("WHERE chats.id = ?", (number,))}
+        return [
+            Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns if turn.chat in chats
+        ]
 
     def set_system(self, chat: StoredChat, text: str | None) -> None:
         """What the model of a chat is told first from now on."""
@@ -216,12 +246,21 @@ class ChatStore:
             raise ChatStoreError(f"{name}: there is a chat of that name already") from error
         return self.chat(str(chat.id))
 
+    def snapshot_owner(self, chat: int) -> str:
+        """What `Model.keep_snapshot` takes, so that the chat's snapshots are deleted with it."""
+        return hashlib.sha256(f"{self.path.absolute()}\0{chat}".encode()).hexdigest()[:16]
+
     def delete(self, chat: StoredChat) -> None:
-        """Forget a chat with all its branches."""
+        """Forget a chat with all its branches and what was kept of it to continue it faster.
+
+        Raises `OSError`: a snapshot can't be deleted; the chat itself is.
+        """
         with self._connection:
             self._connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
             self._connection.execute("UPDATE turns SET parent = NULL WHERE chat = ?", (chat.id,))
             self._connection.execute("DELETE FROM chats WHERE id = ?", (chat.id,))
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        delete_snapshots(self.snapshot_owner(chat.id))
 
     def close(self) -> None:
         """Close the file."""
@@ -252,10 +291,10 @@ class ChatStore:
 
     def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
         rows = self._connection.execute(f"{CHATS} {condition}", values).fetchall()
-        return [StoredChat(id_, name, title_of(said), *rest) for id_, name, said, *rest in rows]
+        return [stored_chat(row) for row in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
-        return [StoredTurn(*row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
+        return [stored_turn(row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
 
 
 def check_name(name: str) -> None:
@@ -266,6 +305,16 @@ def check_name(name: str) -> None:
         raise ChatStoreError(
             f"{name[:NAME_LENGTH]!r}: wanted a name of {NAME_LENGTH} characters at most, on one line"
         )
+
+
+def _folded(text: bytes) -> str:
+    """Text without regard to case; given as bytes, for SQLite hands over no text that isn't UTF-8."""
+    return _decoded(text).casefold()
+
+
+def _decoded(text: bytes) -> str:
+    """Text of the store; what isn't UTF-8 becomes U+FFFD."""
+    return text.decode("utf-8", "replace")
 
 
 def _excerpt(text: str, wanted: str) -> str:

@@ -26,7 +26,8 @@ class ChatTree:
         self.beginnings: list[Turn] = []
         self._by_number: dict[int, Turn] = {}
         for one in stored:
-            parent = None if one.parent is None else self._by_number[one.parent]
+            # A damaged store may name parents that aren't there: their turns begin the chat anew.
+            parent = None if one.parent is None else self._by_number.get(one.parent)
             turn = self.add(parent, one.role, one.text, one.state)
             turn.stored = one.id
             self._by_number[one.id] = turn

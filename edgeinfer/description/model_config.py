@@ -222,7 +222,9 @@ class _Reader:
 
     def factor(self, key: str, default: float = 0.0) -> float:
         """A positive number; 0 stands for none."""
-        return self.number(key, default, above=0) if self.get(key, default) != 0 else 0.0
+        value = self.get(key, default)
+        is_none = isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+        return 0.0 if is_none else self.number(key, default, above=0)
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers see a window only."""

@@ -18,6 +18,7 @@ from edgeinfer_kernels.weights import (
     Vector,
 )
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.scale_fields import non_finite_error
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -94,7 +95,11 @@ class WeightReader:
         if int(np.prod(info.shape)) != length:
             raise UnsupportedModelError(f"{name}: shape {info.shape}, wanted ({length},)")
         self._taken.add(name)
-        return self._file.decode(name).reshape(-1)
+        values = self._file.decode(name).reshape(-1)
+        if not np.isfinite(values).all():
+            wrong = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise non_finite_error(name, f"element {wrong}")
+        return values
 
     def required(self, name: str, length: int) -> Vector:
         found = self.vector(name, length)

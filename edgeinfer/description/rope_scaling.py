@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_kernels.specification import RopeSpecification
 
+MAX_FREQUENCY, MAX_MAGNITUDE = 1e6, 1e3
 Factors = npt.NDArray[np.float32]
 
 
@@ -56,7 +58,34 @@ def yarn_magnitude(scaling: RopeScaling) -> float:
 def rope_specification(
     dimensions: int, base: float, halves: bool, scaling: RopeScaling, factors: Factors | None
 ) -> RopeSpecification:
-    """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled."""
+    """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled.
+
+    Raises `UnsupportedModelError`: the file's numbers lead beyond `MAX_FREQUENCY` or `MAX_MAGNITUDE`.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, magnitude = _scaled(dimensions, base, scaling, factors)
+    except (ValueError, ArithmeticError) as error:
+        raise _out_of_range(base, scaling) from error
+    is_usable = np.isfinite(frequencies).all() and (np.abs(frequencies) <= MAX_FREQUENCY).all()
+    if not is_usable or not 0 < magnitude <= MAX_MAGNITUDE:
+        raise _out_of_range(base, scaling)
+    return RopeSpecification(tuple(frequencies.tolist()), halves, magnitude)
+
+
+def _out_of_range(base: float, scaling: RopeScaling) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"rope.scaling: base {base:g}, factor {scaling.factor:g}, attn_factor {scaling.attention_factor:g}, "
+        f"beta {scaling.beta_fast:g} and {scaling.beta_slow:g}, ext_factor {scaling.extrapolation:g}, "
+        f"log_multiplier {scaling.log_multiplier:g}: wanted values that give finite frequencies of at most "
+        f"{MAX_FREQUENCY:g} and a magnitude from 0 to {MAX_MAGNITUDE:g}"
+    )
+
+
+def _scaled(
+    dimensions: int, base: float, scaling: RopeScaling, factors: Factors | None
+) -> tuple[npt.NDArray[np.float64], float]:
+    """The pairs' frequencies, and what cosine and sine are multiplied by."""
     frequencies = base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)
@@ -67,4 +96,4 @@ def rope_specification(
         magnitude *= yarn_magnitude(scaling)
     elif scaling.kind != "none":
         frequencies = frequencies / scaling.factor
-    return RopeSpecification(tuple(frequencies.tolist()), halves, magnitude)
+    return frequencies, magnitude

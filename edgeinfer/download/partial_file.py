@@ -112,7 +112,7 @@ class PartialFile:
         try:
             found: Any = json.loads(self._facts.read_text(encoding="utf-8"))
             return Version(found["tag"], found["total"], found["sha256"])
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return Version()
 
 

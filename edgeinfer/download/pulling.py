@@ -22,7 +22,7 @@ from edgeinfer.model_file import ModelFile, parts_of
 from edgeinfer.quant_names import bits_of
 from edgeinfer_offload.machine import Machine
 from edgeinfer_quant_formats import GGUFFile
-from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.errors import FormatError, printable
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
         CatalogueError, OSError: the user's own catalogue can't be read, or the file can't be written.
     """
     settings = settings or Pull(default_models_folder(), Hearing(), Patience())
+    _check_address(wanted)
     entries = read_catalogue()
     name, quant = split_quant(wanted, entries)
     if name is not None:
@@ -77,6 +78,16 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
         f"{wanted[:60]}: not in the catalogue; name one of `edgeinfer list --all`, hf:owner/name/file.gguf, "
         "or an address that begins with https://"
     )
+
+
+def _check_address(wanted: str) -> None:
+    """Raise `DownloadError` for what no address or file name can be, as `http://[::1` or `a%00.gguf`."""
+    try:
+        urlsplit(wanted).port  # noqa: B018  # reading it checks it
+    except ValueError as error:
+        raise DownloadError(f"{printable(wanted)}: no such address: {error}") from error
+    if any(ord(mark) < 32 or ord(mark) == 127 for mark in unquote(wanted)):
+        raise DownloadError(f"{printable(wanted)}: control characters in an address or name, wanted none")
 
 
 def _pull_entry(entry: CatalogueEntry, quant: str, settings: Pull) -> Pulled:

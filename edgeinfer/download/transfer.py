@@ -18,8 +18,12 @@ from edgeinfer.download.http_source import (
 from edgeinfer.download.partial_file import CHUNK, PartialFile, Version, held
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
+from edgeinfer_quant_formats.header_length import declared_bytes
 
 MAGIC = b"GGUF"
+FIRST_LOOK_BYTES = 64 << 10
+MAX_HEADER_BYTES = 256 << 20
+"""Metadata and tensor table of a file whose length no server says."""
 SPARE_BYTES = 64 << 20
 """What a download leaves free on the disk."""
 
@@ -115,6 +119,9 @@ class _Transfer:
         self._failures = 0
         self._shorter = 0
         """How often the server had fewer bytes than were here."""
+        self._declared: int | None = None
+        """Bytes of the file by its own header, where no server says; None: not read yet."""
+        self._next_look = FIRST_LOOK_BYTES
         self._kind_known = not remote.name.lower().endswith(".gguf")
 
     def run(self) -> Fetched:
@@ -213,6 +220,8 @@ class _Transfer:
                 partial.remove()
                 raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
             self._check_kind()
+            if total is None:
+                self._check_declared()
             self._hearing.progress(partial.size, total)
         if total is None:
             self._known = replace(self._known, total=partial.size)
@@ -245,6 +254,29 @@ class _Transfer:
         if not self._kind_known:
             partial.remove()
             raise DownloadError(f"{self._remote.url}: no GGUF file lies there, but something else")
+
+    def _check_declared(self) -> None:
+        """An answer without a length ends where the file's own header says that the file does."""
+        partial = self._partial
+        if not self._remote.name.lower().endswith(".gguf"):
+            return
+        if self._declared is None and partial.size >= self._next_look:
+            self._next_look = 2 * partial.size
+            head = partial.start(min(partial.size, MAX_HEADER_BYTES))
+            self._declared = declared_bytes(head, self._remote.name)
+        limit = MAX_HEADER_BYTES if self._declared is None else self._declared
+        if partial.size <= limit:
+            return
+        partial.remove()
+        if self._declared is None:
+            raise DownloadError(
+                f"{self._remote.url}: no whole GGUF header in the first {MAX_HEADER_BYTES >> 20} MiB of an "
+                "answer without a length; deleted"
+            )
+        raise DownloadError(
+            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header tells; "
+            "deleted, the server does not send this file alone"
+        )
 
     def _checked(self) -> Fetched:
         partial, wanted = self._partial, self._known.sha256

@@ -1,7 +1,8 @@
 """The way out for models that edgeinfer doesn't run: the same protocol over llama-cpp-python."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -13,11 +14,13 @@ from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.language_model import Progress
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTISED_CACHES, llama_cpp_library, log_catcher
+from edgeinfer.loading.wishes import Wishes
 from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.tokenizer.special_splitting import SpecialSplitter, SpecialToken
+from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, THOUGHT_MARKS
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
 
@@ -46,10 +49,49 @@ class LlamaCppTokenizer:
         found = int(question(self._vocabulary))
         return found if found >= 0 else None
 
-    def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        bos: bool = False,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+    ) -> list[int]:
         """Ids of a text, as `Tokenizer.encode`."""
+        if restore is None or restore(text) == text:
+            return self._tokenized(text, bos, special)
+        ids = self._tokenized("", bos, special)
+        for part in self._special.split(text):
+            ids += [part] if isinstance(part, int) else self._tokenized(restore(part), False, False)
+        return ids
+
+    def _tokenized(self, text: str, bos: bool, special: bool) -> list[int]:
         found: list[int] = self._llama.tokenize(text.encode("utf-8", "replace"), add_bos=bos, special=special)
         return found
+
+    @cached_property
+    def _special(self) -> SpecialSplitter:
+        """The control and user-defined tokens."""
+        library = self._library
+        attributes = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_USER_DEFINED
+        attributes |= library.LLAMA_TOKEN_ATTR_UNKNOWN
+        return SpecialSplitter(
+            [
+                SpecialToken(token, self.token_bytes(token).decode("utf-8", "replace"))
+                for token in range(self.vocabulary_size)
+                if self._library.llama_vocab_get_attr(self._vocabulary, token) & attributes
+            ]
+        )
+
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts of control tokens, and of those that mark roles and reasoning."""
+        marks = {*ALWAYS_SHOWN, *THOUGHT_MARKS}
+        return tuple(
+            token.text
+            for token in self._special.tokens
+            if token.text in marks or self._is_hidden(token.token_id)
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; a special token stands for its name."""
@@ -58,6 +100,10 @@ class LlamaCppTokenizer:
     def is_control(self, token_id: int) -> bool:
         """Whether a token says nothing in an answer."""
         return bool(self._library.llama_vocab_is_control(self._vocabulary, token_id))
+
+    def _is_hidden(self, token_id: int) -> bool:
+        attributes = self._library.LLAMA_TOKEN_ATTR_CONTROL | self._library.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(self._library.llama_vocab_get_attr(self._vocabulary, token_id) & attributes)
 
     def _piece(self, token_id: int, special: bool) -> bytes:
         convert = self._library.llama_token_to_piece
@@ -175,13 +221,7 @@ class LlamaCppEngine:
         self._llama.close()
 
 
-def load_llama_cpp(
-    found: ModelFile,
-    context: int | None,
-    threads: int | None,
-    chat_template: str | None,
-    kv: CacheType = "f16",
-) -> Model:
+def load_llama_cpp(found: ModelFile, wishes: Wishes) -> Model:
     """Load a file with llama.cpp.
 
     Raises:
@@ -189,10 +229,10 @@ def load_llama_cpp(
         UnsupportedModelError: llama.cpp refuses the file; the text says why.
     """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
-    context = context or min(_trained_context(found), DEFAULT_CONTEXT)
-    llama = _opened(llama_cpp, found, context, threads, CACHE_TYPES[kv])
+    context = wishes.context or min(_trained_context(found), DEFAULT_CONTEXT)
+    llama = _opened(llama_cpp, found, context, wishes.threads, CACHE_TYPES[wishes.kv])
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
-    template = chat_template or llama.metadata.get("tokenizer.chat_template")
+    template = wishes.chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
         name: None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
         for name, token in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
@@ -204,6 +244,7 @@ def load_llama_cpp(
         chat_format=ChatFormat(template, texts["bos"], texts["eos"]) if template else None,
         prompt_style=found.prompt_style,
         notes=("llama.cpp computes; edgeinfer samples",),
+        template_options=wishes.template_options.over(found.template_options),
     )
 
 

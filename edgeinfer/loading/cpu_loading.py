@@ -1,50 +1,80 @@
-"""Loading a model on the processor: its plan, its kernels, its engine."""
+"""Loading a model on the CPU as planned: its kernels, its cache, its engine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
+from edgeinfer.loading.device_plan import DevicePlan, PlanRequest, plan_devices
 from edgeinfer.loading.file_weights import left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
+from edgeinfer.loading.plan_request import request_for
+from edgeinfer.loading.sparse_choice import SparseChoice
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
-from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.routing import Routing
 from edgeinfer_offload.machine import Machine
 from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import CPU_BATCH, PlanWishes, Repacking, SparseWish
+from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan_facts import CPU_BATCH, Repacking
 from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
 
 
-def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = True) -> LoadedEngine:
-    """An engine of our CPU kernels. `team`: the threads of another one, to take turns with. `disk`: weights
-    that main memory can't hold at any context may stay in the file.
+def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | None) -> LoadedEngine:
+    """An engine of our CPU kernels. `draft`: the sizes of its draft model, which comes next.
 
     Raises:
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
         SettingError: a wish that the CPU can't fulfil.
     """
-    wishes, weights = source.wishes, source.weights
-    isa = choose(wishes.instruction_set)
-    planning, sparse = _decided(source, disk)
-    kernels = load_kernels(
-        user_folder("cache"),
-        isa,
-        kernel_units(weights, sparse=sparse.layers),
-        wishes.build_progress,
-    )
-    threads = team.threads if team else wishes.threads or remembered_threads(user_folder("cache"), kernels)
-    planning = replace(planning, machine=unmeasured_machine(threads))
-    plan = planning.plan()
+    wishes = source.wishes
+    request = replace(request_for(source, sparse, draft), device="cpu")
+    # Before kernels are compiled: what doesn't fit with the fewest threads is refused.
+    planned = plan_devices(request, unmeasured_machine(wishes.threads or 1))
+    kernels = _kernels(source, sparse, planned)
+    threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
+    machine = unmeasured_machine(threads)
+    planned = plan_devices(request, machine)
+    return _loaded(source, sparse, _kernels(source, sparse, planned), request, machine, planned)
+
+
+def load_draft_on_cpu(source: ModelSource, team: Team | None, threads: int) -> LoadedEngine:
+    """A draft model that the model's plan has room for. `team`: the model's threads, if it is on the CPU."""
+    request = replace(request_for(source, SparseChoice(), None), device="cpu", ram=None)
+    machine = unmeasured_machine(threads)
+    processor = replace(machine.processor, free_bytes=machine.processor.total_bytes)
+    machine = replace(machine, processor=processor)
+    planned = plan_devices(request, machine)
+    kernels = _kernels(source, SparseChoice(), planned)
+    return _loaded(source, SparseChoice(), kernels, request, machine, planned, team)
+
+
+def _kernels(source: ModelSource, sparse: SparseChoice, planned: DevicePlan) -> Kernels:
+    layers = sparse.layers if planned.memory.wishes.sparse else {}
+    units = kernel_units(source.weights, sparse=layers)
+    isa = choose(source.wishes.instruction_set)
+    return load_kernels(user_folder("cache"), isa, units, source.wishes.build_progress)
+
+
+def _loaded(
+    source: ModelSource,
+    sparse: SparseChoice,
+    kernels: Kernels,
+    request: PlanRequest,
+    machine: Machine,
+    planned: DevicePlan,
+    team: Team | None = None,
+) -> LoadedEngine:
+    wishes, weights, plan = source.wishes, source.weights, planned.memory
+    layers = sparse.layers if plan.wishes.sparse else {}
     in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
-    notes = [sparse.note] if sparse.note else []
+    notes = [note for note in (kernels.note, *planned.notes) if note]
+    if sparse.note and not plan.wishes.disk:
+        notes.append(sparse.note)
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
@@ -55,9 +85,9 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
         cache.layers,
         kernels,
         batch=CPU_BATCH,
-        threads=threads,
+        threads=machine.processor.threads,
         in_file=in_file,
-        sparse=sparse.layers,
+        sparse=layers,
         routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
         team=team,
@@ -69,86 +99,14 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
         cache,
         CPU_BATCH,
         plan.weight_bytes_per_token,
-        planning.largest_context(),
+        planned.fitting,
     )
+
+    def full_plan() -> MemoryPlan:
+        formats, nbytes = kernel_formats(weights), request.sizes.nbytes
+        measured = with_cpu_speeds(machine, user_folder("cache"), formats, nbytes)
+        return replace(planned.on(request.sizes, measured), repacking=repacking)
+
     return LoadedEngine(
-        engine,
-        lambda: replace(planning.with_speeds().plan(), repacking=repacking),
-        plan.bytes_on("cpu"),
-        notes=notes,
-        team=backend.team,
+        engine, full_plan, draft=plan.draft, notes=notes, team=backend.team, threads=backend.team.threads
     )
-
-
-def _decided(source: ModelSource, disk: bool) -> tuple["_Planning", SparseChoice]:
-    """Whether weights stay in the file, and which layers are sparse.
-
-    Raises `OutOfMemoryError`, before kernels are compiled, if it won't fit whatever the number of threads.
-    """
-    sparse = choose_sparse(source)
-    planning = _Planning(source, unmeasured_machine(source.wishes.threads or 1), sparse.wish)
-    try:
-        planning.plan()
-    except OutOfMemoryError:
-        if not disk or not planning.may_leave_weights:
-            raise
-        sparse, planning = SparseChoice(), replace(planning, sparse=None, disk=True)
-        planning.plan()
-    return planning, sparse
-
-
-@dataclass(frozen=True)
-class _Planning:
-    """The plan of everything on the CPU of this machine; `disk`: but for what its memory can't hold."""
-
-    source: ModelSource
-    machine: Machine
-    sparse: SparseWish | None
-    disk: bool = False
-
-    @property
-    def _wishes(self) -> PlanWishes:
-        wishes = self.source.wishes
-        return PlanWishes(
-            context=self.source.context,
-            kv=wishes.kv,
-            device="cpu",
-            ram=wishes.ram,
-            repack=wishes.repack,
-            sparse=self.sparse,
-            disk=self.disk,
-        )
-
-    @property
-    def may_leave_weights(self) -> bool:
-        """Whether the file may hold what main memory can't: where no shorter context helps, and no wish has
-        layouts of its own.
-        """
-        wishes = self.source.wishes
-        return wishes.repack and not wishes.asks_sparse and not self.largest_context()
-
-    def plan(self) -> MemoryPlan:
-        """Raises `OutOfMemoryError`."""
-        try:
-            return plan_memory(self.source.sizes, self.machine, self._wishes)
-        except PlanError as error:
-            largest = self.largest_context()
-            way_out = (
-                f"with a context of {largest} it fits (--context, context=)"
-                if largest
-                else "take a smaller model or fewer bits a weight"
-            )
-            raise OutOfMemoryError(f"{self.source.name}: {error}; {way_out}") from error
-
-    def largest_context(self) -> int:
-        """The largest context that fits what is free."""
-        return largest_context(
-            self.source.sizes, self.machine, self._wishes, self.source.config.trained_context
-        )
-
-    def with_speeds(self) -> "_Planning":
-        """The same with how fast weights are read, measured on first use."""
-        source = self.source
-        formats = kernel_formats(source.weights)
-        machine = with_cpu_speeds(self.machine, user_folder("cache"), formats, source.sizes.nbytes)
-        return replace(self, machine=machine)

@@ -3,12 +3,9 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeinfer.catalogue import ModelFile, find_draft
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
-from edgeinfer.errors import EdgeInferError, OutOfMemoryError, SettingError
-from edgeinfer.loading.cpu_loading import load_on_cpu
-from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
+from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.loading.cpu_loading import load_draft_on_cpu
+from edgeinfer.loading.draft_file import DraftFile
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
@@ -19,9 +16,6 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import LayeredBackend
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import DRAFT, Place, PlannedItem
-from edgeinfer_quant_formats import GGUFFile
 
 
 @dataclass(frozen=True)
@@ -30,56 +24,34 @@ class LoadedDrafter:
 
     drafter: Drafter | None
     notes: tuple[str, ...] = ()
-    item: PlannedItem | None = None
-    """Where a model that drafts lies."""
-
-    def beside(self, plan: MemoryPlan) -> MemoryPlan:
-        """The plan of the model that it drafts for, and the draft's bytes. Its time isn't in it."""
-        if self.item is None:
-            return plan
-        place: Place = "gpu" if self.item.device == "gpu" else "cpu"
-        if plan.draft == place:
-            return plan
-        others = (item for item in plan.items if item.item != DRAFT)
-        return replace(plan, items=(*others, self.item), draft=place)
 
 
 def load_drafter(
-    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+    draft: DraftFile | None, source: ModelSource, target: Tokenizer, beside: LoadedEngine
 ) -> LoadedDrafter:
-    """As wished: "auto" takes the catalogue's draft for the model `found`, else looks back. So does whatever
-    has another vocabulary, with a note.
+    """As asked for: the model in `draft` where the plan has room for it, else prompt lookup.
 
     `source`, `target`: the model and its tokenizer; `beside`: as it has been loaded.
 
     Raises:
-        SettingError: the draft that was named can't follow this model.
-        UnknownModelError: there is no such draft.
-        OutOfMemoryError: the draft that was named doesn't fit beside the model.
+        SettingError: what was asked for can't run beside this model.
         OSError: a reference can't be read.
     """
     wishes = source.wishes
     if wishes.draft is None:
         return LoadedDrafter(None)
     lookup = PromptLookup([_read_reference(path, target) for path in wishes.references])
-    if wishes.draft == "lookup":
-        return LoadedDrafter(lookup)
     model: Drafter
-    item = None
+    notes: tuple[str, ...] = ()
     if wishes.draft == "self":
         model = _layer_skipping(beside.engine)
+    elif draft is None or beside.draft is None:
+        return LoadedDrafter(lookup)
     else:
-        wished = found.draft_path if wishes.draft == "auto" else wishes.draft
-        if wished is None:
-            return LoadedDrafter(lookup)
-        try:
-            model, item = _draft_model(find_draft(wished), source, target, beside)
-        except (OutOfMemoryError, SettingError) as error:
-            if wishes.draft != "auto" and not isinstance(error, OtherVocabularyError):
-                raise
-            return LoadedDrafter(lookup, (f"drafting by looking back: {error}",))
-    notes = () if wishes.draft != "auto" else (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes, item)
+        model = _draft_model(draft, source, target, beside)
+        if not draft.required:
+            notes = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
+    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes)
 
 
 def _cost(nbytes: int) -> str:
@@ -108,44 +80,32 @@ def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
 
 
 def _draft_model(
-    found: ModelFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
-) -> tuple[DraftModel, PlannedItem]:
-    """A model that drafts, and where it lies."""
-    wishes, file = source.wishes, GGUFFile.open(found.path)
+    draft: DraftFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+) -> DraftModel:
+    """The model in `draft` as a drafter, where the plan has room for it."""
+    wishes = replace(source.wishes, context=source.context, device="cpu", progress=None)
+    own = ModelSource(draft.name, draft.file, draft.config, wishes)
     try:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        if not same_tokens(file.metadata, source.file.metadata):
-            check_vocabularies(found.name, Tokenizer.from_metadata(file.metadata), target)
-        ram = None if wishes.ram is None else max(0, wishes.ram - beside.ram_bytes)
-        vram = beside.room.nbytes if beside.room else 0
-        own = replace(wishes, context=source.context, ram=ram, vram=vram, device="cpu", progress=None)
-        loaded = _load_beside(ModelSource(found.name, file, config, own), beside)
-        place: Place = "gpu" if loaded.on_gpu else "cpu"
-        nbytes = loaded.plan().own_gpu_bytes if loaded.on_gpu else loaded.ram_bytes
-        model = DraftModel(
-            loaded.engine,
-            target.vocabulary_size,
-            nbytes,
-            file.close,
-            leaves=wishes.draft_leaves,
-            name=found.name,
-        )
-        return model, PlannedItem(DRAFT, place, nbytes, 0.0, overlapped=True)
-    except BaseException as error:
-        file.close()
-        if isinstance(error, EdgeInferError) and not isinstance(error, OutOfMemoryError | SettingError):
-            raise SettingError(f"draft: {found.name}: {error}") from error
-        raise
+        loaded = _load_beside(own, beside)
+    except EdgeInferError as error:
+        raise SettingError(f"draft: {draft.name}: {error}") from error
+    return DraftModel(
+        loaded.engine,
+        target.vocabulary_size,
+        loaded.plan().own_gpu_bytes if loaded.gpu else loaded.plan().bytes_on("cpu"),
+        draft.file.close,
+        leaves=wishes.draft_leaves,
+        name=draft.name,
+    )
 
 
 def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
-    """On the model's GPU, if that has room for it; else on the CPU."""
-    if beside.room is not None:
-        from edgeinfer.loading.gpu_loading import load_on_gpu
+    """On the model's GPU if the plan has it there; else on the CPU."""
+    if beside.draft == "gpu" and beside.gpu is not None:
+        from edgeinfer.loading.gpu_loading import load_draft_on_gpu
 
-        room = beside.room
         try:
-            return load_on_gpu(draft, room.gpu, room.nbytes if room.kept else None)
+            return load_draft_on_gpu(draft, beside.gpu, beside.draft_gpu_bytes)
         except GpuUnavailableError:
             pass
-    return load_on_cpu(draft, beside.team, disk=False)
+    return load_draft_on_cpu(draft, beside.team, beside.threads)

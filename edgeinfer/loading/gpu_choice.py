@@ -10,10 +10,6 @@ class GpuUnavailableError(EdgeInferError):
     """No GPU can run this model; the text says why and what to do. With device "auto" the CPU takes over."""
 
 
-class GpuFullError(GpuUnavailableError):
-    """The GPU has too little memory for all of a model; some of its layers may still fit."""
-
-
 def usable_gpu(wished: str) -> Gpu | None:
     """The GPU that `wished` ("auto", "cuda", "cuda:N") names; None: "auto", and there is none at all.
 

@@ -1,8 +1,13 @@
 """Loading a model on a GPU: what it takes there, whether that fits, and its engine. Imports torch."""
 
+from dataclasses import replace
+
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError
-from edgeinfer.loading.model_source import DraftRoom, LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.device_plan import DevicePlan, plan_devices
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.plan_request import request_for
+from edgeinfer.loading.sparse_choice import SparseChoice
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -10,14 +15,11 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.buffer_sizes import CHUNK, EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS
 from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
 
 TUNING_SECONDS = 9.0
@@ -28,35 +30,20 @@ TUNED_FROM_BYTES = 200 << 20
 """Weight bytes a token below which a step is latency, and not worth tuning."""
 
 
-def load_on_gpu(source: ModelSource, gpu: Gpu, kept: int | None = None) -> LoadedEngine:
-    """An engine whose weights, cache and activations all lie on the GPU, in so many bytes as were `kept` for
-    it, or in what is free.
+def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEngine:
+    """An engine whose weights, cache and activations are all on the GPU, as planned.
 
     Raises:
-        GpuFullError: it doesn't fit.
-        GpuUnavailableError: the model has a matrix without a kernel there.
+        GpuUnavailableError: the model has a matrix without a kernel there, or other programs took the memory.
     """
-    if source.wishes.kv in CPU_CACHES:
-        raise GpuUnavailableError(
-            f"kv: {source.wishes.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
-        )
-    free = free_bytes(gpu.index) if kept is None else kept
-    machine = with_gpu(unmeasured_machine(1), gpu, free, user_folder("cache"))
-    wishes = PlanWishes(
-        context=source.context,
-        kv=source.wishes.kv,
-        device="gpu",
-        vram=source.wishes.vram,
-        ram=source.wishes.ram,
-    )
-    plan, largest = _planned(source, machine, wishes)
+    plan = planned.memory
     try:
         backend = CudaBackend(
             source.specification,
             source.weights,
             source.context,
             cuda_device(gpu.index),
-            DeviceOptions(kv=wishes.kv),
+            DeviceOptions(kv=source.wishes.kv),
             on_placed=Placing(source),
         )
     except UnsupportedOnDeviceError as error:
@@ -66,14 +53,37 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, kept: int | None = None) -> Loade
     made_ready(backend, gpu, source, plan.weight_bytes_per_token)
     cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
     cache = KVCache(source.context, device_bytes=cache_bytes)
-    engine = Transformer(source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, largest)
+    engine = Transformer(
+        source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, planned.fitting
+    )
     return LoadedEngine(
         engine,
         lambda: plan,
-        plan.bytes_on("cpu"),
-        on_gpu=True,
+        draft=plan.draft,
+        threads=plan.machine.processor.threads,
+        gpu=gpu,
         whole_on_gpu=True,
-        room=DraftRoom(gpu, None if wishes.vram is None else max(0, wishes.vram - plan.own_gpu_bytes)),
+        draft_gpu_bytes=draft_gpu_bytes(plan),
+        notes=list(planned.notes),
+    )
+
+
+def load_draft_on_gpu(source: ModelSource, gpu: Gpu, nbytes: int) -> LoadedEngine:
+    """A draft model in the bytes that the model's plan keeps for it. Raises `GpuUnavailableError`."""
+    request = replace(request_for(source, SparseChoice(), None), device="cuda", vram=None, ram=None)
+    machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
+    planned = plan_devices(request, machine)
+    if planned.kind != "gpu":
+        raise GpuUnavailableError(f"{source.name}: the GPU has no room for the draft model")
+    return load_on_gpu(source, gpu, planned)
+
+
+def draft_gpu_bytes(plan: MemoryPlan) -> int:
+    """What a plan keeps on the GPU for the draft model, with what all models there share."""
+    if plan.draft != "gpu":
+        return 0
+    return sum(
+        item.bytes for item in plan.items if item.device == "gpu" and item.item in (DRAFT, *SHARED_ITEMS)
     )
 
 
@@ -95,24 +105,3 @@ def made_ready(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes
             raise GpuUnavailableError(f"{gpu.name}: {error}") from error
         raise
     return backend
-
-
-def _planned(source: ModelSource, machine: Machine, wishes: PlanWishes) -> tuple[MemoryPlan, int]:
-    """The plan of everything on the GPU, and the largest context that fits.
-
-    Raises:
-        GpuFullError, GpuUnavailableError: as for `load_on_gpu`.
-    """
-    largest = largest_context(source.sizes, machine, wishes, source.config.trained_context)
-    try:
-        return plan_memory(source.sizes, machine, wishes), largest
-    except PlanError as error:
-        if "may be used" not in str(error):
-            raise GpuUnavailableError(f"{source.name}: {error}") from error
-        fewer = wishes.context > largest > 0
-        way_out = (
-            f"with a context of {largest} it fits (--context, context=)"
-            if fewer
-            else "take fewer bits a weight, or --device cpu"
-        )
-        raise GpuFullError(f"{source.name}: {error}; {way_out}") from error

@@ -1,32 +1,34 @@
 """From a name to a model that answers: find the file, choose the device, load an engine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.catalogue import ModelFile, find_model
 from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.template_options import TemplateOptions, Thinking
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.embedding import pooling_of
 from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
 from edgeinfer.language_model import Progress
-from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.loading.gpu_choice import GpuFullError, GpuUnavailableError, usable_gpu
+from edgeinfer.loading.engine_loading import load_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
+from edgeinfer.model_support import open_model
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
-from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
-from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
@@ -49,6 +51,8 @@ def load(
     kv: CacheType = "f16",
     engine: EngineName = "edgeinfer",
     chat_template: str | None = None,
+    thinking: Thinking | None = None,
+    template_args: Mapping[str, Any] | None = None,
     assume_pre_tokenizer: str | None = None,
     snapshots: bool = False,
     progress: Progress | None = None,
@@ -72,7 +76,8 @@ def load(
     `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
     the last words there is guessed first.
     `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
-    `chat_template`: Jinja text in place of the file's. `assume_pre_tokenizer`: go on with this
+    `chat_template`: Jinja text instead of the file's. `thinking`, `template_args`: defaults for all answers,
+    as for `Model.stream`; without them those of models.toml. `assume_pre_tokenizer`: go on with this
     one where the file's is unknown. `snapshots`: prompts that begin with what `Model.keep_snapshot` left on
     the disk are read from there. `progress` hears of bytes loaded, `build_progress` of kernels compiled
     (first use only).
@@ -102,6 +107,7 @@ def load(
         kv=kv,
         engine=engine,
         chat_template=chat_template,
+        template_options=TemplateOptions(thinking, template_args or {}),
         assume_pre_tokenizer=assume_pre_tokenizer,
         snapshots=snapshots,
         progress=progress,
@@ -112,8 +118,8 @@ def load(
     if wishes.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
-        return load_llama_cpp(found, wishes.context, wishes.threads, wishes.chat_template, wishes.kv)
-    file = GGUFFile.open(found.path)
+        return load_llama_cpp(found, wishes)
+    file = open_model(found.path, found.name)
     try:
         return _load_own(found, file, wishes)
     except BaseException as error:
@@ -146,25 +152,39 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
     source = ModelSource(found.name, file, config, wishes)
     tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, wishes.chat_template)
-    loaded = _load_engine(source)
+    draft, draft_notes = open_draft(wishes.draft, found.draft_path, file)
+    loaded = None
     try:
-        drafting = _drafting(found, loaded, tokenizer, source)
+        loaded = load_engine(source, draft.sizes if draft else None)
+        drafting = _drafting(draft, loaded, tokenizer, source)
     except BaseException:
-        loaded.engine.close()
+        if loaded is not None:
+            loaded.engine.close()
+        if draft is not None:
+            draft.file.close()
         raise
+    if draft is not None and loaded.draft is None:
+        draft.file.close()
     model = Model(
         name=found.name,
         engine=loaded.engine,
         tokenizer=tokenizer,
         chat_format=chat_format,
-        plan=lambda: drafting.beside(loaded.plan()),
+        plan=loaded.plan,
         prompt_style=found.prompt_style,
-        notes=[*tokenizer.notes, *_notes(config, source.context), *loaded.notes, *drafting.notes],
+        notes=[
+            *tokenizer.notes,
+            *_notes(config, source.context),
+            *draft_notes,
+            *loaded.notes,
+            *drafting.notes,
+        ],
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         spare_core=_leaves_a_core(loaded),
         rows_alike=loaded.team is not None,
+        template_options=source.wishes.template_options.over(found.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)
@@ -194,55 +214,19 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
 
 
 def _drafting(
-    found: ModelFile, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
+    draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
     """What drafts for the engine."""
-    if loaded.on_gpu and not source.wishes.drafts_on_gpu:
+    if loaded.gpu is not None and not source.wishes.drafts_on_gpu:
         return LoadedDrafter(None)
-    return load_drafter(found, source, tokenizer, loaded)
-
-
-def _load_engine(source: ModelSource) -> LoadedEngine:
-    """On the device that was wished for; "auto" takes a GPU where one will do, and says why one won't.
-
-    What is too large for a GPU is divided between it and the CPU.
-    """
-    wished = source.wishes.device
-    if wished == "cpu":
-        return load_on_cpu(source)
-    try:
-        gpu = usable_gpu(wished)
-        if gpu is None:
-            return load_on_cpu(source)
-        return _load_with_gpu(source, gpu)
-    except GpuUnavailableError as error:
-        if wished != "auto":
-            raise
-        loaded = load_on_cpu(source)
-        loaded.notes.append(f"running on the CPU: {error}")
-        return loaded
-
-
-def _load_with_gpu(source: ModelSource, gpu: Gpu) -> LoadedEngine:
-    """All of it on the GPU, or as many layers as fit."""
-    from edgeinfer.loading.gpu_loading import load_on_gpu
-
-    try:
-        loaded = load_on_gpu(source, gpu)
-        if source.wishes.asks_sparse:
-            loaded.notes.append("all of the model is on the GPU, which computes every neuron: none is sparse")
-        return loaded
-    except GpuFullError:
-        from edgeinfer.loading.split_loading import load_split
-
-        return load_split(source, gpu)
+    return load_drafter(draft, source, tokenizer, loaded)
 
 
 def _snapshots(source: ModelSource) -> SnapshotStore:
     """Where keys and values of this file, read in this way, are kept."""
     wishes = source.wishes
     fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
-    return SnapshotStore(user_folder("cache") / "snapshots", fingerprint)
+    return SnapshotStore(snapshots_folder(), fingerprint)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

@@ -14,6 +14,7 @@ from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.plan_facts import Place
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
@@ -47,31 +48,22 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class DraftRoom:
-    """Memory of a GPU for a draft model."""
-
-    gpu: Gpu
-    nbytes: int | None = None
-    """With what all models there share; None: as much as is free."""
-    kept: bool = False
-    """Whether the model's plan has kept it: then what else is free doesn't count."""
-
-
-@dataclass(frozen=True)
 class LoadedEngine:
     """An engine with its plan, and what the user should know of how it came about."""
 
     engine: Transformer
     plan: Callable[[], MemoryPlan]
     """With how fast everything is read, which is measured on first use."""
-    ram_bytes: int
-    """Bytes of main memory that the plan takes."""
-    on_gpu: bool = False
-    """Whether any of it lies on a GPU."""
+    draft: Place | None = None
+    """Where its plan has room for the draft model; None: nowhere."""
     whole_on_gpu: bool = False
-    """Whether all of it does."""
-    room: DraftRoom | None = None
-    """What the GPU has for a draft; None: nothing."""
+    """Whether all of it is on a GPU."""
+    threads: int = 1
+    """Of the CPU, for it or its draft model."""
+    gpu: Gpu | None = None
+    """The GPU that any of it is on."""
+    draft_gpu_bytes: int = 0
+    """What the plan keeps there for the draft model, with what all models there share."""
     notes: list[str] = field(default_factory=list)
     team: Team | None = None
     """The threads of an engine that lies on the CPU as a whole; a draft model's take turns with them."""

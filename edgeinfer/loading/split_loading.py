@@ -1,134 +1,53 @@
 """Loading a model that is larger than the GPU: divided between it and the CPU as planned. Imports torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.draft_sizes import draft_sizes
+from edgeinfer.loading.device_plan import DevicePlan
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
-from edgeinfer.loading.gpu_loading import made_ready
+from edgeinfer.loading.gpu_loading import draft_gpu_bytes, made_ready
 from edgeinfer.loading.known_routing import known_routing
-from edgeinfer.loading.model_source import DraftRoom, LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.sparse_choice import SparseChoice
 from edgeinfer.transformer import Transformer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.features import choose
 from edgeinfer_kernels.cpu.host_half import HostHalf
-from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_units
 from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.buffer_sizes import CHUNK
-from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device, free_bytes
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
+from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.division import LayerDivision, host_batch
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_offload.expert_slots import ExpertSlots
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS, PlanWishes, SparseWish
+from edgeinfer_offload.memory_plan import MemoryPlan
 from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.split_backend import SplitBackend
-from edgeinfer_offload.this_machine import (
-    measure_gpu,
-    meets_in_graph,
-    unmeasured_machine,
-    with_cpu_speeds,
-    with_gpu,
-)
-
-ATTEMPTS = 3
-"""Plans that are tried while other programs take memory of the GPU, each with less of it."""
-SHARE_LEFT = 0.9
+from edgeinfer_offload.this_machine import meets_in_graph
 
 
-def load_split(source: ModelSource, gpu: Gpu) -> LoadedEngine:
-    """An engine with as much on the GPU as makes it fastest, the rest on the CPU.
+def load_split(source: ModelSource, gpu: Gpu, planned: DevicePlan, sparse: SparseChoice) -> LoadedEngine:
+    """An engine with as much on the GPU as makes it fastest, the rest on the CPU, as planned.
 
     Raises:
-        GpuUnavailableError: nothing of it fits the GPU, or it has no kernels for it, or main memory is too
-            small for the rest whatever the context.
-        OutOfMemoryError: a smaller context would fit.
+        DeviceMemoryError: other programs took memory of the GPU.
+        GpuUnavailableError: it has no kernels for a part of it.
     """
-    wishes, cache_folder = source.wishes, user_folder("cache")
-    sparse = choose_sparse(source) if wishes.asks_sparse else SparseChoice()
-    kernels = load_kernels(
-        cache_folder,
-        choose(wishes.instruction_set),
-        [SERVICE, *kernel_units(source.weights, head=False, sparse=sparse.layers)],
-        wishes.build_progress,
-    )
-    threads = wishes.threads or remembered_threads(cache_folder, kernels)
-    budget, notes = wishes.vram, _measured(source, gpu)
-    for attempt in range(ATTEMPTS):
-        plan = _planned(source, gpu, threads, budget, sparse.wish)
-        try:
-            loaded = _Sides(source, gpu, plan, kernels, threads, sparse).load()
-        except DeviceMemoryError as error:
-            if attempt == ATTEMPTS - 1:
-                raise GpuUnavailableError(f"{source.name}: {error}") from error
-            budget = int(SHARE_LEFT * plan.vram_bytes)
-            notes += ["other programs took memory of the GPU meanwhile: less of the model is there"]
-            continue
-        loaded.notes[:0] = notes
-        return loaded
-    raise AssertionError("unreachable")
-
-
-def _measured(source: ModelSource, gpu: Gpu) -> list[str]:
-    """Measure what isn't known of the GPU yet; a remark if it has no room for that."""
+    sparse = sparse if planned.memory.wishes.sparse else SparseChoice()
+    units = [SERVICE, *kernel_units(source.weights, head=False, sparse=sparse.layers)]
+    isa = choose(source.wishes.instruction_set)
+    kernels = load_kernels(user_folder("cache"), isa, units, source.wishes.build_progress)
     try:
-        measure_gpu(gpu, user_folder("cache"), sorted({matrix.format for matrix in source.sizes.matrices()}))
-    except DeviceMemoryError:
-        return ["the GPU has no room to be measured: planned without its speeds"]
-    return []
-
-
-def _planned(
-    source: ModelSource, gpu: Gpu, threads: int, vram: int | None, sparse: SparseWish | None
-) -> MemoryPlan:
-    """The fastest placement within the budgets, at the speeds of this machine."""
-    wishes, cache_folder = source.wishes, user_folder("cache")
-    formats, nbytes = kernel_formats(source.weights), source.sizes.nbytes
-    machine = with_cpu_speeds(unmeasured_machine(threads), cache_folder, formats, nbytes)
-    machine = with_gpu(machine, gpu, free_bytes(gpu.index), cache_folder)
-    asked = PlanWishes(
-        context=source.context,
-        kv=wishes.kv,
-        vram=vram,
-        ram=wishes.ram,
-        repack=wishes.repack,
-        batch=CHUNK,
-        sparse=sparse,
-        routing=known_routing(source.file.path, source.sizes)[0],
-        changing_experts=True,
-        draft=None if wishes.draft == "auto" else draft_sizes(wishes.draft, source.file)[0],
-    )
-    try:
-        plan = plan_memory(source.sizes, machine, asked)
-    except PlanError as error:
-        plan = _partly_in_file(source, machine, asked, error)
-    if plan.head != "gpu":
-        raise GpuUnavailableError(f"{source.name}: {plan.why_not or 'no part is faster on the GPU'}")
-    return plan
-
-
-def _partly_in_file(
-    source: ModelSource, machine: Machine, asked: PlanWishes, refusal: PlanError
-) -> MemoryPlan:
-    """The plan of a model that main memory and the GPU can't hold at any context."""
-    largest = largest_context(source.sizes, machine, asked, source.config.trained_context)
-    if largest:
-        way_out = f"with a context of {largest} it fits (--context, context=)"
-        raise OutOfMemoryError(f"{source.name}: {refusal}; {way_out}") from refusal
-    try:
-        return plan_memory(source.sizes, machine, replace(asked, disk=True, sparse=None))
-    except PlanError as error:
+        loaded = _Sides(source, gpu, planned.memory, kernels, sparse).load()
+    except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
+    loaded.notes.extend([kernels.note] if kernels.note else [])
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -139,7 +58,6 @@ class _Sides:
     gpu: Gpu
     plan: MemoryPlan
     kernels: Kernels
-    threads: int
     sparse: SparseChoice
 
     def load(self) -> LoadedEngine:
@@ -147,7 +65,7 @@ class _Sides:
         source, plan, facts = self.source, self.plan, self.source.specification
         placing = Placing(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
-        sparse = self.sparse if plan.wishes.sparse else SparseChoice()
+        sparse = self.sparse
         mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)
         caches = self._host_caches()
@@ -160,7 +78,7 @@ class _Sides:
                 self.kernels,
                 mailbox.addresses,
                 batch=CHUNK,
-                threads=self.threads,
+                threads=plan.machine.processor.threads,
                 computed=host_batch(CHUNK, plan.prediction.send_from),
                 in_file=blocks_in_file(plan),
                 sparse=sparse.layers,
@@ -197,15 +115,15 @@ class _Sides:
                 f"{mebibytes(refused)} of weights in main memory couldn't be pinned: prompts send them by "
                 "way of buffers that are, which is slower"
             )
-        here = sum(item.bytes for item in plan.items if item.device == "cpu" and item.item != DRAFT)
-        return LoadedEngine(engine, lambda: plan, here, on_gpu=True, room=self._draft_room(), notes=notes)
-
-    def _draft_room(self) -> DraftRoom | None:
-        """What the plan has kept for a draft."""
-        if self.plan.draft != "gpu":
-            return None
-        kept = sum(item.bytes for item in self.plan.items if item.item in (DRAFT, *SHARED_ITEMS))
-        return DraftRoom(self.gpu, kept, kept=True)
+        return LoadedEngine(
+            engine,
+            lambda: plan,
+            draft=plan.draft,
+            threads=plan.machine.processor.threads,
+            gpu=self.gpu,
+            draft_gpu_bytes=draft_gpu_bytes(plan),
+            notes=notes,
+        )
 
     @property
     def _divisions(self) -> tuple[LayerDivision, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
 from edgeinfer_kernels.layer_cache import CacheType
@@ -42,29 +43,30 @@ def check_wishes(context: int | None, threads: int | None, draft: str | None) ->
 class Wishes:
     """What the caller of `load` asked for, checked."""
 
-    context: int | None
-    device: str
-    vram: int | None
+    context: int | None = None
+    device: str = "auto"
+    vram: int | None = None
     """Bytes of the GPU's memory to use at most."""
-    ram: int | None
+    ram: int | None = None
     """Bytes of main memory to use at most."""
-    threads: int | None
-    repack: bool
-    sparse: Sparse
+    threads: int | None = None
+    repack: bool = True
+    sparse: Sparse = "auto"
     """Whether the CPU reads active neurons only, see `sparse_choice`."""
-    instruction_set: str | None
-    draft: str | None
-    draft_leaves: int
+    instruction_set: str | None = None
+    draft: str | None = "auto"
+    draft_leaves: int = 0
     """Tokens of a draft beside its branch."""
-    references: tuple[Path, ...]
+    references: tuple[Path, ...] = ()
     """Files whose text the answer may repeat."""
-    kv: CacheType
-    engine: EngineName
-    chat_template: str | None
-    assume_pre_tokenizer: str | None
-    snapshots: bool
-    progress: Progress | None
-    build_progress: Progress | None
+    kv: CacheType = "f16"
+    engine: EngineName = "edgeinfer"
+    chat_template: str | None = None
+    assume_pre_tokenizer: str | None = None
+    template_options: TemplateOptions = DEFAULTS
+    snapshots: bool = False
+    progress: Progress | None = None
+    build_progress: Progress | None = None
 
     @property
     def drafts_on_gpu(self) -> bool:

@@ -1,34 +1,39 @@
 """The HTTP interface itself: which path does what, who may ask, and what a failure looks like."""
 
-import asyncio
 import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from edgeinfer.errors import ContextOverflowError, EdgeInferError
+from edgeinfer.async_stream import AsyncTokenStream
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer.model import Model
 from edgeinfer.serving import replies
-from edgeinfer.serving.asks import RequestError, body_of, chat_ask, embedding_ask, prompts_of, text_ask
+from edgeinfer.serving.access import LOCAL_HOSTS, Access
+from edgeinfer.serving.asks import Ask, EmbeddingAsk, body_of, chat_ask, embedding_ask, prompts_of, text_ask
+from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_gone
+from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.forms import ChatForm, Form, TextForm
+from edgeinfer.serving.replies import failure
 from edgeinfer.serving.turns import Turns
+from edgeinfer.shown import shortened, shown
 
-Found = TypeVar("Found")
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "[::1]", "testserver")
-MOST_BODY_BYTES = 64 << 20
 CLIENT_LEFT = 499
 """What servers write into their logs for it."""
+MAX_WARNINGS = 20
+Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ class ServingWishes:
     key: str | None = None
     most_waiting: int = 64
     hosts: Sequence[str] = LOCAL_HOSTS
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
+            raise SettingError("key: wanted printable ASCII characters, at least one")
 
 
 def serving_app(model: Model, wishes: ServingWishes | None = None) -> Starlette:
@@ -51,6 +60,7 @@ class _Server:
         self._key = wishes.key
         self._hosts = list(wishes.hosts)
         self._turns = Turns(wishes.most_waiting)
+        self._workers = Workers()
         self._began = int(time.time())
 
     def app(self) -> Starlette:
@@ -63,12 +73,17 @@ class _Server:
             Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
             Route("/v1/embeddings", self._guarded(self._embed), methods=["POST"]),
         ]
-        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=self._hosts, www_redirect=False)
         return Starlette(
             routes=routes,
-            middleware=[hosts],
+            middleware=[Middleware(Access, hosts=self._hosts)],
             exception_handlers={HTTPException: _nothing_there, Exception: _unforeseen},
+            lifespan=self._lifespan,
         )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        self._workers.close()
 
     def _guarded(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -79,12 +94,14 @@ class _Server:
             try:
                 self._check_key(request)
                 return await answer(request)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_LEFT)
             except RequestError as error:
-                return _failure(str(error), error.status, error.param, error.code)
+                return failure(str(error), error.status, error.param, error.code)
             except ContextOverflowError as error:
-                return _failure(str(error), 400, "messages", "context_length_exceeded")
+                return failure(str(error), 400, "messages", "context_length_exceeded")
             except EdgeInferError as error:
-                return _failure(str(error), 400)
+                return failure(str(error), 400)
 
         return guarded
 
@@ -115,132 +132,169 @@ class _Server:
     def _check_model(self, name: str) -> None:
         if name and name != self._model.name:
             raise RequestError(
-                f"model {name!r} isn't here; this server has {self._model.name!r}",
+                f"model {shown(name)} isn't here; this server has {self._model.name!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
 
     async def _chat(self, request: Request) -> Response:
-        return await self._complete(request, ChatForm(self._model, chat_ask(await _body(request))))
+        return await self._completions(request, chat_ask, ChatForm)
 
     async def _text(self, request: Request) -> Response:
-        return await self._complete(request, TextForm(self._model, text_ask(await _body(request))))
+        return await self._completions(request, text_ask, TextForm)
 
-    async def _complete(self, request: Request, form: Form) -> Response:
-        self._check_model(form.ask.model)
-        if form.ask.streamed:
-            return await self._streamed(request, form)
-        whole = await _unless_gone(request, self._whole(form))
-        return whole or Response(status_code=CLIENT_LEFT)
+    async def _completions(
+        self,
+        request: Request,
+        ask_of: Callable[[dict[str, Any]], Ask],
+        form_of: Callable[[Model, Ask], Form],
+    ) -> Response:
+        self._turns.admit()
+        response: Response | None = None
+        try:
+            ask = await self._asked(request, ask_of)
+            self._check_model(ask.model)
+            form = form_of(self._model, ask)
+            if ask.streamed:
+                response = await self._streamed(request, form)
+            else:
+                response = await unless_gone(request, self._whole(form))
+            return response or Response(status_code=CLIENT_LEFT)
+        finally:
+            if not isinstance(response, EventStream):
+                self._turns.leave()
+
+    async def _asked(self, request: Request, ask_of: Callable[[dict[str, Any]], Asked]) -> Asked:
+        """What a request asks for; parsed on another thread."""
+        raw = await read_body(request, largest_body(self._model.context))
+        return await self._workers.run(lambda: ask_of(body_of(raw)))
+
+    async def _begun(self, form: Form, prompt: Any) -> AsyncTokenStream:
+        """An answer, its prompt tokenized and its grammar compiled on another thread."""
+        return await self._workers.run(lambda: self._model.stream_async(prompt, **form.settings))
 
     async def _whole(self, form: Form) -> Response:
         """All answers in one object."""
+        prompts = prompts_of(form.ask)
+        begun = await self._begun(form, prompts[0][1])  # what is wrong with it needs no turn
+        answers = []
         async with self._turns.turn():
-            answers = [
-                await self._model.generate_async(prompt, **form.settings)
-                for _, prompt in prompts_of(form.ask)
-            ]
+            for index, prompt in prompts:
+                stream = begun if index == 0 else await self._begun(form, prompt)
+                async with aclosing(stream):
+                    async for _ in stream:
+                        pass
+                answers.append(stream.result)
         return JSONResponse(
             {
                 **form.head(streamed=False),
                 "choices": [form.choice(index, answer) for index, answer in enumerate(answers)],
                 "usage": replies.usage(answers),
                 "timings": replies.timings(answers[-1]),
+                **_warnings(form.ask.warnings),
             }
         )
 
-    async def _streamed(self, request: Request, form: Form) -> Response:
+    async def _streamed(self, request: Request, form: Form) -> Response | None:
         """The first token is waited for: until then a failure is a status of its own."""
         events = self._events(form)
-        first = await _unless_gone(request, anext(events))
+        try:
+            first = await unless_gone(request, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
         if first is None:
             await events.aclose()
-            return Response(status_code=CLIENT_LEFT)
-
-        async def all_events() -> AsyncIterator[bytes]:
-            async with aclosing(events):
-                yield first
-                try:
-                    async for event in events:
-                        yield event
-                except EdgeInferError as error:
-                    yield replies.event(replies.error(str(error), "server_error"))
-
-        return StreamingResponse(
-            all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+            return None
+        return EventStream(first, events, self._turns.leave)
 
     async def _events(self, form: Form) -> AsyncGenerator[bytes, None]:
         """Server-sent events of every answer; a reader who leaves ends the answer in progress."""
         head, answers = form.head(streamed=True), []
+        extra = _warnings(form.ask.warnings)
+        prompts = prompts_of(form.ask)
+        begun = await self._begun(form, prompts[0][1])
         async with self._turns.turn():
-            for index, prompt in prompts_of(form.ask):
-                stream = self._model.stream_async(prompt, **form.settings)
+            for index, prompt in prompts:
+                stream = begun if index == 0 else await self._begun(form, prompt)
                 async with aclosing(stream):
-                    begun = False
+                    opened = False
                     async for token in stream:
-                        first = [] if begun else form.first_pieces(index, stream.result)
-                        begun = True
+                        first = [] if opened else form.first_pieces(index, stream.result)
+                        opened = True
                         for piece in [*first, *form.pieces(index, token)]:
-                            yield replies.event({**head, "choices": [piece]})
+                            yield replies.event({**head, "choices": [piece], **extra})
+                            extra = {}
                 answers.append(stream.result)
                 for piece in form.last_pieces(index, stream.result):
-                    yield replies.event({**head, "choices": [piece]})
+                    yield replies.event({**head, "choices": [piece], **extra})
+                    extra = {}
         if form.ask.usage_at_end:
             yield replies.event({**head, "choices": [], "usage": replies.usage(answers)})
         yield replies.event("[DONE]")
 
     async def _embed(self, request: Request) -> Response:
-        name, texts, as_base64 = embedding_ask(await _body(request))
-        self._check_model(name)
-        model = self._model
+        self._turns.admit()
+        try:
+            ask = await self._asked(request, embedding_ask)
+            self._check_model(ask.model)
+            found = await unless_gone(request, self._embedded(ask))
+            return found or Response(status_code=CLIENT_LEFT)
+        finally:
+            self._turns.leave()
+
+    async def _embedded(self, ask: EmbeddingAsk) -> Response:
+        """The vectors; between two texts a client that has left is noticed."""
         async with self._turns.turn():
-            found = await run_in_threadpool(model.text_vectors, texts)
-        return JSONResponse(replies.embeddings(model.name, found.vectors, found.tokens, as_base64))
+            found = [await self._workers.run(partial(self._model.text_vectors, [text])) for text in ask.texts]
+        vectors = np.concatenate([each.vectors for each in found])
+        tokens = sum(each.tokens for each in found)
+        reply = replies.embeddings(self._model.name, vectors, tokens, ask.as_base64)
+        return JSONResponse({**reply, **_warnings(ask.warnings)})
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The request's JSON. Raises `RequestError`: too large, or none."""
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MOST_BODY_BYTES:
-            raise RequestError(f"the body has more than {MOST_BODY_BYTES >> 20} MiB", status=413)
-    return body_of(bytes(raw))
+class EventStream(StreamingResponse):
+    """A response of server-sent events; `on_end` is called once, whether or not it was ever sent."""
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
+        super().__init__(
+            self._all(first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self._events, self._on_end = events, on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; a client that leaves ends them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            try:
+                await self._events.aclose()
+            finally:
+                self._on_end()
+
+    @staticmethod
+    async def _all(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except EdgeInferError as error:
+            yield replies.event(replies.error(str(error), "server_error"))
 
 
-async def _unless_gone(request: Request, answer: Awaitable[Found]) -> Found | None:
-    """Wait for an answer; None if the client leaves: it is cancelled then."""
-    working = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        return None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
+    """What a response says of fields without an effect; nothing, if there are none."""
+    return {"warnings": list(warnings[:MAX_WARNINGS])} if warnings else {}
 
 
 async def _nothing_there(request: Request, error: Exception) -> Response:
     """No such path, or no such way to ask it."""
     assert isinstance(error, HTTPException)
-    return _failure(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+    place = f"{request.method} {shortened(request.url.path)}"
+    return failure(f"{place}: {error.detail}", error.status_code)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
     """A mistake of ours; whoever runs the server sees where."""
-    return _failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)
-
-
-def _failure(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return JSONResponse(replies.error(message, kind, param, code), status_code=status)
+    return failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)

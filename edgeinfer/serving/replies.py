@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from starlette.responses import JSONResponse
 
 from edgeinfer.chat.tool_calls import Said
 from edgeinfer.language_model import TextTokenizer
@@ -122,6 +123,12 @@ def embeddings(model: str, vectors: npt.NDArray[np.float32], tokens: int, as_bas
 def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def failure(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
+    """A response that bears an error object."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse(error(message, kind, param, code), status_code=status)
 
 
 def event(data: Mapping[str, Any] | str) -> bytes:

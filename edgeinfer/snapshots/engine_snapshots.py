@@ -31,12 +31,12 @@ class EngineSnapshots:
             return 0
         return length
 
-    def keep(self) -> bool:
-        """Write what the engine holds; whether it is on the disk now. Keys and values of a text that slid
-        aren't those of its rest read by itself: they are kept for none.
+    def keep(self, owner: str | None = None) -> bool:
+        """Write what the engine holds, for `owner`; whether it is on the disk now. Keys and values of a text
+        that slid aren't those of its rest read by itself: they are kept for none.
         """
         slid = isinstance(self._engine, SlidingEngine) and self._engine.slid_at is not None
         if slid or len(self._engine.ids) < WORTH_TOKENS:
             return False
         snapshot = self._engine.snapshot()
-        return snapshot is not None and self._store.keep(snapshot)
+        return snapshot is not None and self._store.keep(snapshot, owner)

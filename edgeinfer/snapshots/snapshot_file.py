@@ -1,7 +1,10 @@
-"""One snapshot in a file: a line of JSON that describes it, then arrays as they lie in memory."""
+"""One snapshot in a file: a line of JSON that describes it, arrays as in memory, a digest of both."""
 
+import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-VERSION = 1
+VERSION = 2
+DIGEST_BYTES = 32
+"""Of the SHA-256 of all before it."""
+PART_SUFFIX = ".part"
+ARRAY_TYPE = re.compile(r"[<|][fiu][1248]")
+READ_BYTES = 1 << 20
 MOST_HEAD_BYTES = 64 << 20
 Array = npt.NDArray[np.generic]
 
@@ -32,25 +40,53 @@ class Snapshot:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write it in one stroke: a file of this name is whole, whatever happens. Raises `OSError`."""
+    """Write it in one stroke, for this user alone: a file of this name is whole, whatever happens.
+
+    Raises `OSError`.
+    """
     head = {
         "version": VERSION,
         "ids": snapshot.ids,
         "arrays": [[array.dtype.str, list(array.shape)] for array in snapshot.arrays],
     }
-    fresh = path.with_suffix(f".{os.getpid()}.part")
+    fresh = path.with_suffix(f".{os.getpid()}{PART_SUFFIX}")
+    fresh.unlink(missing_ok=True)
     try:
-        with fresh.open("wb") as file:
-            file.write(json.dumps(head).encode() + b"\n")
-            for array in snapshot.arrays:
-                file.write(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+        with open(fresh, "xb", opener=_private) as file:
+            digest = hashlib.sha256()
+            for part in (json.dumps(head).encode() + b"\n", *map(_bytes_of, snapshot.arrays)):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).reshape(-1).data
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a snapshot's bytes are those that were written; reads all of them. Raises `OSError`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
+        while left > 0 and (part := file.read(min(left, READ_BYTES))):
+            digest.update(part)
+            left -= len(part)
+        return left == 0 and file.read() == digest.digest()
+
+
 def read_snapshot(path: Path) -> Snapshot:
-    """What `write_snapshot` left; arrays are mapped, and read from the disk when they are looked at.
+    """What `write_snapshot` left; arrays are mapped, and read from the disk when they are looked at. Their
+    bytes are checked by `is_whole` only.
 
     Raises:
         OSError: it can't be read.
@@ -64,17 +100,23 @@ def read_snapshot(path: Path) -> Snapshot:
         if head["version"] != VERSION:
             raise DamagedSnapshotError(f"{path}: version {head['version']}, wanted {VERSION}")
         ids = [int(token) for token in head["ids"]]
-        shapes = [(np.dtype(kind), tuple(map(int, shape))) for kind, shape in head["arrays"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedSnapshotError(f"{path}: its first line is damaged ({error})") from None
-    wanted = len(line) + sum(_nbytes(*each) for each in shapes)
-    if size != wanted or any(kind.hasobject or min(shape, default=0) < 0 for kind, shape in shapes):
+        shapes = [(_array_type(kind), tuple(map(int, shape))) for kind, shape in head["arrays"]]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise DamagedSnapshotError(f"{path}: its first line is damaged ({type(error).__name__})") from None
+    wanted = len(line) + sum(_nbytes(*each) for each in shapes) + DIGEST_BYTES
+    if size != wanted or any(min(shape, default=0) < 0 for _, shape in shapes):
         raise DamagedSnapshotError(f"{path}: {size} bytes, wanted {wanted}")
     return Snapshot(ids, list(_arrays(path, len(line), shapes)))
 
 
+def _array_type(name: str) -> "np.dtype[np.generic]":
+    if not ARRAY_TYPE.fullmatch(name):
+        raise ValueError(name)
+    return np.dtype(name)
+
+
 def _nbytes(kind: "np.dtype[np.generic]", shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    return math.prod(shape) * kind.itemsize
 
 
 def _arrays(

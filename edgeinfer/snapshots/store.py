@@ -2,14 +2,28 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import psutil
 
 from edgeinfer.kv_cache import shared_prefix
-from edgeinfer.snapshots.snapshot_file import DamagedSnapshotError, Snapshot, read_snapshot, write_snapshot
+from edgeinfer.snapshots.snapshot_file import (
+    PART_SUFFIX,
+    DamagedSnapshotError,
+    Snapshot,
+    is_whole,
+    read_snapshot,
+    write_snapshot,
+)
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.private_folder import ensure_private
+
+Result = TypeVar("Result")
 
 LIMIT_BYTES = 4 << 30
 """Of all snapshots of all models."""
@@ -33,57 +47,63 @@ class SnapshotStore:
         """The snapshot that shares most of its first tokens with `ids`, and how many: more than so many."""
         if len(ids) <= more_than:
             return None
-        best, most = None, more_than
+        found: list[tuple[int, Path, Snapshot]] = []
         for count, path in self._own():
-            if count <= more_than:
-                continue
-            snapshot = self._read(path)
+            snapshot = self._guarded(path, read_snapshot) if count > more_than else None
             shared = shared_prefix(snapshot.ids, ids) if snapshot else 0
-            if shared > most:
-                best, most = (path, snapshot), shared
-        if best is None or best[1] is None:
-            return None
-        with suppress(OSError):
-            os.utime(best[0])
-        return best[1], most
+            if snapshot and shared > more_than:
+                found.append((shared, path, snapshot))
+        for shared, path, snapshot in sorted(found, key=lambda each: -each[0]):
+            if self._guarded(path, _checked):
+                with suppress(OSError):
+                    os.utime(path)
+                return snapshot, shared
+        return None
 
-    def _read(self, path: Path) -> Snapshot | None:
-        """None where it can't be read; a damaged one is thrown away."""
+    def _guarded(self, path: Path, read: Callable[[Path], Result]) -> Result | None:
+        """What `read` finds in a file; None where it can't be read. A damaged file is removed."""
         try:
-            return read_snapshot(path)
+            return read(path)
         except DamagedSnapshotError as error:
             self.trouble = str(error)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         except OSError as error:
             self.trouble = f"{path}: {error.strerror or error}"
         return None
 
-    def keep(self, snapshot: Snapshot) -> bool:
-        """Write a snapshot unless it is there; those of its own beginnings go. Whether it is there now."""
+    def keep(self, snapshot: Snapshot, owner: str | None = None) -> bool:
+        """Write a snapshot unless it is there; those of its own beginnings go. Whether it is there now.
+
+        `owner`: what `delete_snapshots` deletes it with, hexadecimal digits.
+        """
         if not snapshot.ids or snapshot.nbytes > self._limit:
             return False
-        path = self._folder / f"{self._model}-{len(snapshot.ids)}-{_digest(snapshot.ids)}{SUFFIX}"
+        name = f"{self._model}-{len(snapshot.ids)}-{_digest(snapshot.ids)}"
+        path = self._folder / f"{name}{f'-{owner}' if owner else ''}{SUFFIX}"
         try:
             if path.exists():
                 os.utime(path)
                 return True
-            self._folder.mkdir(parents=True, exist_ok=True)
+            ensure_private(self._folder.parent)
+            ensure_private(self._folder)
+            remove_leftovers(self._folder)
             self._make_room(snapshot.nbytes)
             write_snapshot(path, snapshot)
         except OSError as error:
             self.trouble = f"{self._folder}: {error.strerror or error}"
             return False
         for count, other in self._own():
-            if count < len(snapshot.ids) and other.stem.endswith(_digest(snapshot.ids[:count])):
+            if count < len(snapshot.ids) and other.stem.split("-")[2] == _digest(snapshot.ids[:count]):
                 other.unlink(missing_ok=True)
         return True
 
     def _own(self) -> Iterator[tuple[int, Path]]:
         """(tokens, file) of this model's."""
         for path in self._folder.glob(f"{self._model}-*{SUFFIX}"):
-            count = path.stem.split("-")[1]
-            if count.isdigit():
-                yield int(count), path
+            count = path.stem.split("-")[1:3]
+            if len(count) == 2 and count[0].isdigit():
+                yield int(count[0]), path
 
     def _make_room(self, nbytes: int) -> None:
         """Delete what was used longest ago until so many more bytes may come."""
@@ -97,6 +117,38 @@ class SnapshotStore:
 
     def _all(self) -> Iterator[Path]:
         return self._folder.glob(f"*{SUFFIX}")
+
+
+def snapshots_folder() -> Path:
+    """Where the snapshots of all models are."""
+    return user_folder("cache") / "snapshots"
+
+
+def delete_snapshots(owner: str, folder: Path | None = None) -> None:
+    """Delete the snapshots that were kept for an owner, of whatever model. Raises `OSError`."""
+    folder = folder or snapshots_folder()
+    remove_leftovers(folder)
+    for path in folder.glob(f"*-{owner}{SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed programs have begun, and what earlier releases wrote for everybody to read."""
+    for path in folder.glob(f"*{PART_SUFFIX}"):
+        number = path.stem.rpartition(".")[2]
+        if not (number.isdigit() and psutil.pid_exists(int(number))):
+            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{SUFFIX}") if sys.platform != "win32" else ():
+        with suppress(FileNotFoundError):
+            if path.lstat().st_mode & 0o077:
+                path.unlink()
+
+
+def _checked(path: Path) -> bool:
+    """True. Raises `DamagedSnapshotError`, `OSError`."""
+    if not is_whole(path):
+        raise DamagedSnapshotError(f"{path}: its digest is not that of its bytes")
+    return True
 
 
 def _digest(ids: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import TextTokenizer
+from edgeinfer.structured.compiler import one_line
 from edgeinfer.structured.grammars import Grammar, engine
 from edgeinfer.structured.helper_thread import Coming, HelperThread
 
@@ -123,7 +124,7 @@ class Constraint:
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
-            raise EdgeInferError(f"the answer's grammar failed: {_told(self._matcher.get_error())}")
+            raise EdgeInferError(f"the answer's grammar failed: {one_line(self._matcher.get_error())}")
 
 
 class GrammarVocabulary:
@@ -149,12 +150,10 @@ class GrammarVocabulary:
         Raises:
             SettingError: nothing can satisfy it, or it uses what llguidance doesn't know.
         """
-        failed, told = self._matcher.validate_grammar_with_warnings(grammar.compiled, self._tokens)
-        if failed:
-            raise SettingError(f"{grammar.kind}: {_told(told[0])}")
-        return Constraint(
-            self._matcher(self._tokens, grammar.compiled, log_level=0), self._size, self._finder
-        )
+        matcher = self._matcher(self._tokens, grammar.compiled, log_level=0)
+        if matcher.is_error():
+            raise SettingError(f"{grammar.kind}: {one_line(matcher.get_error())}")
+        return Constraint(matcher, self._size, self._finder)
 
 
 class _Tokens:
@@ -190,8 +189,3 @@ class _Tokens:
             ids.append(self._by_bytes[text[:size]])
             text = text[size:]
         return ids
-
-
-def _told(error: str) -> str:
-    """An error of llguidance's in one line."""
-    return " ".join(error.split()) or "it can't be used"

@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from edgeinfer.errors import SettingError
+from edgeinfer.structured.closed_objects import MAX_DEPTH, with_closed_objects
+from edgeinfer.structured.compiler import compiled
 
 SHORT_SPACES = {"whitespace_pattern": r" ?|\n[ \t]{0,20}"}
 """Between values: a space, or a new line with its indentation; a small model would get lost in more."""
@@ -46,34 +48,33 @@ def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
     if isinstance(schema, str):
         try:
             found = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SettingError(f"schema: saw no JSON ({error}), wanted a JSON schema") from None
     if not isinstance(found, Mapping | bool):
         raise SettingError(f"schema: saw {type(found).__name__} {str(found)[:40]!r}, wanted a JSON schema")
     if found is True:
         found = {}
     try:
-        text = json.dumps(found)
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"schema: {error}; wanted what JSON can hold") from None
+        text = json.dumps(with_closed_objects(found), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingError(
+            f"schema: {error}; wanted what JSON can hold, {MAX_DEPTH} levels at most"
+        ) from None
+    engine()
     options = SHORT_SPACES if found else {}
-    compiled = engine().LLMatcher.grammar_from_json_schema(text, overrides=options or None)
-    return Grammar("schema", str(compiled))
+    return Grammar("schema", compiled("schema", text, json.dumps(options)))
 
 
 def grammar(text: str) -> Grammar:
     """A grammar in Lark's syntax, or in llama.cpp's GBNF.
 
     Raises:
-        SettingError: it can't be read; or llguidance isn't installed.
+        SettingError: it can't be read or compiled; or llguidance isn't installed.
     """
     if not isinstance(text, str):
         raise SettingError(f"grammar: saw {type(text).__name__}, wanted the text of a grammar")
-    llguidance = engine()
-    try:
-        return Grammar("grammar", str(llguidance.grammar_from("grammar", text)))
-    except ValueError as error:
-        raise SettingError(f"grammar: {_first_line(str(error))}") from None
+    engine()
+    return Grammar("grammar", compiled("grammar", text))
 
 
 def asked_for(schema: Mapping[str, Any] | str | bool | None, text: str | None) -> Grammar | None:
@@ -83,7 +84,3 @@ def asked_for(schema: Mapping[str, Any] | str | bool | None, text: str | None) -
     if schema is not None:
         return json_schema(schema)
     return None if text is None else grammar(text)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "can't be read"

@@ -2,6 +2,7 @@
 many.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,15 +34,24 @@ class Coming(Generic[Result]):
 
 
 class HelperThread:
-    """Does one thing after the other; ends when nobody refers to it any more."""
+    """Does one thing after the other; ends when nobody refers to it any more. A forked child, in which the
+    thread does not exist, starts another.
+    """
 
     def __init__(self, name: str) -> None:
+        self._name = name
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
         self._asked: SimpleQueue[Coming[object] | None] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self._asked,), name=name, daemon=True).start()
+        threading.Thread(target=_serve, args=(self._asked,), name=self._name, daemon=True).start()
         weakref.finalize(self, self._asked.put, None)
 
     def do(self, work: Callable[[], Result]) -> Coming[Result]:
         """Have something done on the thread."""
+        if os.getpid() != self._process:
+            self._start()
         coming = Coming(work)
         self._asked.put(coming)  # type: ignore[arg-type]
         return coming

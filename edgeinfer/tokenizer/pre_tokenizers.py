@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer_quant_formats.errors import printable
 
 Reading = Literal["classes", "classes with han", "characters"]
 
@@ -263,7 +264,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     found = _FAMILIES.get(_ALIASES.get(name, name))
     if found is None:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.pre: pre-tokenizer {name!r} is not known; wanted one of "
+            f"tokenizer.ggml.pre: pre-tokenizer {printable(name)!r} is not known; wanted one of "
             f"{', '.join(known_pre_tokenizers())}. To go on as if it were another, say "
             "--assume-pre-tokenizer default (in Python: Tokenizer.from_gguf(path, unknown_pre='default'))"
         )

@@ -36,7 +36,7 @@ class SpecialSplitter:
     def split(self, text: str) -> list[Fragment]:
         """Return the text's fragments in order; none is empty."""
         fragments: list[Fragment] = [text] if text else []
-        for token in self._present(text):
+        for token in self.present(text):
             fragments = [
                 part
                 for fragment in fragments
@@ -44,7 +44,7 @@ class SpecialSplitter:
             ]
         return fragments
 
-    def _present(self, text: str) -> list[SpecialToken]:
+    def present(self, text: str) -> list[SpecialToken]:
         """Return the tokens whose texts occur, longest first; most groups are ruled out by how they begin."""
         groups = (group for key, group in self._groups.items() if key in text)
         found = [entry for group in groups for entry in group if entry[1].text in text]

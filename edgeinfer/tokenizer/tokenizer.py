@@ -1,7 +1,7 @@
 """Text to tokens and back, as the model file says."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,13 +13,15 @@ from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
 from edgeinfer.tokenizer.special_splitting import SpecialSplitter
 from edgeinfer.tokenizer.special_tokens import special_tokens
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
-from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, string_list
+from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
 
 _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
 _KNOWN_MODELS = ("llama", "gpt2", "gemma4")
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.THOUGHT_MARKS))
 _THOUGHT_MARKS = frozenset(mark.encode() for mark in special_texts.THOUGHT_MARKS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
@@ -60,6 +62,12 @@ class Tokenizer:
         found = special_tokens(vocabulary, metadata)
         shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
         self._all_special = SpecialSplitter(found)
+        self.control_texts = tuple(
+            token.text
+            for token in found
+            if self._types[token.token_id] in _HIDDEN_TYPES or token.text in _MARKS
+        )
+        """The texts of control tokens, and of those that mark roles and reasoning."""
         self._shown_special = SpecialSplitter(shown)
         self._bytes: dict[int, bytes] = {}
 
@@ -82,8 +90,8 @@ class Tokenizer:
         Raises:
             UnsupportedModelError: the tokenizer or its pre-tokenizer is not known, or a list is missing.
         """
-        model = metadata.get("tokenizer.ggml.model")
-        if model == "llama":
+        cls.check(metadata, unknown_pre)
+        if metadata["tokenizer.ggml.model"] == "llama":
             vocabulary = Vocabulary(metadata, _SENTENCE_PIECE_IDS)
             return cls(
                 vocabulary,
@@ -92,12 +100,19 @@ class Tokenizer:
                 add_bos=flag(metadata, "add_bos_token", True),
                 add_space_prefix=True,
             )
-        if model in ("gpt2", "gemma4"):
-            return cls._byte_pair(metadata, unknown_pre)
-        raise UnsupportedModelError(
-            f"tokenizer.ggml.model: {'missing' if model is None else repr(model)}; wanted one of "
-            f"{', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
-        )
+        return cls._byte_pair(metadata, unknown_pre)
+
+    @staticmethod
+    def check(metadata: Mapping[str, Any], unknown_pre: str | None = None) -> None:
+        """Raise `UnsupportedModelError` for a kind of tokenizer that isn't known; reads no vocabulary."""
+        model = name(metadata, "model")
+        if model not in _KNOWN_MODELS:
+            raise UnsupportedModelError(
+                f"tokenizer.ggml.model: {'missing' if model is None else printable(repr(model))}; wanted one "
+                f"of {', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
+            )
+        if model != "llama":
+            _facts_of(metadata, unknown_pre)
 
     @classmethod
     def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:
@@ -117,12 +132,19 @@ class Tokenizer:
             notes=notes,
         )
 
-    def encode(self, text: str, bos: bool = False, special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        bos: bool = False,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+    ) -> list[int]:
         """Return the tokens of `text`.
 
         `bos` adds the tokens that the file wants at the beginning and the end (`add_bos`, `add_eos`);
         `special` reads the names of control tokens in the text as those tokens. User-defined tokens are
-        always read so. Lone surrogates become U+FFFD.
+        always read so. Lone surrogates become U+FFFD. `restore` is applied to the text between special
+        tokens, after these have been found.
         """
         ids: list[int] = []
         if bos and self.add_bos and self.bos_id is not None:
@@ -135,7 +157,8 @@ class Tokenizer:
                 after_special = True
                 continue
             prefix = " " if after_special and self.add_space_prefix else ""
-            ids += self._encoder.encode(prefix + fragment)
+            plain = _without_surrogates(restore(fragment)) if restore else fragment
+            ids += self._encoder.encode(prefix + plain)
             after_special = False
         if bos and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
@@ -213,16 +236,17 @@ def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[Pre
     """Return the facts of the file's pre-tokenizer, and a note if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()
-    name = metadata.get("tokenizer.ggml.pre")
-    if not name:
+    pre = name(metadata, "pre")
+    if not pre:
         note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; answers may suffer"
         return pre_tokenizer("default"), (note,)
-    if unknown_pre is not None and not is_known(str(name)):
+    if unknown_pre is not None and not is_known(pre):
         note = (
-            f"tokenizer.ggml.pre: {name!r} is not known: {unknown_pre!r} is taken instead; answers may suffer"
+            f"tokenizer.ggml.pre: {printable(pre)!r} is not known: {unknown_pre!r} is taken instead; "
+            "answers may suffer"
         )
         return pre_tokenizer(unknown_pre), (note,)
-    return pre_tokenizer(str(name)), ()
+    return pre_tokenizer(pre), ()
 
 
 def _without_surrogates(text: str) -> str:

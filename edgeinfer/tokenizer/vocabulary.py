@@ -1,5 +1,6 @@
 """The tokens of a model file: their texts, types and scores, and which of them play a part."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,10 +11,12 @@ import numpy.typing as npt
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.tokenizer import special_texts
+from edgeinfer_quant_formats.errors import printable
 
 Metadata = Mapping[str, Any]
 
 _PREFIX = "tokenizer.ggml."
+_BYTE_TEXT = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TokenType(IntEnum):
@@ -81,6 +84,7 @@ class Vocabulary:
         self.texts = texts
         self.ids: dict[str, int] = dict(zip(self.texts, range(len(self.texts)), strict=True))
         self.types: npt.NDArray[np.int32] = self._numbers(metadata, "token_type", TokenType.NORMAL, np.int32)
+        self._check_bytes()
         self.scores: npt.NDArray[np.float32] = self._numbers(metadata, "scores", 0.0, np.float32)
         self.special = SpecialIds(
             **{part: self._part(metadata, part, default_ids.get(part)) for part in _PARTS}
@@ -101,6 +105,16 @@ class Vocabulary:
         return [
             first if first is not None else second for first, second in zip(hexadecimal, raw, strict=True)
         ]
+
+    def _check_bytes(self) -> None:
+        """Raise `UnsupportedModelError` for a token of type BYTE that names no byte, as `<0xZZ>`."""
+        for index in self.of_types(TokenType.BYTE):
+            text = self.texts[index]
+            if text.startswith("<0x") and text.endswith(">") and not _BYTE_TEXT.fullmatch(text):
+                raise UnsupportedModelError(
+                    f"{_PREFIX}tokens: token {index} is {printable(text)}, wanted <0x00> to <0xFF> as its "
+                    "type is BYTE"
+                )
 
     def _numbers(self, metadata: Metadata, key: str, default: float, dtype: type[Any]) -> npt.NDArray[Any]:
         values = metadata.get(_PREFIX + key)
@@ -165,6 +179,32 @@ def string_list(metadata: Metadata, key: str) -> list[str]:
 
 
 def flag(metadata: Metadata, key: str, default: bool) -> bool:
-    """Return the switch `tokenizer.ggml.<key>`, or `default` where the file doesn't say."""
+    """Return the switch `tokenizer.ggml.<key>`, or `default` where the file doesn't say.
+
+    Raises:
+        UnsupportedModelError: it is neither true nor false.
+    """
     value = metadata.get(_PREFIX + key)
-    return default if value is None else bool(value)
+    if value is None:
+        return default
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise wrong_type(key, value, "true or false")
+
+
+def name(metadata: Metadata, key: str) -> str | None:
+    """Return the text `tokenizer.ggml.<key>`, or None where the file doesn't say.
+
+    Raises:
+        UnsupportedModelError: it is no text.
+    """
+    value = metadata.get(_PREFIX + key)
+    if value is None or isinstance(value, str):
+        return value
+    raise wrong_type(key, value, "a text")
+
+
+def wrong_type(key: str, value: object, wanted: str) -> UnsupportedModelError:
+    """The error for a value of `tokenizer.ggml.<key>` of another type, which may be long."""
+    seen = printable(" ".join(repr(value).split()))
+    return UnsupportedModelError(f"{_PREFIX}{key}: saw {seen}, wanted {wanted}")

@@ -19,7 +19,13 @@ LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 """PCI Express generation -> a lane's rate after its coding."""
 CONTEXT_BYTES = 400 << 20
 """What driver and desktop are assumed to take of a described GPU before anything is loaded."""
-COMMON_WORDS = {"nvidia", "geforce", "gpu", "graphics", "mobile", "max-q", "generation"}
+COMMON_WORDS = frozenset(
+    {"nvidia", "geforce", "gpu", "graphics", "generation", "tesla", "edition", "workstation", "server"}
+    | {"hbm2", "hbm2e", "hbm3", "hbm3e", "sxm", "sxm4", "sxm5", "desktop", "notebook"}
+)
+LAPTOP_WORDS = frozenset({"laptop", "mobile", "notebook", "max-q", "maxq"})
+FAMILIES = ("rtx", "gtx")
+"""What people leave out: "4060 laptop" is an RTX 4060 Laptop."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,39 @@ def cards() -> list[Card]:
 
 
 def find_card(name: str) -> Card | None:
-    """The card that a person or a driver means; None: unknown."""
-    wanted = _words(name)
-    return next((card for card in cards() if _words(card.name) == wanted), None)
+    """The card that a person or a driver means; None: unknown, or several of different memory."""
+    found = matching_cards(name)
+    return found[0] if len(found) == 1 else None
 
 
-def _words(name: str) -> list[str]:
+def matching_cards(name: str) -> list[Card]:
+    """The cards of that name; without one, those of that name that say their memory as well ("A100 40GB")."""
+    wanted, known = _words(name), cards()
+    for words in (wanted, *({family, *wanted} for family in FAMILIES)):
+        # A driver names the memory of an H100 too, which is the only one.
+        for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
+            if found := [card for card in known if _words(card.name) == names]:
+                own = found[0].gib
+                said = [float(word.removesuffix("gb")) for word in words - names]
+                return found if all(size == own for size in said) else []
+        more = [card for card in known if words and words < _words(card.name) and _only_size(card, words)]
+        if more:
+            return more
+    return []
+
+
+_SIZE = re.compile(r"\d+gb")
+
+
+def _only_size(card: Card, words: set[str]) -> bool:
+    return all(_SIZE.fullmatch(word) for word in _words(card.name) - words)
+
+
+def _words(name: str) -> set[str]:
     """What tells cards apart: "NVIDIA GeForce RTX 4060 Laptop GPU" is "rtx 4060 laptop"."""
-    spaced = re.sub(r"(\d)(ti|super)\b", r"\1 \2", name.lower().replace("(", " ").replace(")", " "))
-    return [word for word in spaced.split() if word not in COMMON_WORDS]
+    spaced = re.sub(r"[()_/-]", " ", name.lower().replace("max-q", "maxq"))
+    spaced = re.sub(r"\b(rtx|gtx)(?=\d)", r"\1 ", spaced)
+    spaced = re.sub(r"(\d)(ti|super)\b", r"\1 \2", spaced)
+    spaced = re.sub(r"(\d) ?(?:gb|gib|g)\b", r"\1gb", spaced)
+    words = {"laptop" if word in LAPTOP_WORDS else word for word in spaced.split()}
+    return words - COMMON_WORDS

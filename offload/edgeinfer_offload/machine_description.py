@@ -25,8 +25,8 @@ from edgeinfer_offload.graphics_cards import (
     PROMPT_SHARE,
     READ_SHARE,
     cards,
-    find_card,
     link_of,
+    matching_cards,
 )
 from edgeinfer_offload.machine import Graphics, Machine, Processor
 
@@ -105,8 +105,8 @@ def describe_machine(text: str) -> Machine:
     if not colon:
         first, _, others = line.partition(",")
         name, rest = ("", line) if _is_term(first) else (first, others)
-    name = name.strip()
-    terms = [part.strip() for part in rest.split(",") if part.strip()]
+    name, size = _with_size(name.strip())
+    terms = [part.strip() for part in (size, *rest.split(",")) if part.strip()]
     if not name and not terms:
         raise DescriptionError(f"{text!r}: {WANTED}")
     said = _read(terms, line)
@@ -128,10 +128,22 @@ def describe_machine(text: str) -> Machine:
     return _with_graphics(machine, name, described)
 
 
+def _with_size(name: str) -> tuple[str, str]:
+    """A card's name, and the memory behind it that the table's card of that name hasn't ("4060 Ti 16GB")."""
+    found = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
+    if found is None or matching_cards(name):
+        return name, ""
+    return found[1], found[2]
+
+
 def _with_graphics(machine: Machine, name: str, described: _Described) -> Machine:
-    card = find_card(name)
-    if card:
-        graphics, link = card.graphics(), card.link()
+    found = matching_cards(name)
+    if len(found) > 1 and described.vram:
+        found = [card for card in found if card.gib * 2.0**30 == described.vram]
+    if len(found) > 1:
+        raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in found)}")
+    if found:
+        graphics, link = found[0].graphics(), found[0].link()
     elif described.vram and described.vram_rate:
         graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
         link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])

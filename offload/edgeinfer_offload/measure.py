@@ -46,7 +46,8 @@ def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
     key = f"best of {usable} threads"
     if len(thread_counts(usable)) == 1:
         return usable
-    return int(remembered_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable))))
+    best = remembered_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable)))
+    return min(max(int(best), 1), usable)
 
 
 @dataclass(frozen=True)

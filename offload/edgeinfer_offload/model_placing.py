@@ -11,7 +11,7 @@ from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
 from edgeinfer_offload.machine import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine
 from edgeinfer_offload.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
-from edgeinfer_offload.plan_facts import DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
+from edgeinfer_offload.plan_facts import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
 
 LIBRARY_BYTES = 344 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
@@ -72,7 +72,9 @@ class ModelPlacing:
         draft, wishes = self.wishes.draft, self.wishes
         if draft is None:
             return None
-        alone = replace(wishes, draft=None, vram=None, ram=None, routing=None, device="any")
+        alone = replace(
+            wishes, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
+        )
         placing = ModelPlacing(draft, self.machine, alone)
 
         def on(side: int, workspace: int) -> Cost:
@@ -179,9 +181,11 @@ class ModelPlacing:
             return [self._ends(CPU, CPU, drafts[0])]
         return [self._ends(GPU, CPU, draft) for draft in drafts]
 
-    def whole(self, side: int) -> Placement:
-        """Everything on one side."""
-        draft = side if self.draft and self.draft[side] else (CPU if self.draft else None)
+    def whole(self, side: int, draft: int | None = None) -> Placement:
+        """Everything on one side; the draft model on the side `draft`, None: there too if it can be."""
+        if draft is None:
+            draft = side if self.draft and self.draft[side] else CPU
+        draft = draft if self.draft else None
         choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
         found = self.search.placement(choices, self._ends(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
@@ -253,9 +257,11 @@ class ModelPlacing:
             here = self.whole(CPU)
             candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
         if self.pricing.graphics and self.can_be_whole:
-            alone, there = self._budget(vram, shared=False), self.whole(GPU)
-            if there.gpu_bytes + alone.gpu_fixed <= vram:
-                whole = replace(there, seconds=there.seconds + float(alone.penalty(0.0)))
+            alone = self._budget(vram, shared=False)
+            wholes = [self.whole(GPU), *([self.whole(GPU, draft=CPU)] if self.draft else [])]
+            there = next((each for each in wholes if each.gpu_bytes + alone.gpu_fixed <= vram), None)
+            if there:
+                whole = replace(there, seconds=there.seconds + float(alone.penalty(there.cpu_bytes)))
                 candidates.append(whole)
         if self.pricing.graphics and self.wishes.device == "any":
             split = [p for p in (self._best_split(vram), self._draft_alone()) if p]

@@ -30,7 +30,6 @@ from edgeinfer_offload.plan_text import mebibytes
 from edgeinfer_offload.prompt_speed import PromptSpeed
 from edgeinfer_offload.spilling import spilled
 
-GIBIBYTE = 1 << 30
 CHANGING_WORTH = 1.03
 """A plan under which experts change places may take so many times as long as one where they stay, if tokens
 use all experts alike: what they gain where tokens don't isn't known before.
@@ -177,7 +176,6 @@ def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
         vram_bytes=placing.vram,
         ram_bytes=placing.ram,
         prediction=_prediction(placing, chosen, items, speed, waiting),
-        next_gibibyte=_with_more(placing, chosen),
         why_not=_why_not(placing, chosen, items),
     )
 
@@ -294,21 +292,6 @@ def _prediction(
         prompt_seconds=speed.seconds(prompt, wishes.chunk, wishes.batch) + waiting,
         send_from=speed.send_from,
     )
-
-
-def _with_more(placing: ModelPlacing, chosen: Placement) -> float | None:
-    """Decode tokens per second with a GiB more of GPU memory; None: no GPU, or no room for improvement."""
-    if placing.pricing.graphics is None or placing.wishes.device == "gpu" or not placing.works_on_cpu(chosen):
-        return None
-    vram = placing.vram + GIBIBYTE
-    more = placing.choose(vram)
-    if more and placing.wishes.changing_experts:
-        more = placing.spread(more, vram) or more
-    if more is None:
-        return None
-    speed = PromptSpeed(placing, more)
-    items, _ = _items(placing, more, speed)
-    return _prediction(placing, more, items, speed, 0.0).decode_tokens_per_second
 
 
 def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:

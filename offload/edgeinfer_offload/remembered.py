@@ -1,14 +1,20 @@
 """Figures that were measured on this machine, kept in one file until the machine is another."""
 
+import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-REVISION = 5
+from edgeinfer_kernels.private_folder import ensure_private
+
+REVISION = 6
 """Raised when what is measured, or how, changes."""
+PART = ".part"
+MAX_FILE_BYTES = 16 << 20
 
 
 class RememberedFigures:
@@ -35,7 +41,8 @@ class RememberedFigures:
         """Add these, or put them in the place of older ones. Where nothing can be written they are known here
         only.
         """
-        content = {"machine": self._fingerprint, "figures": self.known() | figures}
+        known = self.known() | figures
+        content = {"machine": self._fingerprint, "figures": known, "sha256": _digest(known)}
         try:
             _replace(self._file, json.dumps(content))
         except OSError:
@@ -43,15 +50,16 @@ class RememberedFigures:
 
     def _written(self) -> dict[str, float]:
         try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            if not self._file.is_file():  # reading a pipe would wait for its other end
+                return {}
+            with self._file.open("rb") as file:
+                content = json.loads(file.read(MAX_FILE_BYTES))
+            figures = content["figures"]
+            if content["machine"] != self._fingerprint or content["sha256"] != _digest(figures):
+                return {}
+            return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return {}
-        if not isinstance(content, dict) or content.get("machine") != self._fingerprint:
-            return {}
-        figures = content.get("figures")
-        if not isinstance(figures, dict):
-            return {}
-        return {name: float(value) for name, value in figures.items() if _is_number(value)}
 
     def forget(self) -> None:
         """Know nothing from now on."""
@@ -60,14 +68,20 @@ class RememberedFigures:
             self._file.unlink(missing_ok=True)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _digest(figures: dict[str, float]) -> str:
+    """Of the figures as they are written."""
+    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
 
 
 def _replace(file: Path, text: str) -> None:
     """Write the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(text)
-    os.replace(name, file)
+    ensure_private(file.parent)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(name, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

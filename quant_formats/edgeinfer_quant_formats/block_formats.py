@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +107,18 @@ def block_format(key: str | int | BlockFormat) -> BlockFormat:
         return key
     found = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
     if found is None:
-        raise FormatError(f"{_why_none(key)}; supported: {', '.join(FORMATS)}")
+        raise _why_none(key)
     return found
 
 
-def _why_none(key: str | int) -> str:
-    """What was seen in place of a format, and whether it is known."""
+def _why_none(key: str | int) -> FormatError:
+    """The error for a format that isn't here: unknown, or known and without a codec."""
     if isinstance(key, str):
         known, seen = key.upper() in _UNSUPPORTED_NAMES.values(), f"format {printable(key)}"
     else:
         known = int(key) in _UNSUPPORTED_NAMES
         seen = f"type {_UNSUPPORTED_NAMES[int(key)]} ({key})" if known else f"type number {key}"
-    return f"{seen} is not supported" if known else f"{seen} is unknown"
+    supported = f"supported: {', '.join(FORMATS)}"
+    if known:
+        return UnsupportedTypeError(f"{seen} is not supported; {supported}")
+    return FormatError(f"{seen} is unknown; {supported}")

@@ -7,6 +7,10 @@ class FormatError(ValueError):
     """Bytes that don't mean what they should; the text names the place, what was seen and what was wanted."""
 
 
+class UnsupportedTypeError(FormatError):
+    """A sound file with a tensor type that has no codec here."""
+
+
 def printable(text: object) -> str:
     """Quote a name that came from a file: control characters and broken UTF-8 escaped, long ones cut."""
     shown = str(text) or "''"

@@ -30,9 +30,9 @@ class FilePart:
         self._map: mmap.mmap | None = _map_file(path)
         cursor = Cursor(self._map, str(path))
         try:
-            self.version, tensor_count, key_count = _read_header(cursor)
+            self.version, tensor_count, key_count = read_header(cursor)
             self.metadata: Metadata = read_metadata(cursor, key_count)
-            self.alignment = _read_alignment(cursor, self.metadata)
+            self.alignment = read_alignment(cursor, self.metadata)
             self.tensors: dict[str, TensorInfo] = read_tensor_table(
                 cursor, tensor_count, self.alignment, part
             )
@@ -96,7 +96,8 @@ def _map_file(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _read_header(cursor: Cursor) -> tuple[int, int, int]:
+def read_header(cursor: Cursor) -> tuple[int, int, int]:
+    """Version, number of tensors and number of metadata keys. Raises `FormatError`."""
     magic = cursor.data[: len(MAGIC)]
     cursor.take(len(MAGIC), "magic")
     if magic != MAGIC:
@@ -114,7 +115,8 @@ def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     return version, cursor.uint64("tensor count"), cursor.uint64("metadata key count")
 
 
-def _read_alignment(cursor: Cursor, metadata: Metadata) -> int:
+def read_alignment(cursor: Cursor, metadata: Metadata) -> int:
+    """What tensors are aligned to. Raises `FormatError`."""
     if ALIGNMENT_KEY not in metadata:
         return DEFAULT_ALIGNMENT
     kind = metadata.type_of(ALIGNMENT_KEY)

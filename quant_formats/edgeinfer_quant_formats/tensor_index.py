@@ -64,7 +64,7 @@ def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> Tensor
         kind = block_format(type_number)
         nbytes = kind.nbytes(shape)
     except FormatError as error:
-        raise cursor.error(str(error)) from None
+        raise type(error)(str(cursor.error(str(error)))) from None
     if offset % alignment:
         raise cursor.error(f"offset {offset}, wanted a multiple of the alignment {alignment}")
     return TensorInfo(name, shape, kind, offset, nbytes, part)

@@ -1,6 +1,7 @@
 """Compiled kernels in their cache: what the digest covers, damaged files, and folders that go."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -29,8 +30,10 @@ from edgeinfer_kernels.cpu.objects import (
     build_groups,
     kernel_sources,
     object_file,
+    objects_folder,
     source_digest,
 )
+from edgeinfer_kernels.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO
 
@@ -239,16 +242,100 @@ def test_a_folder_without_locks_is_built_in_all_the_same(
     assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]
 
 
-def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Building a unit writes where it was built; returns the folder for temporary files."""
+
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         for unit in units:
             object_file(folder, 0, unit).write_bytes(f"{unit} built in {store.root}".encode())
             yield unit
 
     monkeypatch.setattr(KernelCache, "_compile", compiled)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return temporary
+
+
+def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folder(
+    tmp_path: Path, quick_builds: Path
+) -> None:
     (tmp_path / "file").write_text("no folder")
-    built = KernelCache(tmp_path / "file" / "cache", choose()).objects(["a", "b"])
+    store = KernelCache(tmp_path / "file" / "cache", choose())
+    built = store.objects(["a", "b"])
+    root = temporary_root()
+    assert root.parent == quick_builds
+    assert built == [f"{unit} built in {root}".encode() for unit in "ab"]
+    assert store.note == (
+        f"compiled kernels can't be kept: {tmp_path / 'file'}: File exists; they are in {root} until the "
+        "system clears it"
+    )
+    assert KernelCache(tmp_path / "file" / "cache", choose()).objects(["a"]) == built[:1]  # not built again
+
+
+def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
+    tmp_path: Path, quick_builds: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    temporary_root().write_text("no folder either")
+    store = KernelCache(tmp_path / "file" / "cache", choose())
+    built = store.objects(["a", "b"])
     assert [body.split()[0] for body in built] == [b"a", b"b"]
     assert not Path(built[0].decode().rpartition(" ")[2]).exists()
+    assert store.note is not None
+    assert store.note.endswith("; they are compiled again at every start")
+
+
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, quick_builds: Path) -> None:
+    root = tmp_path / "cache"
+    KernelCache(root, choose()).objects(["a"])
+    assert root.stat().st_mode & 0o777 == 0o700
+    for path, mode in ((root, 0o777), (objects_folder(root, choose()), 0o770)):
+        before = path.stat().st_mode & 0o777
+        path.chmod(mode)
+        store = KernelCache(root, choose())
+        assert store.find("a") is None
+        assert store.objects(["a"]) == [f"a built in {temporary_root()}".encode()]
+        assert store.note is not None
+        assert f"{path} is writable by other users (mode {mode:o}, wanted 700)" in store.note
+        path.chmod(before)
+    assert KernelCache(root, choose()).find("a") is not None
+
+
+def test_an_object_that_others_can_write_is_built_again(tmp_path: Path, quick_builds: Path) -> None:
+    store = KernelCache(tmp_path / "cache", choose())
+    store.objects(["a"])
+    path = store.folder / "a.o"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    assert store.find("a") is None
+    assert store.objects(["a"])
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+def test_what_another_user_owns_is_not_loaded(tmp_path: Path, quick_builds: Path) -> None:
+    store = KernelCache(tmp_path / "cache", choose())
+    store.objects(["a"])
+    for path in (store.folder / "a.o", store.folder, store.root):
+        os.chown(path, 12345, -1)
+        assert store.find("a") is None
+        assert "belongs to user 12345, not 0" in (distrust_reason(path) or "")
+        os.chown(path, 0, -1)
+    link = tmp_path / "link"
+    link.symlink_to(store.root)
+    assert KernelCache(link, choose()).find("a") is not None
+    os.lchown(link, 12345, -1)
+    assert KernelCache(link, choose()).find("a") is None
+    assert distrust_reason(link) == "is a symbolic link of user 12345"
+
+
+def test_a_lock_that_is_a_symbolic_link_leaves_its_target_alone(tmp_path: Path, quick_builds: Path) -> None:
+    root, precious = tmp_path / "cache", tmp_path / "precious"
+    root.mkdir(mode=0o700)
+    precious.write_text("mine")
+    (root / f"{platform.machine()}-{choose().name}.lock").symlink_to(precious)
+    store = KernelCache(root, choose())
+    assert store.objects(["a"]) == [f"a built in {temporary_root()}".encode()]
+    assert precious.read_text() == "mine"

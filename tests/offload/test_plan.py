@@ -140,11 +140,6 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
     assert re.fullmatch(rf"next on the GPU would be layer \d+ experts with \d+ MiB; {room}", plan.why_not)
 
 
-def test_one_gibibyte_more_is_what_a_plan_with_it_predicts() -> None:
-    plan, more = planned(mixed_model(), 3), planned(mixed_model(), 4)
-    assert plan.next_gibibyte == pytest.approx(more.prediction.decode_tokens_per_second)
-
-
 def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
     found = plan_memory(dense_model(), cpu_only(), WISHES).prediction
     assert found.seconds_empty < found.seconds < found.seconds_full

@@ -1,6 +1,7 @@
 """Measured figures live as long as the machine is the same."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,38 @@ def test_another_machine_or_another_way_of_measuring_forgets_them(
     assert RememberedFigures(tmp_path, "8 cores").known() == {"copying": 2e9}
 
 
-def test_what_is_no_number_is_not_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "figures_there", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5]
+)
+def test_a_file_that_was_changed_is_measured_anew(tmp_path: Path, figures_there: object) -> None:
     figures = RememberedFigures(tmp_path, "m")
     figures.keep({"reading": 1e9})
     content = json.loads((tmp_path / "measured.json").read_text())
-    content["figures"] |= {"fast": "very", "right": True}
-    (tmp_path / "measured.json").write_text(json.dumps(content))
-    assert figures.known() == {"reading": 1e9}
+    (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": figures_there}))
+    assert figures.known() == {}
     assert figures.figure("fast", lambda: 5.0) == 5.0
+    assert figures.known() == {"fast": 5.0}
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b'{"machine": 1}', b"null", b"1e999"])
+def test_a_damaged_file_knows_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "measured.json").write_bytes(content)
+    assert RememberedFigures(tmp_path, "m").known() == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "measured.json")
+    assert RememberedFigures(tmp_path, "m").known() == {}
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    RememberedFigures(tmp_path, "m").keep({"reading": 1e9})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_can_be_written_figures_are_known_while_the_program_runs(tmp_path: Path) -> None:

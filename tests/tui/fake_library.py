@@ -176,6 +176,7 @@ class FakeModel:
         self.loaded_with: dict[str, Any] = {}
         self.closed = False
         self.snapshots = 0
+        self.snapshot_owners: list[str | None] = []
         """How often what was read has been kept."""
 
     def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
@@ -204,8 +205,9 @@ class FakeModel:
         self.chats.append(FakeChat(self, system))
         return self.chats[-1]
 
-    def keep_snapshot(self) -> bool:
+    def keep_snapshot(self, owner: str | None = None) -> bool:
         self.snapshots += 1
+        self.snapshot_owners.append(owner)
         return True
 
     def close(self) -> None:

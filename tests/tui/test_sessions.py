@@ -148,6 +148,8 @@ def test_a_session_goes_on_where_it_was_left(edgeinfer: CommandLine, fake: FakeM
     assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
     # What was read is kept too, so that going on needs no reading.
     assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
+    assert len(set(fake.snapshot_owners)) == 1
+    assert fake.snapshot_owners[0] is not None
     printed = edgeinfer("chats", "foxes").out
     assert printed.startswith("# Hi\n\ntiny, 20")
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3

@@ -13,17 +13,25 @@ from edgeinfer_tui.progress_line import shown_ago
 from edgeinfer_tui.run_wishes import RunWishes
 
 if TYPE_CHECKING:
+    from edgeinfer.chats.recorder import Recorder
     from edgeinfer.chats.records import StoredChat
     from edgeinfer.chats.store import ChatStore
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChatSession:
     """The store, and the chat to go on with; `stored` None: one that is still to begin."""
 
     store: "ChatStore"
     stored: "StoredChat | None"
     name: str | None = None
+    recorder: "Recorder | None" = None
+    """Of the conversation, once it has begun."""
+
+    @property
+    def snapshot_owner(self) -> str | None:
+        """With what a snapshot of the chat is deleted; None: the chat isn't in the store."""
+        return None if self.recorder is None else self.recorder.snapshot_owner
 
     @property
     def model(self) -> str | None:
@@ -43,7 +51,8 @@ class ChatSession:
 
         tree = ChatTree([] if self.stored is None else self.store.turns(self.stored))
         tip = None if self.stored is None else tree.with_number(self.stored.tip)
-        return KeptConversation(inner, Recorder(self.store, begin, self.stored), tree, tip, say)
+        self.recorder = Recorder(self.store, begin, self.stored)
+        return KeptConversation(inner, self.recorder, tree, tip, say)
 
     def greeting(self) -> str | None:
         """What to say of the chat that goes on; None: it is a new one."""

@@ -44,8 +44,8 @@ class FileFacts(Protocol):
     def tensors(self) -> Mapping[str, TensorFacts]: ...
 
 
-def file_report(file: FileFacts, name: str, size_bytes: int) -> dict[str, Any]:
-    """Everything that `show` prints, in values that JSON knows."""
+def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
+    """Everything that `show` prints, in values that JSON knows. `runs_with`: the engine that runs it."""
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -55,7 +55,8 @@ def file_report(file: FileFacts, name: str, size_bytes: int) -> dict[str, Any]:
         "path": str(file.path),
         "size_bytes": size_bytes,
         "gguf_version": file.version,
-        "architecture": architecture,
+        "architecture": _plain(architecture),
+        "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
         "facts": {label: _plain(value) for label, value in facts.items() if value is not None},
@@ -88,6 +89,7 @@ def print_report(report: Mapping[str, Any]) -> None:
                 f"({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
             ),
             ("architecture", one_line(report["architecture"])),
+            ("runs with", one_line(report["runs_with"])),
             ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
             *((label, one_line(value)) for label, value in report["facts"].items()),
             ("vocabulary", f"{vocabulary['tokens']} tokens, {vocabulary['model']} ({vocabulary['pre']})"),
@@ -140,10 +142,11 @@ def _by_type(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, Any]]:
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
     return {
-        "tokens": len(metadata.get("tokenizer.ggml.tokens", ())),
-        "model": metadata.get("tokenizer.ggml.model"),
-        "pre": metadata.get("tokenizer.ggml.pre"),
+        "tokens": len(tokens) if isinstance(tokens, list) else 0,
+        "model": _plain(metadata.get("tokenizer.ggml.model")),
+        "pre": _plain(metadata.get("tokenizer.ggml.pre")),
     }
 
 

@@ -62,8 +62,8 @@ class LoadedModel(Protocol):
 
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
 
-    def keep_snapshot(self) -> bool:
-        """Keep what was read on the disk, for the next time."""
+    def keep_snapshot(self, owner: str | None = None) -> bool:
+        """Keep what was read on the disk, for the next time; it is deleted with `owner`."""
         ...
 
     def close(self) -> None: ...

@@ -65,6 +65,10 @@ def _row(listed: "ListedModel") -> list[str]:
 
 
 def _fits(listed: "ListedModel") -> str:
+    from edgeinfer.model_support import NEEDS_LLAMA_CPP
+
+    if listed.support is not None and not listed.support.is_native:
+        return NEEDS_LLAMA_CPP
     if listed.fit is None:
         return "?"
     if not listed.fit.fits:
@@ -120,6 +124,7 @@ def _fields(listed: "ListedModel") -> dict[str, object]:
         "type": listed.quant or None,
         "size_bytes": model.size_bytes,
         "last_used": model.last_used,
+        "runs_with": None if listed.support is None else str(listed.support),
         "fits": None if fit is None else fit.fits,
         "memory_bytes": None if fit is None else fit.nbytes,
         "tokens_per_second": None if fit is None else fit.tokens_per_second,

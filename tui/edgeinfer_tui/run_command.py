@@ -93,8 +93,8 @@ def run(
             _chat(loaded, wishes, kept)
         else:
             _answer(loaded, wishes, text, kept)
-        if kept is not None:
-            loaded.keep_snapshot()
+        if kept is not None and (owner := kept.snapshot_owner):
+            loaded.keep_snapshot(owner)
 
 
 def _is_here(name: str) -> bool:

@@ -10,6 +10,7 @@ import typer
 from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.listening import listening
 from edgeinfer_tui.option_sets import taking
 from edgeinfer_tui.progress_line import ProgressLine
 from edgeinfer_tui.run_wishes import run_wishes
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from edgeinfer import Model
 
 SERVER = "The server"
-EVERYWHERE = ("0.0.0.0", "::")
 
 
 @taking("serve")
@@ -66,11 +66,7 @@ def serve(
     """
     wishes = run_wishes(filled(invocation.params))
     _check_installed()
-    if host in EVERYWHERE and key is None:
-        raise typer.BadParameter(
-            f"--host {host} lets the whole network in; give a --key, or --host 127.0.0.1"
-        )
-    listening = _listening(host, port)
+    listener, everywhere = listening(host, port, key)
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine("compiling kernels for this machine, once", sys.stderr)
     try:
@@ -78,10 +74,10 @@ def serve(
     finally:
         building.erase()
         reading.erase()
-    with loaded, listening:
+    with loaded, listener:
         for note in loaded.notes:
             say(note)
-        _serve(loaded, listening, host, key, queue)  # type: ignore[arg-type]
+        _serve(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
 
 
 def _check_installed() -> None:
@@ -97,35 +93,18 @@ def _check_installed() -> None:
         )
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """The address, taken before the model is loaded: it may belong to somebody else."""
-    from edgeinfer.errors import SettingError
+def _serve(
+    model: "Model", listener: socket.socket, everywhere: bool, host: str, key: str | None, queue: int
+) -> None:
+    from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
+    from edgeinfer.serving.app import ServingWishes, serving_app
+    from edgeinfer_tui.http_server import BoundedServer
 
-    try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found = socket.socket(family)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen()
-    except OSError as error:
-        told = error.strerror or str(error)
-        raise SettingError(
-            f"{host}:{port}: can't listen there ({told}); another --port, or 0 for a free one"
-        ) from error
-    return found
-
-
-def _serve(model: "Model", listening: socket.socket, host: str, key: str | None, queue: int) -> None:
-    import uvicorn
-
-    from edgeinfer.serving.app import LOCAL_HOSTS, ServingWishes, serving_app
-
-    hosts = ("*",) if host in EVERYWHERE else (*LOCAL_HOSTS, host)
+    hosts = (ANY_HOST,) if everywhere else (*LOCAL_HOSTS, host)
     app = serving_app(model, ServingWishes(key=key, most_waiting=queue, hosts=hosts))
-    shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
+    shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     say(f"{model.name} answers on http://{shown}:{port}/v1 (Ctrl-C ends it)")
     interrupts.raise_exception()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+        BoundedServer(app).run(sockets=[listener])
     say("ended")

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,6 +31,7 @@ NOT_LASTING = frozenset(
     )
 )
 """Options of `run` that belong to one prompt, one chat or one file; those that name a file do too."""
+MAX_QUOTE = 120
 FLAGS = ("speed", "verbose", "private")
 """Options that can only be switched on."""
 WORDS = {
@@ -141,13 +141,14 @@ def setting_kinds() -> Mapping[str, Any]:
 
 def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
     from edgeinfer.errors import SettingError
+    from edgeinfer.toml_files import TomlError, read_toml
 
     if not must_exist and not path.exists():
         return {}
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: no TOML: {error}") from error
+        return read_toml(path)
+    except TomlError as error:
+        raise SettingError(str(error)) from error
 
 
 def _meant(seen: str, names: list[str]) -> str:
@@ -164,8 +165,9 @@ def _setting(name: str, value: object, origin: str) -> Setting:
     try:
         return Setting(name, _converted(kind, value), origin)
     except ValueError as error:
+        short = text if len(text := repr(value)) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}..."
         place = origin if origin.startswith(PREFIX) else f"{origin}: {name}"
-        raise SettingError(f"{place}: saw {value!r}, wanted {error}") from None
+        raise SettingError(f"{place}: saw {short}, wanted {error}") from None
 
 
 def _converted(kind: Any, value: object) -> object:

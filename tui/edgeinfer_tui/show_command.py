@@ -40,7 +40,7 @@ def show(
     """
     from edgeinfer.catalogue import find_model
     from edgeinfer.errors import NotPulledError
-    from edgeinfer_quant_formats import GGUFFile
+    from edgeinfer.model_support import model_support, open_model
     from edgeinfer_tui import file_report
 
     try:
@@ -48,8 +48,8 @@ def show(
     except NotPulledError as missing:
         _show_entry(missing, as_json)
         return
-    with GGUFFile.open(found.path) as file:
-        report = file_report.file_report(file, found.name, found.size_bytes)
+    with open_model(found.path, found.name) as file:
+        report = file_report.file_report(file, found.name, found.size_bytes, str(model_support(file)))
         if not tensors:
             del report["tensors"]
         if as_json:

@@ -16,6 +16,7 @@ from edgeinfer_kernels.cpu.structures import structure_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format, decode, encode
+from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS, non_finite_blocks, non_finite_error
 
 Bytes = npt.NDArray[np.uint8]
 HUGE_PAGE = 2 << 20
@@ -44,13 +45,14 @@ def is_float_format(matrix: MatrixFacts) -> bool:
 def allocate(nbytes: int) -> Bytes:
     """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group.
 
-    From a huge page's size on in huge pages, where there are such: Linux has none for memory that is shared
-    with children, which is what `mmap` gives by itself.
+    Private: `mmap` by itself shares memory with forked children, which would write into each other's texts.
+    From a huge page's size on in huge pages, where there are such.
     """
-    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no fork
         return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)
     pages = mmap.mmap(-1, nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
 
@@ -133,15 +135,20 @@ class RowLayout:
     block_bytes: int
     fields: npt.NDArray[np.int64]
     """(offset, unit, count) of each field of a block."""
+    scales: npt.NDArray[np.int64]
+    """(offset, unit, count, exponent) of a block's `ScaleField`."""
 
     @classmethod
     def of(cls, name: str, columns: int) -> "RowLayout":
         """Of rows in the kernel format `name`; a row of floats is one block."""
-        form = block_format(name)
+        form, scales = block_format(name), SCALE_FIELDS[name]
         if form.block_elements == 1:
-            return cls(1, form.row_bytes(columns), np.array([(0, form.block_bytes, columns)], np.int64))
+            fields = np.array([(0, form.block_bytes, columns)], np.int64)
+            numbers = np.array([0, form.block_bytes, columns, scales.exponent], np.int64)
+            return cls(1, form.row_bytes(columns), fields, numbers)
         fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
-        return cls(columns // form.block_elements, form.block_bytes, fields)
+        numbers = np.array([scales.offset, scales.unit, scales.count, scales.exponent], np.int64)
+        return cls(columns // form.block_elements, form.block_bytes, fields, numbers)
 
     @property
     def row_bytes(self) -> int:
@@ -170,16 +177,24 @@ def interleaved_bytes(matrix: MatrixFacts) -> int:
 
 
 def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
-    """The matrix in the interleaved layout, in memory of its own."""
+    """The matrix in the interleaved layout, in memory of its own.
+
+    Raises `FormatError`: a scale is NaN or infinite.
+    """
     name = kernel_format(matrix)
     layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
     target = allocate(interleaved_bytes(matrix))
-    move = kernels.function("interleave_rows", 7)
+    move = kernels.function("interleave_rows", 9)
     fields, target_bytes = address(layout.fields), expert_bytes(matrix)
+    broken = np.full(1, -1, np.int64)
     for expert in range(matrix.experts):
         raw = _kernel_rows(matrix.expert(expert), name, layout)
         where = address(raw), address(target) + expert * target_bytes, matrix.rows
-        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields))
+        scales = address(layout.scales), address(broken)
+        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields), *scales)
+        if broken[0] >= 0:
+            row = expert * matrix.rows + int(broken[0])
+            raise non_finite_error(matrix.name, f"row {row}")
     return target
 
 
@@ -187,6 +202,11 @@ def _kernel_rows(matrix: Matrix, name: str, layout: RowLayout) -> Bytes:
     """Rows in the kernel format `name`, one behind the other."""
     raw = matrix.raw
     if name != matrix.format:
+        broken = non_finite_blocks(raw, matrix.format)
+        if len(broken):
+            row_bytes = raw.shape[1]
+            row = int(broken[0]) * block_format(matrix.format).block_bytes // row_bytes
+            raise non_finite_error(matrix.name, f"row {row}")
         raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(len(raw), -1)
     if layout.row_bytes > raw.shape[1]:
         raw = np.pad(raw, ((0, 0), (0, layout.row_bytes - raw.shape[1])))

@@ -134,7 +134,8 @@ def lay_out_rows(matrix: Matrix, kernels: Kernels) -> Bytes:
     target = allocate(source.size)
     fields = np.array([(field.offset, field.unit, field.count) for field in form.row_fields], np.int64)
     where = (address(source), address(target), matrix.rows * source.shape[1])
-    kernels.function("interleave_rows", 7)(*where, 1, form.row_block_bytes, address(fields), len(fields))
+    move = kernels.function("interleave_rows", 9)
+    move(*where, 1, form.row_block_bytes, address(fields), len(fields), 0, 0)
     return target
 
 

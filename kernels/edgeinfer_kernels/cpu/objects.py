@@ -4,8 +4,10 @@ A unit (see `native/units.py`) becomes a native object file in the cache. Its fo
 the code is made from: the kernels' sources, the compilers' versions and the instruction set, so that nothing
 stale is ever found and no edit elsewhere builds anew; its last 32 bytes are a digest, so that a damaged file
 is noticed and built again. Files appear by rename and are built under a lock: several programs may start at
-once. Folders that nobody uses any more are removed (`kernel_folders.py`). Where the cache can't be written
-what is missing is built for this program alone.
+once. Folders that nobody uses any more are removed (`kernel_folders.py`). Code is loaded only from folders
+and files that no other user can write (`private_folder.py`). Where that can't be, or the cache can't be
+written, a private folder for temporary files is used; where that fails too, what is missing is built for
+this program alone.
 """
 
 import ctypes
@@ -23,12 +25,14 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import llvmlite.binding as llvm
 
 from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
+from edgeinfer_kernels.file_lock import file_lock
+from edgeinfer_kernels.private_folder import distrust_reason, ensure_private, temporary_root
 
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
@@ -37,6 +41,8 @@ BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "service": 0.1}
 BUILD_TIMES |= {f"rows_{name}": 0.1 for name in ("BF16", "F16", "F32")}
 NEURONS_BUILD_TIME = 0.3
 """How long a unit takes to build, the rows of a quantised format taking 1."""
+MAX_LOCK_SECONDS = 300.0
+"""After so long kernels are built without waiting for another program any longer."""
 IMPORTED_BY_NATIVE = ("layout.py", "structures.py")
 BuildProgress = Callable[[int, int], None]
 """Called with (units built, units to build), from any thread; not at all when everything is cached."""
@@ -81,11 +87,16 @@ class KernelCache:
         self.root = root
         self.folder = objects_folder(root, isa)
         self._targets = (isa, *also)
+        self.note: str | None = None
+        """What a user should know of where the kernels are kept."""
 
     def find(self, unit: str) -> bytes | None:
-        """The unit's object file, or None if there is none or it is damaged."""
+        """The unit's object file, or None if there is none, or it is damaged or may be another user's."""
+        path = self.folder / f"{unit}.o"
         try:
-            data = (self.folder / f"{unit}.o").read_bytes()
+            if any(map(distrust_reason, (self.root, self.folder, path))):
+                return None
+            data = path.read_bytes()
         except OSError:  # none, or one that can't be read
             return None
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
@@ -101,8 +112,9 @@ class KernelCache:
                     made = object_file(scratch, number, unit)
                     body = made.read_bytes()
                     made.write_bytes(body + hashlib.sha256(body).digest())
+                    made.chmod(0o600)
                     folder = objects_folder(self.root, isa)
-                    folder.mkdir(exist_ok=True)
+                    ensure_private(folder)
                     os.replace(made, folder / f"{unit}.o")
                 built()
 
@@ -133,15 +145,33 @@ class KernelCache:
                 raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
-        """The units' object files; what is missing is built, in as many processes as there are processors."""
+        """The units' object files; what is missing is built, in as many processes as there are processors.
+
+        `note` then says where they are kept if they can't be in the cache folder.
+        """
         cached = {unit: self.find(unit) for unit in units}
         if None not in cached.values():
             return [body for body in cached.values() if body is not None]
         try:
             return self._completed(cached, progress)
-        except OSError:  # a folder that can't be written, or a full disk
-            with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
-                return KernelCache(Path(folder), self.isa)._completed(cached, progress)
+        except OSError as error:  # a folder that can't be written or trusted, or a full disk
+            why = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+            self.note = f"compiled kernels can't be kept: {why}"
+            return self._built_elsewhere(cached, progress)
+
+    def _built_elsewhere(
+        self, cached: Mapping[str, bytes | None], progress: BuildProgress | None
+    ) -> list[bytes]:
+        """The units' object files, those that are missing from the folder for temporary files."""
+        root = temporary_root()
+        with suppress(OSError):
+            found = KernelCache(root, self.isa)._completed(cached, progress)
+            self.note = f"{self.note}; they are in {root} until the system clears it"
+            return found
+        with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+            found = KernelCache(Path(folder), self.isa)._completed(cached, progress)
+            self.note = f"{self.note}; they are compiled again at every start"
+            return found
 
     def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
         """The units' object files, after those that are missing have been built."""
@@ -153,11 +183,10 @@ class KernelCache:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """While this lasts no other program builds for the instruction set: what it has begun is waited for,
-        not built twice. The system frees the lock of a program that ends, however it ends.
+        not built twice.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / f"{platform.machine()}-{self.isa.name}.lock", "w") as file:
-            wait_for_lock(file)
+        ensure_private(self.root)
+        with file_lock(self.root / f"{platform.machine()}-{self.isa.name}.lock", MAX_LOCK_SECONDS):
             yield
 
     def _build_all(self, units: Sequence[str], progress: BuildProgress | None) -> None:
@@ -178,17 +207,6 @@ class KernelCache:
 def object_file(folder: str, number: int, unit: str) -> Path:
     """Where a build in `folder` puts a unit for the target of this number."""
     return Path(folder, f"{unit}-{number}.o")
-
-
-def wait_for_lock(file: IO[str]) -> None:
-    """Have an open file locked for this program until it is closed. Where there are no locks (Windows, some
-    network drives) two programs may build the same twice, which does no harm.
-    """
-    if sys.platform != "win32":
-        import fcntl
-
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class _Count:
@@ -224,9 +242,13 @@ def build_time(unit: str) -> float:
 
 
 class Kernels:
-    """Loaded kernels: `kernels.address("rows_Q4_0")`, or called by `kernels.function(name, count)`."""
+    """Loaded kernels: `kernels.address("rows_Q4_0")`, or called by `kernels.function(name, count)`.
 
-    def __init__(self, objects: Iterable[bytes]) -> None:
+    `note`: what a user should know of how they came about.
+    """
+
+    def __init__(self, objects: Iterable[bytes], note: str | None = None) -> None:
+        self.note = note
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
@@ -263,5 +285,7 @@ def load_kernels(
     store = KernelCache(cache_folder, isa)
     mark_used(store.folder)
     objects = store.objects([BLOCKS, *units], progress)
-    remove_unused(cache_folder, store.folder)
-    return Kernels(objects)
+    with suppress(OSError):
+        if not distrust_reason(cache_folder):
+            remove_unused(cache_folder, store.folder)
+    return Kernels(objects, store.note)

@@ -12,6 +12,7 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.objects import Kernels
 from edgeinfer_kernels.cpu.structures import TEAM, TEAM_BYTES
+from edgeinfer_kernels.fork_locks import fork_safe_lock
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 REST_MICROSECONDS = 500
@@ -33,7 +34,7 @@ class Team:
         self._run = kernels.function("team_run", 4)
         self._serve = kernels.function("team_serve", 3)
         self._dismiss = kernels.function("team_dismiss", 1)
-        self._turn = threading.Lock()
+        self._turn = fork_safe_lock()
         self._start()
 
     def _start(self) -> None:

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cuda.device_layers import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_sizes import cache_positions, padded_rows
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.packing import DeviceMatrix, has_non_finite
 from edgeinfer_kernels.division import LayerDivision
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import (
@@ -27,6 +27,7 @@ from edgeinfer_kernels.specification import (
     FeedForwardSpecification,
 )
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, LayerWeights, Matrix
+from edgeinfer_quant_formats.scale_fields import non_finite_error
 
 OnPlaced = Callable[[Matrix], None]
 
@@ -81,6 +82,8 @@ class DeviceModel(LayerBuilder):
         divisions: Sequence[LayerDivision] = (),
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
+        self._non_finite: list[tuple[str, Tensor]] = []
+        """Tensors, and whether some of their rows have scales that are NaN or infinite."""
         self._divisions = [division for division in divisions if division.attention]
         embeds = not divisions
         self.specification = specification
@@ -212,7 +215,10 @@ class DeviceModel(LayerBuilder):
         return tensor
 
     def fill(self, uploader: Uploader, on_placed: OnPlaced | None = None) -> None:
-        """Bring all weights from the file into place; `on_placed` hears of every matrix that has come."""
+        """Bring all weights from the file into place; `on_placed` hears of every matrix that has come.
+
+        Raises `FormatError`: a scale is NaN or infinite.
+        """
         self.fill_vectors()
         for tensor, matrix in self._decoded:
             tensor.copy_(torch.from_numpy(matrix.decoded()))
@@ -221,8 +227,19 @@ class DeviceModel(LayerBuilder):
                 self._fill(entry, uploader)
             if on_placed:
                 on_placed(entry.source)
+        self._refuse_non_finite()
         self._decoded.clear()
         self._fills.clear()
+
+    def _refuse_non_finite(self) -> None:
+        """Look once at what was found while the weights were packed: each look waits for the device."""
+        if not self._non_finite:
+            return
+        names, flags = zip(*self._non_finite, strict=True)
+        found = torch.stack(flags).cpu().numpy()
+        self._non_finite.clear()
+        if found.any():
+            raise non_finite_error(names[int(found.argmax())], "its scales")
 
     def _fill(self, entry: _Fill, uploader: Uploader) -> None:
         size = 2 if entry.order is None else len(entry.order)
@@ -233,3 +250,4 @@ class DeviceModel(LayerBuilder):
                 heads = raw.view(-1, len(entry.order), raw.shape[1])
                 raw = heads[:, torch.from_numpy(entry.order).to(raw.device)].view(raw.shape)
             entry.target.fill(entry.first_row + first, raw)
+            self._non_finite.append((entry.source.name, has_non_finite(raw, entry.source.format)))

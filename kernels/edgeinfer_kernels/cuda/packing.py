@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.plane_formats import BLOCK, Code, PlaneShapes, Scale
+from edgeinfer_quant_formats import block_format
+from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS
 
 _LOW = 0xFFFF
 
@@ -251,6 +253,17 @@ class DeviceMatrix:
                 self.supers[first_row // 2 : end // 2] = _row_pairs(supers)
             else:
                 self.supers[first_row:end] = supers
+
+
+def has_non_finite(raw: Tensor, format_name: str) -> Tensor:
+    """Whether rows of the file, (rows, bytes of a row) uint8, have scales that are NaN or infinite: a bool on
+    the device.
+    """
+    field, form = SCALE_FIELDS[format_name], block_format(format_name)
+    blocks = raw.unflatten(-1, (-1, form.block_bytes))
+    numbers = blocks[..., field.offset : field.offset + field.unit * field.count].contiguous()
+    bits = numbers.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[field.unit])
+    return ((bits & field.exponent) == field.exponent).any()
 
 
 def raw_row_bytes(format_name: str, columns: int) -> int:

@@ -158,8 +158,8 @@ def remember_tuning(folder: Path, key: str, tuning: Tuning) -> None:
 def _load(file: Path) -> dict[str, Any]:
     """All that is known; nothing where the file is missing or damaged: it is only a cache."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
 

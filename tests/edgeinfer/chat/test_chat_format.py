@@ -1,7 +1,7 @@
 """What a chat format offers templates, takes from files, and says when a template fails."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,8 +23,16 @@ class FewTokens:
     end_ids = frozenset({1})
     vocabulary_size = 4
     add_bos = False
+    control_texts: tuple[str, ...] = ()
 
-    def encode(self, text: str, *, bos: bool = False, special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        bos: bool = False,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+    ) -> list[int]:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from edgeinfer.chats.export import as_json_lines, as_markdown
 from edgeinfer.chats.records import StoredChat
 from edgeinfer.chats.store import ChatStore, ChatStoreError
 from edgeinfer.chats.turn_writer import TurnWriter
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.snapshots.store import SnapshotStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -276,11 +279,9 @@ def test_text_that_is_not_unicode_gets_a_mark(store: ChatStore) -> None:
     assert store.add_turn(chat.id, None, "user", "half \ud83d a smile").text == "half ? a smile"
 
 
-def test_a_file_of_another_kind_or_a_later_release_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other.sqlite"
-    other.write_bytes(b"no database at all, but long enough for one" * 30)
-    with pytest.raises(ChatStoreError, match="can't keep chats there: file is not a database"):
-        ChatStore(other)
+def test_a_folder_that_is_a_file_or_a_store_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"")
     later = tmp_path / "later.sqlite"
     raw = sqlite3.connect(later)
     raw.execute("PRAGMA user_version = 2")
@@ -319,3 +320,19 @@ def test_a_thought_is_quoted_in_markdown_and_kept_as_it_is_in_json_lines(
     text = as_markdown(chat, store.branch(chat))
     assert "\n## You\n\nHi </think> you\n\n## Model\n\n> She greets.\n>\n> So do I.\n\nHello!\n" in text
     assert json.loads(as_json_lines(chat, store.branch(chat)).splitlines()[2])["content"] == said
+
+
+def test_a_deleted_chat_leaves_no_snapshot_and_no_text(
+    store: ChatStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeinfer.snapshots.store.snapshots_folder", lambda: tmp_path / "snapshots")
+    snapshots = SnapshotStore(tmp_path / "snapshots", "a" * 32)
+    secret, other = store.new_chat("tiny"), store.new_chat("tiny")
+    store.add_turn(secret.id, None, "user", "the word is xylophone")
+    for number, chat in enumerate((secret, other)):
+        kept = Snapshot([number, 2, 3], [np.zeros(4, np.float16)])
+        assert snapshots.keep(kept, store.snapshot_owner(chat.id))
+    store.delete(store.chat(str(secret.id)))
+    assert len(list((tmp_path / "snapshots").iterdir())) == 1
+    files = [path for path in store.path.parent.iterdir() if b"xylophone" in path.read_bytes()]
+    assert files == []

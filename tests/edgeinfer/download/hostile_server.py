@@ -1,5 +1,6 @@
 """A server on the loopback that holds one file and does to each request what a test tells it to."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,6 +140,21 @@ def chunked(cut_after: int | None = None) -> Behaviour:
             part = request.content[start : start + 1000]
             request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
         request.wfile.write(b"0\r\n\r\n")
+
+    return behave
+
+
+def endless(start: bytes, most: int) -> Behaviour:
+    """Chunks without an end: `start`, then zeros; hangs up after `most` bytes at the latest."""
+
+    def behave(request: Request) -> None:
+        request.begin(200, None, Transfer_Encoding="chunked")
+        sent, part = 0, start
+        with contextlib.suppress(OSError):
+            while sent < most:
+                request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                sent += len(part)
+                part = bytes(1 << 16)
 
     return behave
 

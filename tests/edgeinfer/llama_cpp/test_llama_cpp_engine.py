@@ -11,6 +11,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.chat.special_text_guard import SpecialTextGuard
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFWriter
@@ -133,6 +134,19 @@ def test_its_tokenizer_is_ours(theirs: Model, ours: Model) -> None:
                 )
     assert theirs.tokenizer.bos_id == ours.tokenizer.bos_id
     assert theirs.tokenizer.end_ids == ours.tokenizer.end_ids
+
+
+def test_its_tokenizer_keeps_hidden_texts_text_as_ours_does(theirs: Model, ours: Model) -> None:
+    hidden = SpecialTextGuard(ours.tokenizer.control_texts).placeholders()
+    assert set(theirs.tokenizer.control_texts) == set(ours.tokenizer.control_texts)
+    text = f"<s>he {hidden.hide('the</s> rain<s>')}</s> the"
+    ids = [m.tokenizer.encode(text, special=True, restore=hidden.restore) for m in (theirs, ours)]
+    assert ids[0] == ids[1]
+    assert sum(ours.tokenizer.is_control(token) for token in ids[0]) == 2
+    plain = [
+        m.tokenizer.encode("<s>he", bos=True, special=True, restore=hidden.restore) for m in (theirs, ours)
+    ]
+    assert plain[0] == plain[1]
 
 
 def test_a_lone_surrogate_is_no_crash(theirs: Model) -> None:

@@ -17,8 +17,11 @@ import httpx
 from edgeinfer import Model
 from edgeinfer.serving.app import ServingWishes, serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, saying
+from tests.random_models import CHAT_TEMPLATE
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+TOOL_TEMPLATE = "{{ tools }}" + CHAT_TEMPLATE
 HELLO = [{"role": "user", "content": "Hi"}]
 Asked = dict[str, Any]
 
@@ -35,8 +38,8 @@ def saying_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
     return answer
 
 
-def fake(text: str = "The fox is here.", context: int = 512) -> Model:
-    return model_on(FakeEngine(saying_after_any(text), context))
+def fake(text: str = "The fox is here.", context: int = 512, template: str = CHAT_TEMPLATE) -> Model:
+    return model_on(FakeEngine(saying_after_any(text), context), template)
 
 
 @asynccontextmanager

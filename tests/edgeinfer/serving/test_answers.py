@@ -15,7 +15,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
-from tests.edgeinfer.serving.asking import HELLO, Asked, chat, events, fake, post
+from tests.edgeinfer.serving.asking import HELLO, TOOL_TEMPLATE, Asked, chat, events, fake, post
 
 
 def test_a_chat_is_answered_whole() -> None:
@@ -73,21 +73,23 @@ def test_an_answer_keeps_to_a_schema() -> None:
 def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
-    found = chat({"tools": tools}, fake(text)).json()["choices"][0]
+    found = chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE)).json()["choices"][0]
     assert found["finish_reason"] == "tool_calls"
     assert found["message"]["content"] is None
     call = found["message"]["tool_calls"][0]
     assert (call["type"], call["function"]["name"]) == ("function", "look")
     assert json.loads(call["function"]["arguments"]) == {"at": "ä"}
-    pieces = events(chat({"tools": tools, "stream": True}, fake(text)).text)
+    pieces = events(chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE)).text)
     deltas = [each["choices"][0]["delta"] for each in pieces]
     assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
         call["function"]
     ]
-    said = chat({"tools": tools, "stream": True}, fake("No need."))
+    said = chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
     assert events(said.text)[0]["choices"][0]["delta"]["content"] == "No need."
     assert (
-        chat({"tools": tools, "tool_choice": "none"}, fake(text)).json()["choices"][0]["message"]["content"]
+        chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE)).json()["choices"][
+            0
+        ]["message"]["content"]
         == text
     )
 
@@ -124,13 +126,13 @@ def test_an_echoed_prompt_stands_before_the_answer_whole_and_streamed() -> None:
 
 def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    model, generate = fake(), Model.generate_async
+    model, generate = fake(), Model.stream_async
 
     def heard(self: Model, prompt: Any, **settings: Any) -> Any:
         asked.append(settings)
         return generate(self, prompt, **settings)
 
-    monkeypatch.setattr(Model, "generate_async", heard)
+    monkeypatch.setattr(Model, "stream_async", heard)
     given = {
         "dry_base": 2.0,
         "dry_allowed_length": 3,

@@ -14,7 +14,7 @@ pytest.importorskip("starlette")
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
-from tests.edgeinfer.serving.asking import CHAT, HELLO, chat, client, fake, post, saying_after_any
+from tests.edgeinfer.serving.asking import CHAT, HELLO, JSON, chat, client, fake, post, saying_after_any
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", CHAT, 405)])
@@ -66,7 +66,11 @@ def test_the_model_is_listed_and_no_other_is_pretended() -> None:
         ),
         ("chat/completions", {"messages": HELLO, "temperature": -1}, "temperature"),
         ("chat/completions", {"messages": HELLO, "n": 99}, "n: saw 99, wanted 1 to 16"),
-        ("chat/completions", {"messages": HELLO, "functions": [{}]}, "functions: not supported here"),
+        (
+            "chat/completions",
+            {"messages": HELLO, "functions": [{}]},
+            "functions: not supported here; use tools",
+        ),
         (
             "chat/completions",
             {"messages": HELLO, "tool_choice": "required", "tools": []},
@@ -75,7 +79,7 @@ def test_the_model_is_listed_and_no_other_is_pretended() -> None:
         (
             "chat/completions",
             {"messages": HELLO, "response_format": {"type": "xml"}},
-            "response_format: wanted text",
+            "wanted text, json_object, or json_schema",
         ),
         ("chat/completions", {"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias: wanted token ids"),
         ("chat/completions", [1], "the body: saw list, wanted a JSON object"),
@@ -103,7 +107,7 @@ def test_what_does_not_fit_the_context_is_refused_before_a_word(streamed: bool) 
 def test_a_body_that_is_no_json_is_refused() -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
-            return await http.post("/v1/chat/completions", content=b"{nothing")
+            return await http.post(CHAT, content=b"{nothing", headers=JSON)
 
     assert "the body isn't JSON" in asyncio.run(ask()).json()["error"]["message"]
 
@@ -188,7 +192,7 @@ def test_a_client_that_leaves_ends_its_answer(streamed: bool) -> None:
 
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "method": "POST", "path": "/v1/chat/completions",
-            "headers": [(b"host", b"localhost")], "query_string": b"", "http_version": "1.1",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "query_string": b"", "http_version": "1.1",
         }  # fmt: skip
         request = asyncio.create_task(app(scope, receive, send))
         while not gate.reached.is_set():

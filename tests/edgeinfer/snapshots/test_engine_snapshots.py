@@ -20,8 +20,8 @@ GREEDY = {"max_tokens": 8, "temperature": 0.0}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, but for the kernels that are compiled already."""
-    monkeypatch.setattr("edgeinfer.loading.loading.user_folder", lambda _: tmp_path)
+    """Where snapshots are kept."""
+    monkeypatch.setattr("edgeinfer.loading.loading.snapshots_folder", lambda: tmp_path / "snapshots")
     return tmp_path / "snapshots"
 
 

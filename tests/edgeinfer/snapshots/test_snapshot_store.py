@@ -1,6 +1,8 @@
 """Snapshots in a folder: the longest beginning is found, damage and full disks cost nothing but time."""
 
+import hashlib
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +10,16 @@ import pytest
 
 from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.snapshot_file import (
+    DIGEST_BYTES,
+    PART_SUFFIX,
     Array,
     DamagedSnapshotError,
     Snapshot,
+    is_whole,
     read_snapshot,
     write_snapshot,
 )
-from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer.snapshots.store import SnapshotStore, delete_snapshots
 
 
 def snapshot(count: int, first: int = 0, nbytes: int = 1000) -> Snapshot:
@@ -129,3 +134,102 @@ def test_files_differ_by_a_byte_anywhere_sampled_and_by_what_else_matters(tmp_pa
         == 3
     )
     assert len(file_fingerprint(one)) == 32
+
+
+@pytest.mark.parametrize("place", ["head", "arrays", "digest"])
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, place: str) -> None:
+    store = SnapshotStore(tmp_path, "a" * 32)
+    store.keep(snapshot(5))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    assert is_whole(path)
+    first = {"head": 0, "arrays": whole.index(b"\n") + 1, "digest": len(whole) - DIGEST_BYTES}[place]
+    count = {"head": whole.index(b"\n") + 1, "arrays": 1000, "digest": DIGEST_BYTES}[place]
+    for at in range(first, first + count, 1 + count // 100):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        path.chmod(0o600)
+        assert store.longest(list(range(9))) is None
+        if not path.exists():
+            path.write_bytes(whole)
+            path.chmod(0o600)
+
+
+def test_the_next_best_snapshot_is_taken_where_the_best_is_damaged(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, "a" * 32)
+    store.keep(snapshot(6))
+    store.keep(Snapshot([0, 1, 2, 3, 9, 9, 9, 9], snapshot(8).arrays))
+    damaged = next(path for path in tmp_path.iterdir() if "-6-" in path.name)
+    content = bytearray(damaged.read_bytes())
+    content[-40] ^= 1
+    damaged.write_bytes(content)
+    found = store.longest([0, 1, 2, 3, 4, 5, 7])
+    assert found is not None
+    assert (len(found[0].ids), found[1]) == (8, 4)
+    assert store.trouble == f"{damaged}: its digest is not that of its bytes"
+    assert not damaged.exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"[" * 100_000,
+        b'{"version": 2, "ids": [1e400], "arrays": []}',
+        b'{"version": 2, "ids": [1], "arrays": [["|O", [1]]]}',
+        b'{"version": 2, "ids": [1], "arrays": [["<f2", [4611686018427387904, 4]]]}',
+        b'{"version": 2, "ids": [1], "arrays": [["<f2", [-1, -1]]]}',
+        b'{"version": 2, "ids": [1], "arrays": [[5, [1]]]}',
+        b'{"version": 2, "ids": {}, "arrays": 5}',
+        b"[2]",
+        b"\xff\xfe",
+    ],
+)
+def test_a_hostile_head_is_damage(tmp_path: Path, head: bytes) -> None:
+    path = tmp_path / "x.kv"
+    content = head + b"\n"
+    path.write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(DamagedSnapshotError):
+        read_snapshot(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
+def test_snapshots_are_for_their_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "snapshots"
+    before = os.umask(0)
+    try:
+        SnapshotStore(folder, "a" * 32).keep(snapshot(5))
+    finally:
+        os.umask(before)
+    (path,) = folder.iterdir()
+    modes = [each.stat().st_mode & 0o777 for each in (path, folder, folder.parent)]
+    assert modes == [0o600, 0o700, 0o700]
+
+
+def test_a_snapshot_goes_with_its_owner(tmp_path: Path) -> None:
+    for model, owner, first in (("a", "1f", 0), ("b", "1f", 0), ("a", "2f", 50), ("a", None, 90)):
+        SnapshotStore(tmp_path, model * 32).keep(snapshot(5, first), owner)
+    delete_snapshots("1f", tmp_path)
+    store = SnapshotStore(tmp_path, "a" * 32)
+    assert [first for first in (0, 50, 90) if store.longest(list(range(first, first + 9)))] == [50, 90]
+    assert files(tmp_path) == 2
+
+
+def test_what_a_killed_program_began_is_removed(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, "a" * 32)
+    ours = tmp_path / f"x.{os.getpid()}{PART_SUFFIX}"
+    for path in (tmp_path / f"x.{2**22 + 1}{PART_SUFFIX}", ours):
+        path.write_bytes(b"begun")
+    store.keep(snapshot(5))
+    assert {path.suffix for path in tmp_path.iterdir()} == {PART_SUFFIX, ".kv"}
+    assert ours.exists()
+    assert files(tmp_path) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
+def test_what_an_earlier_release_let_everybody_read_is_removed(tmp_path: Path) -> None:
+    old = tmp_path / f"{'b' * 32}-5-{'0' * 16}.kv"
+    old.write_bytes(b"a text")
+    old.chmod(0o644)
+    SnapshotStore(tmp_path, "a" * 32).keep(snapshot(5))
+    assert not old.exists()

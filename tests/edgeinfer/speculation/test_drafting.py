@@ -160,7 +160,7 @@ def test_auto_says_what_the_draft_costs() -> None:
 def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
-        assert f"drafting by looking back: {told}" in model.notes
+        assert f"using prompt lookup instead of the draft model: {told}" in model.notes
         assert model.speculator is not None
         assert model.speculator.drafter.name == "lookup"
         assert model.plan is not None
@@ -204,7 +204,7 @@ def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("drafting by looking back" in note for note in model.notes)
+        assert any("using prompt lookup instead" in note for note in model.notes)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 

@@ -11,7 +11,7 @@ import torch
 
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.loading import loading
+from edgeinfer.loading import engine_loading
 from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
@@ -40,14 +40,14 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
     def slow(machine: Machine, *_: object) -> Machine:
         return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
 
-    monkeypatch.setattr(split_loading, "with_cpu_speeds", slow)
-    monkeypatch.setattr(split_loading, "measure_gpu", lambda *_: None)
+    monkeypatch.setattr(engine_loading, "with_cpu_speeds", slow)
+    monkeypatch.setattr(engine_loading, "measure_gpu", lambda *_: None)
 
     def set_bytes(nbytes: int) -> None:
         gpu = Gpu(0, "a small GPU", 90, nbytes)
-        monkeypatch.setattr(loading, "usable_gpu", lambda _: gpu)
+        monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
+        monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
         for module in (gpu_loading, split_loading, device_parts):
-            monkeypatch.setattr(module, "free_bytes", lambda _: nbytes)
             monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
         for module in (planning, model_placing):
             monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
@@ -118,22 +118,20 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
 
     monkeypatch.setattr(split_loading, "CudaBackend", filled_at_first)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "other programs took memory of the GPU meanwhile" in model.notes[0]
+        assert "other programs took memory of the GPU" in model.notes[0]
     assert len(made) == 2
 
 
 def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeinfer.loading import split_loading
-
     def full(*_: object) -> None:
         raise DeviceMemoryError("asked for 256 MiB and has 1 MiB free")
 
     path = model_file(tmp_path)
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - 1)
-    monkeypatch.setattr(split_loading, "measure_gpu", full)
+    monkeypatch.setattr(engine_loading, "measure_gpu", full)
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert "the GPU has no room to be measured: planned without its speeds" in model.notes
 

@@ -25,6 +25,7 @@ def test_a_message_is_answered_and_both_are_kept(opened: Opened) -> None:
         assert model.asked == ["chat[None] Hi"]
         assert model.settings == [{"temperature": 0.0}]
         assert (model.snapshots, model.closed) == (1, True)
+        assert model.snapshot_owners[0] is not None
 
     run(body())
 

@@ -40,6 +40,8 @@ class ModelThread:
         self._closing: str | None = None
         """What ends the thought that the template opens in front of each answer, if it does."""
         self._conversation: Conversation | None = None
+        self._snapshot_owner: str | None = None
+        """With what a snapshot of the chat that the model has read last is deleted; None: it isn't stored."""
 
     def do(self, work: Callable[[], Result]) -> "Future[Result]":
         """Have something done on the thread, behind what it was given before."""
@@ -88,7 +90,8 @@ class ModelThread:
         """Give the model's memory back; what it has read is kept first, where it was loaded for that."""
         model, self.model, self._conversation = self.model, None, None
         if model is not None:
-            model.keep_snapshot()
+            if self._snapshot_owner is not None:
+                model.keep_snapshot(self._snapshot_owner)
             model.close()
 
     def answer(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> None:
@@ -103,6 +106,7 @@ class ModelThread:
         turn.state = state
         if recorder is not None:
             recorder.finish(turn, state)
+        self._snapshot_owner = None if recorder is None else recorder.snapshot_owner
 
     def _speak(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> "State":
         turn, stream = answer.turn, None

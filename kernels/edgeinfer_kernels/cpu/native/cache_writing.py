@@ -14,6 +14,8 @@ from edgeinfer_kernels.cpu.native.float_lanes import (
     absolute,
     first_lane,
     lanes_max,
+    lanes_max_magnitude,
+    larger_magnitude,
     load_floats,
     load_halves,
     maximum,
@@ -118,8 +120,14 @@ def store_scale(row, group, padded, target, spare):
     """The float16 scale of one group of a head's elements; returns what to multiply these by."""
     largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
-        largest = maximum(largest, absolute(load_floats(row + 4 * d)))
-    return store_half(min(lanes_max(largest) / np.float32(127), np.float32(65504)), target, spare)
+        largest = larger_magnitude(largest, load_floats(row + 4 * d))
+    return store_half(largest_half(lanes_max_magnitude(largest) / np.float32(127)), target, spare)
+
+
+@inner
+def largest_half(scale):
+    """The scale, or the largest float16; NaN stays NaN."""
+    return np.float32(65504) if scale > np.float32(65504) else scale
 
 
 @inner
@@ -136,11 +144,13 @@ def store_nibble_scale(row, group, padded, target, spare):
     """As `store_scale`, for codes of which the element furthest from 0 is -8."""
     most = splat_f32(np.float32(0))
     least = splat_f32(np.float32(0))
+    largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
         most = maximum(most, load_floats(row + 4 * d))
         least = minimum(least, load_floats(row + 4 * d))
+        largest = larger_magnitude(largest, load_floats(row + 4 * d))
     above, below = lanes_max(most), lanes_max(absolute(least))
-    scale = min(max(above, below) / np.float32(8), np.float32(65504))
+    scale = largest_half(lanes_max_magnitude(largest) / np.float32(8))
     return store_half(-scale if above > below else scale, target, spare)
 
 

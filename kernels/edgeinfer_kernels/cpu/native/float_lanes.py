@@ -91,10 +91,44 @@ def minimum(builder, x, y):
     return call(builder, "llvm.minnum.v16f32", ir.VectorType(F32, LANES), [x, y])
 
 
+@operation(float16x, (float16x, types.float32))
+def at_most(builder, x, limit):
+    """The lesser of each lane and the limit; a NaN stays NaN, as `minimum` does not leave it."""
+    high = splat(builder, limit, LANES)
+    return builder.select(builder.fcmp_ordered(">", x, high), high, x)
+
+
+@operation(float16x, (float16x, types.float32))
+def at_least(builder, x, limit):
+    """The greater of each lane and the limit; a NaN stays NaN."""
+    low = splat(builder, limit, LANES)
+    return builder.select(builder.fcmp_ordered("<", x, low), low, x)
+
+
+@operation(float16x, (float16x, float16x))
+def larger_magnitude(builder, x, y):
+    """max(x, |y|) by their bits, for x of magnitudes: a NaN is larger than infinity, so that it is kept."""
+    words = ir.VectorType(I32, LANES)
+    first = builder.bitcast(x, words)
+    second = builder.and_(builder.bitcast(y, words), constant_lanes(I32, LANES, 0x7FFFFFFF))
+    larger = builder.select(builder.icmp_signed(">", first, second), first, second)
+    return builder.bitcast(larger, ir.VectorType(F32, LANES))
+
+
+@operation(types.float32, (float16x,))
+def lanes_max_magnitude(builder, x):
+    """The largest lane of magnitudes, NaN if there is one."""
+    bits = builder.bitcast(x, ir.VectorType(I32, LANES))
+    for _ in range(4):
+        low, high = part(builder, bits, 0, 2), part(builder, bits, 1, 2)
+        bits = builder.select(builder.icmp_signed(">", low, high), low, high)
+    return builder.bitcast(builder.extract_element(bits, ir.Constant(I32, 0)), F32)
+
+
 @operation(types.int64, (float16x,))
 def positive_lanes(builder, x):
-    """Bit i is set where lane i is above 0."""
-    above = builder.fcmp_ordered(">", x, constant_lanes(F32, LANES, 0.0))
+    """Bit i is set where lane i is above 0, or NaN."""
+    above = builder.fcmp_unordered(">", x, constant_lanes(F32, LANES, 0.0))
     return builder.zext(builder.bitcast(above, I16), ir.IntType(64))
 
 

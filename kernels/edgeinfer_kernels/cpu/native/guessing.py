@@ -233,7 +233,7 @@ def take_guess(block, step):
     top, token, chance = best_of_parts(block)
     store_i64(block + GUESSING.going, 0)
     store_i64(block + GUESSING.passes, step + 1)
-    if not LEAST < top < MOST:
+    if not (LEAST < top < MOST and chance > np.float32(0)):  # a NaN among the logits is in the sum
         return
     if load_f32(block + GUESSING.temperature) > np.float32(0):
         count, total = candidates(block, top, step)

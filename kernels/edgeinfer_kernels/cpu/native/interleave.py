@@ -5,7 +5,18 @@ from numba import types
 
 from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
 from edgeinfer_kernels.cpu.native.exports import Exports, inner
-from edgeinfer_kernels.cpu.native.lanes import I16, I32, address, join, load, operation, store
+from edgeinfer_kernels.cpu.native.lanes import (
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    join,
+    load,
+    operation,
+    splat,
+    store,
+)
 from edgeinfer_kernels.cpu.native.scalars import (
     load_i32,
     load_i64,
@@ -14,6 +25,8 @@ from edgeinfer_kernels.cpu.native.scalars import (
     store_i8,
     store_i16,
     store_i32,
+    store_i64,
+    trailing_zeros,
 )
 
 exports = Exports()
@@ -97,16 +110,58 @@ def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, f
         gather_block(at, row_bytes, to, fields, field_count, rows)
 
 
-@exports.add("interleave_rows", 7)
-def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count):
+def _non_finite_lanes(element):
+    """An intrinsic: bit i is set where all bits of `exponent` are set in number i of the sixteen at `at`."""
+
+    def non_finite_lanes(builder, at, exponent):
+        mask = splat(builder, builder.trunc(exponent, element), ROWS_A_GROUP)
+        numbers = load(builder, at, ir.VectorType(element, ROWS_A_GROUP))
+        found = builder.icmp_unsigned("==", builder.and_(numbers, mask), mask)
+        return builder.zext(builder.bitcast(found, I16), I64)
+
+    return operation(types.int64, (address, types.int64))(non_finite_lanes)
+
+
+non_finite_bytes, non_finite_shorts, non_finite_words = map(_non_finite_lanes, (I8, I16, I32))
+
+
+@inner
+def non_finite_rows(group, blocks, block_bytes, scales):
+    """Bit i is set where row i of an interleaved group has a scale that is NaN or infinite.
+
+    `scales` is (offset, unit, count, exponent) in int64, see `ScaleField`.
+    """
+    offset, unit = load_i64(scales), load_i64(scales + 8)
+    count, exponent = load_i64(scales + 16), load_i64(scales + 24)
+    found = 0
+    for block in range(blocks):
+        at = group + ROWS_A_GROUP * (block * block_bytes + offset)
+        for index in range(count):
+            numbers = at + ROWS_A_GROUP * unit * index
+            if unit == 2:
+                found |= non_finite_shorts(numbers, exponent)
+            elif unit == 4:
+                found |= non_finite_words(numbers, exponent)
+            else:
+                found |= non_finite_bytes(numbers, exponent)
+    return found
+
+
+@exports.add("interleave_rows", 9)
+def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count, scales, broken):
     """Rows of `blocks` blocks to groups of sixteen; `fields` are (offset, unit, count) in int64.
 
     `target` is zero beforehand and has room for whole groups. Reads and writes rows·blocks·block_bytes.
+    `scales`: 0, or as `non_finite_rows` takes it, which looks at each group while it is in the nearest cache;
+    the first row that it finds goes to the int64 at `broken`, which is -1 beforehand.
     """
     row_bytes = blocks * block_bytes
     for first in range(0, rows, ROWS_A_GROUP):
         count = min(ROWS_A_GROUP, rows - first)
         at = source + first * row_bytes
-        gather_group(
-            at, row_bytes, target + first * row_bytes, count, blocks, block_bytes, fields, field_count
-        )
+        group = target + first * row_bytes
+        gather_group(at, row_bytes, group, count, blocks, block_bytes, fields, field_count)
+        if scales != 0:
+            found = non_finite_rows(group, blocks, block_bytes, scales)
+            if found != 0 and load_i64(broken) < 0:
+                store_i64(broken, first + trailing_zeros(found))

@@ -13,7 +13,8 @@ from edgeinfer_kernels.cpu.structures import ACTIVATION_BYTES, ACTIVATIONS, CACH
 
 @inner
 def quantise_blocks(x, out, first, last):
-    """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32.
+    """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the
+    scale NaN, so that no damaged value is lost in rounding.
 
     Reads 4 bytes a column, writes 1.5.
     """

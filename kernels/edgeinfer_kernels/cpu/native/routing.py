@@ -44,7 +44,9 @@ def entry_at(block, index):
 
 @inner
 def take_best(scores, count, used, ids, weights, taken):
-    """The `used` largest scores, largest first, and among equals the lower expert; `taken` is scratch."""
+    """The `used` largest scores, largest first, and among equals the lower expert; NaN counts as largest, so
+    that it reaches the result. `taken` is scratch.
+    """
     for expert in range(count):
         store_i8(taken + expert, 0)
     for slot in range(used):
@@ -53,7 +55,8 @@ def take_best(scores, count, used, ids, weights, taken):
         for expert in range(count):
             if load_u8(taken + expert) == 0:
                 score = load_f32(scores + 4 * expert)
-                if best < 0 or score > best_score:
+                is_first_nan = score != score and best_score == best_score
+                if best < 0 or score > best_score or is_first_nan:
                     best = expert
                     best_score = score
         store_i8(taken + best, 1)

@@ -199,6 +199,8 @@ def store_bfloat_pairs(features, builder, at, even, odd):
 
 @operation(types.void, (address, float16x))
 def store_bfloats(builder, at, x):
-    """Sixteen bfloat16, rounded to nearest."""
-    high = builder.lshr(_rounded(builder, x), constant_lanes(I32, LANES, 16))
+    """Sixteen bfloat16, rounded to nearest; a NaN stays NaN, whatever its bits."""
+    nan = builder.fcmp_unordered("uno", x, x)
+    rounded = builder.select(nan, constant_lanes(I32, LANES, 0x7FC00000), _rounded(builder, x))
+    high = builder.lshr(rounded, constant_lanes(I32, LANES, 16))
     store(builder, builder.trunc(high, ir.VectorType(I16, LANES)), at)

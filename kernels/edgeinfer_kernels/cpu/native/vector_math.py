@@ -7,14 +7,14 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.byte_lanes import to_float
 from edgeinfer_kernels.cpu.native.exports import inner
 from edgeinfer_kernels.cpu.native.float_lanes import (
-    absolute,
     add,
+    at_least,
+    at_most,
     divide,
-    lanes_max,
+    lanes_max_magnitude,
     lanes_sum,
+    larger_magnitude,
     load_floats,
-    maximum,
-    minimum,
     multiply,
     multiply_add,
     nearest_int,
@@ -36,8 +36,10 @@ SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT
 
 @inner
 def exponential(x):
-    """eˣ with relative error below 2e-7; x is clamped to [-87, 88]. Cody-Waite reduction, degree 6."""
-    x = maximum(minimum(x, splat_f32(np.float32(88))), splat_f32(np.float32(-87)))
+    """eˣ with relative error below 2e-7; x is clamped to [-87, 88]; NaN stays NaN. Cody-Waite
+    reduction, degree 6.
+    """
+    x = at_least(at_most(x, np.float32(88)), np.float32(-87))
     n = nearest_int(multiply(x, splat_f32(np.float32(1.44269504))))
     whole = to_float(n)
     r = multiply_add(whole, splat_f32(np.float32(-0.693145752)), x)
@@ -74,7 +76,7 @@ def activate(code, x):
         cube = multiply(multiply(x, x), x)
         inside = multiply_add(cube, splat_f32(np.float32(0.044715)), x)
         return multiply(x, sigmoid(multiply(inside, splat_f32(np.float32(1.5957691216)))))
-    positive = maximum(x, splat_f32(np.float32(0)))
+    positive = at_least(x, np.float32(0))
     if code == RELU:
         return positive
     return multiply(positive, positive)
@@ -86,8 +88,8 @@ def activate_gated(code, gate, up):
     ±limit.
     """
     if code == CLAMPED_SWIGLU:
-        gate = minimum(gate, splat_f32(LIMIT))
-        up = maximum(minimum(up, splat_f32(LIMIT)), splat_f32(-LIMIT))
+        gate = at_most(gate, LIMIT)
+        up = at_least(at_most(up, LIMIT), -LIMIT)
         slope = sigmoid(multiply(gate, splat_f32(SLOPE)))
         return multiply(multiply(gate, slope), add(up, splat_f32(np.float32(1))))
     return multiply(activate(code, gate), up)
@@ -95,10 +97,11 @@ def activate_gated(code, gate, up):
 
 @inner
 def largest_magnitude(x, count):
+    """max |x| of `count` floats; NaN if one of them is."""
     most = splat_f32(np.float32(0))
     for i in range(0, count, 16):
-        most = maximum(most, absolute(load_floats(x + 4 * i)))
-    return lanes_max(most)
+        most = larger_magnitude(most, load_floats(x + 4 * i))
+    return lanes_max_magnitude(most)
 
 
 @inner

@@ -1,0 +1,77 @@
+"""A chat store that is damaged: noticed when it is opened, and moved aside so that a new one can begin."""
+
+import logging
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from edgeinfer.errors import EdgeInferError
+
+LOGGER = logging.getLogger("edgeinfer")
+MAX_CHECKED_BYTES = 256 << 20
+"""Larger files are not read whole when they are opened."""
+SIDE_FILES = ("-wal", "-shm")
+DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
+
+
+class ChatStoreError(EdgeInferError):
+    """The store can't be opened, or there is no such chat or turn in it."""
+
+
+class DamagedStoreError(ChatStoreError, sqlite3.DatabaseError):
+    """The store's file is damaged, as was noticed while it was used."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether SQLite has found that a file isn't what it wrote."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in DAMAGE_CODES
+
+
+class CheckedConnection(sqlite3.Connection):
+    """A connection whose errors about damage are clear."""
+
+    path = "the chat store"
+
+    def execute(self, *arguments):  # type: ignore[no-untyped-def]  # as the base class's
+        """Run a statement. Raises `DamagedStoreError` besides SQLite's own errors."""
+        try:
+            return super().execute(*arguments)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            raise DamagedStoreError(
+                f"{self.path}: damaged ({error}); it is moved aside the next time that it is opened"
+            ) from error
+
+
+def check_store(path: Path, version: int, tables: set[str]) -> None:
+    """Look whether a store is sound.
+
+    Raises `sqlite3.DatabaseError`: it is damaged, or is of `version` and lacks some of `tables`.
+    """
+    if path.stat().st_size > MAX_CHECKED_BYTES:
+        return
+    with closing(sqlite3.connect(path)) as connection:
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        (seen,) = connection.execute("PRAGMA user_version").fetchone()
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    if found != "ok" or (seen == version and not tables <= names):
+        error = sqlite3.DatabaseError(" ".join(str(found).split())[:100])
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def move_aside(path: Path, why: object) -> Path:
+    """Give a damaged store another name, and say so. Raises `OSError`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target, number = path.with_name(f"{path.name}.damaged-{stamp}"), 1
+    while target.exists():
+        target, number = path.with_name(f"{path.name}.damaged-{stamp}-{number}"), number + 1
+    path.rename(target)
+    for ending in SIDE_FILES:
+        with suppress(OSError):
+            path.with_name(path.name + ending).rename(target.with_name(target.name + ending))
+    LOGGER.warning("%s was damaged (%s): moved to %s, a new one begins", path, why, target.name)
+    return target

@@ -1,0 +1,75 @@
+"""The file of a draft model, opened and checked against the model that it drafts for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from edgeinfer.catalogue import find_draft
+from edgeinfer.description.file_sizes import file_sizes
+from edgeinfer.description.model_config import ModelConfig
+from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
+from edgeinfer.tokenizer import Tokenizer
+from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_quant_formats import GGUFFile
+
+NO_MODELS = (None, "lookup", "self")
+"""Values of `draft` that name no model."""
+
+
+@dataclass(frozen=True)
+class DraftFile:
+    """An open draft model; `required`: it was asked for by name. Close `file` when done."""
+
+    name: str
+    file: GGUFFile
+    config: ModelConfig
+    sizes: ModelSizes
+    required: bool
+
+    @classmethod
+    def open(cls, draft: str | Path, target: GGUFFile, *, required: bool) -> Self:
+        """Open a draft model by name or path for the model in `target`.
+
+        Raises:
+            OtherVocabularyError: its tokens aren't the model's.
+            SettingError: it can't be run.
+            UnknownModelError, FormatError, OSError: there is no such model, or it can't be read.
+        """
+        found = find_draft(draft)
+        file = GGUFFile.open(found.path)
+        try:
+            if not same_tokens(file.metadata, target.metadata):
+                tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]
+                check_vocabularies(found.name, *tokenizers)
+            config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+            return cls(found.name, file, config, file_sizes(file, config), required)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, EdgeInferError) and not isinstance(error, SettingError):
+                raise SettingError(f"draft: {found.name}: {error}") from error
+            raise
+
+
+def open_draft(
+    wanted: str | None, registered: Path | None, target: GGUFFile
+) -> tuple[DraftFile | None, tuple[str, ...]]:
+    """The draft model for `target`: `wanted`, or with "auto" the one `registered` for it; a note where its
+    vocabulary is another one, so that prompt lookup drafts instead.
+
+    Raises:
+        As `DraftFile.open`, for a draft that was asked for by name.
+    """
+    named = registered if wanted == "auto" else wanted
+    if named in NO_MODELS:
+        return None, ()
+    assert named is not None
+    try:
+        return DraftFile.open(named, target, required=wanted != "auto"), ()
+    except OtherVocabularyError as error:
+        return None, (f"using prompt lookup instead of the draft model: {error}",)
+    except SettingError as error:
+        if wanted != "auto":
+            raise
+        return None, (f"using prompt lookup instead of the draft model: {error}",)

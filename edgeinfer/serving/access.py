@@ -1,0 +1,68 @@
+"""Who may ask: the address that a request names, the page that it comes from, and the kind of its body."""
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgeinfer.serving import replies
+from edgeinfer.shown import shown
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+ANY_HOST = "*"
+
+
+class Access:
+    """Refuses requests for another host, from foreign web pages, and those whose body isn't JSON.
+
+    A page in a browser can send a request to this machine without asking; the browser adds `Origin` and
+    `Sec-Fetch-Site`, which no page can change. `hosts`: names that requests may call this machine by.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it before its body is read."""
+        refused = self._refused(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+            return
+        status, message = refused
+        await replies.failure(message, status)(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        """The status and message of a refusal."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if ANY_HOST not in self._hosts and _name(host) not in self._hosts:
+            return 400, f"Host: saw {shown(host)}, wanted an address that this server listens on"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return (
+                403,
+                f"Sec-Fetch-Site: saw {shown(headers['sec-fetch-site'])}; web pages can't use this server",
+            )
+        origin = headers.get("origin")
+        if origin is not None and not (origin.startswith("http") and _netloc(origin) == host.lower()):
+            return 403, f"Origin: saw {shown(origin)}; pages of other origins can't use this server"
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            return 415, f"Content-Type: saw {shown(kind)}, wanted application/json"
+        return None
+
+
+def _name(host: str) -> str:
+    """The host of a `Host` header, without port and brackets; empty if it is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None

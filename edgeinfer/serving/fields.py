@@ -1,0 +1,151 @@
+"""The fields of a request: which have an effect, which are known and have none, and which nobody knows."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from edgeinfer.sampling import SamplerSettings
+from edgeinfer.shown import shortened, shown
+
+MAX_FIELDS = 100
+
+SAMPLING = (*(one.name for one in fields(SamplerSettings)), "stop", "grammar")
+"""Fields that the library knows by the same name, llama.cpp's and Ollama's additions among them."""
+_COMPLETION = ("model", "stream", "stream_options", "n", "max_tokens", "logprobs", *SAMPLING)
+CHAT = frozenset(
+    (*_COMPLETION, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools")
+) | {"tool_choice"}
+TEXT = frozenset((*_COMPLETION, "prompt", "echo", "response_format"))
+EMBEDDING = frozenset(("model", "input", "encoding_format"))
+
+TEMPLATE_VARIABLES = ("reasoning_effort", "chat_template_kwargs")
+"""Fields that set variables of the chat template."""
+_REFUSED = {
+    **dict.fromkeys(TEMPLATE_VARIABLES, "template variables can't be set by a request here"),
+    "functions": "not supported here; use tools",
+    "function_call": "not supported here; use tool_choice",
+    "audio": "not supported here",
+    "modalities": "not supported here; answers are text",
+    "prediction": "not supported here",
+    "suffix": "not supported here",
+    "best_of": "not supported here; use n",
+    "web_search_options": "not supported here",
+    "verbosity": "not supported here; ask for it in a message",
+    "dimensions": "vectors have the model's width here",
+}
+"""Fields that would change the answer, and that nothing here can do."""
+_WITHOUT_EFFECT = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+) | {"prompt_cache_retention", "parallel_tool_calls", "cache_prompt"}
+"""Fields that wouldn't change the answer."""
+_NEUTRAL = {"best_of": 1, "modalities": ["text"]}
+"""Values of refused fields that ask for what is done anyway."""
+_ELSEWHERE = {
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "repetition_penalty": "repeat_penalty",
+    "input": "messages or prompt",
+    "json_schema": "response_format",
+    "format": "response_format",
+    "guided_json": "response_format",
+    "guided_grammar": "grammar",
+}
+"""Names of the same thing in other programs."""
+
+
+class RequestError(Exception):
+    """A request that is refused: the HTTP status, and what OpenAI's error object says."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+
+def check_fields(body: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Warnings about fields without an effect. Raises `RequestError` for unknown and refused ones."""
+    if len(body) > MAX_FIELDS:
+        raise RequestError(f"the body: saw {len(body)} fields, wanted {MAX_FIELDS} at most")
+    warnings = []
+    for name, value in body.items():
+        if name in known or (name in _REFUSED and _is_neutral(name, value)):
+            continue
+        if name in _REFUSED:
+            raise RequestError(f"{name}: {_REFUSED[name]}", param=name)
+        if name not in _WITHOUT_EFFECT:
+            raise _unknown(name, known)
+        if value is not None:
+            warnings.append(f"{name}: has no effect here")
+    return warnings
+
+
+def check_inner_fields(
+    found: Mapping[str, Any], where: str, known: Collection[str], without_effect: Collection[str] = ()
+) -> list[str]:
+    """As `check_fields`, for an object inside the body, which `where` names."""
+    if len(found) > MAX_FIELDS:
+        raise RequestError(f"{where}: saw {len(found)} fields, wanted {MAX_FIELDS} at most", param=where)
+    warnings = []
+    for name, value in found.items():
+        if name in without_effect:
+            if value not in (None, [], {}, ""):
+                warnings.append(f"{where}.{name}: has no effect here")
+        elif name not in known:
+            raise _unknown(name, known, f"{where}.")
+    return warnings
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return value is None or value is False or value in ([], {}, "") or value == _NEUTRAL.get(name, ())
+
+
+def _unknown(name: str, known: Collection[str], where: str = "") -> RequestError:
+    short = where + shortened(name)
+    near = _ELSEWHERE.get(name)
+    if near is None and name == "num_ctx":
+        hint = "the context is set when the server starts (--context)"
+    elif near is not None and (near in known or " " in near):
+        hint = f"did you mean {near}?"
+    else:
+        hint = f"did you mean {difflib.get_close_matches(name[:40], sorted(known), n=1, cutoff=0)[0]}?"
+    return RequestError(f"{short}: no such field; {hint}", param=short)
+
+
+def checked_bool(body: Mapping[str, Any], name: str, where: str = "") -> bool:
+    """A switch; off if it is left out."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"{where}{name}: saw {shown(value)}, wanted true or false", param=name)
+    return bool(value)
+
+
+def checked_count(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """A whole number from `low` to `high`; `default` if it is left out."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name}: saw {shown(value)}, wanted {low} to {high}", param=name)
+    return value
+
+
+def checked_text(body: Mapping[str, Any], name: str) -> str:
+    """A text; empty if it is left out."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{name}: saw {shown(value)}, wanted a text", param=name)
+    return value or ""
+
+
+def checked_list(value: Any, name: str, most: int, wanted: str) -> list[Any]:
+    """A list of `most` values at most; empty if it is left out."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise RequestError(f"{name}: saw {shown(value)}, wanted {wanted}", param=name)
+    if len(value) > most:
+        raise RequestError(f"{name}: saw {len(value)}, wanted {most} at most", param=name)
+    return value

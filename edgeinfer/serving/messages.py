@@ -1,0 +1,88 @@
+"""The messages of a chat request, checked: each with its text in one piece."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edgeinfer.serving.fields import RequestError, check_inner_fields, checked_list
+from edgeinfer.shown import shown
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_CALLS = 256
+
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call", "parsed")
+"""Fields that clients send back as they got them, most often empty."""
+
+
+def checked_messages(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages, and warnings about fields without an effect. Raises `RequestError`."""
+    if not isinstance(value, list):
+        raise RequestError(f"messages: wanted list, saw {type(value).__name__}", param="messages")
+    if not value:
+        raise RequestError("messages: saw none, wanted at least one", param="messages")
+    given = checked_list(value, "messages", MAX_MESSAGES, "a list of messages")
+    warnings: list[str] = []
+    return [
+        _message(message, f"messages[{index}]", warnings) for index, message in enumerate(given)
+    ], warnings
+
+
+def _message(message: Any, name: str, warnings: list[str]) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"{name}: wanted an object with a role, saw {shown(message)}", param="messages")
+    warnings += check_inner_fields(message, name, (*_FIELDS, *_REASONING), _WITHOUT_EFFECT)
+    found = {key: value for key, value in message.items() if key not in _WITHOUT_EFFECT and value is not None}
+    for key in ("name", "tool_call_id", *_REASONING):
+        if not isinstance(found.get(key, ""), str):
+            raise RequestError(f"{name}.{key}: saw {shown(found[key])}, wanted a text", param="messages")
+    found["content"] = _content(message.get("content"), name)
+    if "tool_calls" in found:
+        calls = checked_list(found["tool_calls"], f"{name}.tool_calls", MAX_CALLS, "a list of calls")
+        found["tool_calls"] = [_tool_call(call, f"{name}.tool_calls") for call in calls]
+        if not calls:
+            del found["tool_calls"]
+    if found["role"] == "developer":
+        found["role"] = "system"
+    return found
+
+
+def _content(content: Any, name: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        parts = checked_list(content, f"{name}.content", MAX_PARTS, "a text")
+        return "".join(_text_part(part, name) for part in parts)
+    if not isinstance(content, str):
+        raise RequestError(f"{name}.content: saw {shown(content)}, wanted a text", param="messages")
+    return content
+
+
+def _text_part(part: Any, name: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise RequestError(
+        f"{name}.content: saw a part of type {shown(kind)}, only text is read here", param="messages"
+    )
+
+
+def _tool_call(call: Any, name: str) -> dict[str, Any]:
+    """Templates want the arguments as an object; clients send them as a text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{name}: saw {shown(call)}, wanted calls of functions by name", param="messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        raise RequestError(
+            f"{name}: saw arguments {shown(function.get('arguments'))}, wanted a JSON object",
+            param="messages",
+        )
+    return {**call, "function": {**function, "arguments": arguments}}

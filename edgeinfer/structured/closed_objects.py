@@ -1,0 +1,176 @@
+"""The default of `additionalProperties`: objects that list their properties hold no others, as in llama.cpp.
+
+A schema that composes others (`allOf`, `$ref` with keywords next to it, …) is closed as a whole: its parts
+stay open, or none could hold what the others list.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeinfer.errors import SettingError
+
+MAX_DEPTH = 64
+"""Levels of nested schemas and lists. llguidance reads 128 of JSON."""
+
+_UNIONS = ("anyOf", "oneOf")
+_ANSWERED = ("additionalProperties", "unevaluatedProperties")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    *("items", "additionalItems", "contains", "additionalProperties", "unevaluatedProperties"),
+    *("propertyNames", "not", "if", "then", "else"),
+)
+
+
+def with_closed_objects(schema: Any) -> Any:
+    """A copy of a schema where `additionalProperties` is false wherever `properties` leaves it open.
+
+    Raises:
+        SettingError: more than `MAX_DEPTH` levels.
+    """
+    _check_depth(schema)
+    return _Closing(schema).whole() if isinstance(schema, Mapping) else schema
+
+
+def _check_depth(schema: Any) -> None:
+    level, found = 0, [schema]
+    while found:
+        level += 1
+        if level > 2 * MAX_DEPTH:
+            raise SettingError(
+                f"schema: saw more than {MAX_DEPTH} levels of nesting, wanted {MAX_DEPTH} at most"
+            )
+        found = [
+            inner
+            for value in found
+            for inner in (
+                value.values()
+                if isinstance(value, Mapping)
+                else value
+                if isinstance(value, list | tuple)
+                else ()
+            )
+            if isinstance(inner, Mapping | list | tuple)
+        ]
+
+
+class _Closing:
+    """One schema's walk. `_open`: copies of what parts refer to; `_names`: theirs, by reference."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._open: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+
+    def whole(self) -> dict[str, Any]:
+        """The root, with the copies among its definitions."""
+        found = self._closed(self._root)
+        if self._open:
+            known = found.get("$defs", {})
+            found["$defs"] = {**known, **self._open}
+        return dict(found)
+
+    def _closed(self, schema: Any) -> Any:
+        """A schema that stands for a whole value."""
+        if not isinstance(schema, Mapping):
+            return schema
+        if not _composes(schema):
+            found = self._walked(schema, self._closed)
+            if "properties" in schema and not any(name in schema for name in _ANSWERED):
+                found["additionalProperties"] = False
+            return found
+        names, patterns, answered = _Listed(self._root).of(schema)
+        found = self._walked(schema, self._opened)
+        if answered or not names | patterns:
+            return found
+        for keyword, listed in (("properties", names), ("patternProperties", patterns)):
+            if listed:
+                own = found.get(keyword, {})
+                found[keyword] = {**own, **{name: True for name in sorted(listed) if name not in own}}
+        found["additionalProperties"] = False
+        return found
+
+    def _opened(self, schema: Any) -> Any:
+        """A schema that is a part of another: what it lists isn't all."""
+        return self._walked(schema, self._opened) if isinstance(schema, Mapping) else schema
+
+    def _walked(self, schema: Mapping[str, Any], part: Any) -> dict[str, Any]:
+        """A copy; `part` does the schemas for the same value, `_closed` those of values inside it."""
+        found = dict(schema)
+        if part == self._opened and isinstance(schema.get("$ref"), str):
+            found["$ref"] = self._open_copy(schema["$ref"])
+        for keyword in _NAMED:
+            if isinstance(schema.get(keyword), Mapping):
+                found[keyword] = {name: self._closed(inner) for name, inner in schema[keyword].items()}
+        for keyword in _SINGLE:
+            if isinstance(schema.get(keyword), Mapping):
+                found[keyword] = self._closed(schema[keyword])
+        for keyword in _LISTS:
+            if isinstance(schema.get(keyword), list):
+                each = part if keyword in ("allOf", *_UNIONS) else self._closed
+                found[keyword] = [each(inner) for inner in schema[keyword]]
+        return found
+
+    def _open_copy(self, ref: str) -> str:
+        target = resolved(self._root, ref)
+        if not isinstance(target, Mapping):
+            return ref
+        if ref not in self._names:
+            name = self._names[ref] = f"edgeinfer-open-{len(self._names)}"  # first: it may refer to itself
+            self._open[name] = self._opened(target)
+        return f"#/$defs/{self._names[ref]}"
+
+
+class _Listed:
+    """Which properties a schema and its parts list, and whether one of them says what becomes of others."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._seen: set[str] = set()
+
+    def of(self, schema: Any) -> tuple[set[str], set[str], bool]:
+        """Names, patterns, and whether others are spoken of."""
+        if not isinstance(schema, Mapping):
+            return set(), set(), False
+        names, patterns = (
+            set(schema[keyword]) if isinstance(schema.get(keyword), Mapping) else set()
+            for keyword in ("properties", "patternProperties")
+        )
+        answered = any(name in schema for name in _ANSWERED)
+        parts = [part for keyword in ("allOf", *_UNIONS) for part in _listed(schema.get(keyword))]
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and ref not in self._seen:
+            self._seen.add(ref)
+            target = resolved(self._root, ref)
+            answered = answered or not isinstance(target, Mapping)
+            parts.append(target)
+        for part in parts:
+            more, more_patterns, spoken = self.of(part)
+            names, patterns, answered = names | more, patterns | more_patterns, answered or spoken
+        return names, patterns, answered
+
+
+def _composes(schema: Mapping[str, Any]) -> bool:
+    """Whether several schemas hold for the same value at once."""
+    parts = [name for name in ("properties", "patternProperties", "$ref", *_UNIONS) if name in schema]
+    return "allOf" in schema or len(set(parts) - {"patternProperties"}) > 1
+
+
+def resolved(root: Mapping[str, Any], ref: str) -> Any:
+    """What a reference into the same schema means; None: nothing that can be found."""
+    if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
+        return None
+    found: Any = root
+    for step in ref[2:].split("/") if len(ref) > 1 else ():
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(key)
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,33 @@
+"""TOML files that a user writes: read whole, with every mistake in one line."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1 << 20
+
+
+class TomlError(ValueError):
+    """The file is no TOML; the text names it and says why."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file.
+
+    Raises:
+        TomlError: no regular file of at most `MAX_BYTES`, or no TOML.
+        OSError: it can't be read.
+    """
+    if not path.is_file():
+        path.stat()  # raises where there is nothing
+        raise TomlError(f"{path}: no regular file, wanted one in TOML")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise TomlError(f"{path}: more than {MAX_BYTES >> 10} KiB, wanted a short file in TOML")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, TypeError, ArithmeticError) as error:  # tomllib raises more than its own error
+        raise TomlError(f"{path}: no TOML: {' '.join(str(error).split())[:200]}") from error
+    except RecursionError as error:
+        raise TomlError(f"{path}: no TOML: tables or arrays nested too deep") from error

@@ -1,0 +1,57 @@
+"""Folders whose files a program may trust: of this user, or of the system, and writable by nobody else."""
+
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+MODE = 0o700
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UnsafeFolderError(OSError):
+    """Another user could have put files into the folder; the text says why."""
+
+
+def distrust_reason(path: Path) -> str | None:
+    """Why files in a folder may be another user's, or a file itself; None: they are not.
+
+    Raises `OSError`: it does not exist, or can't be looked at.
+    """
+    if sys.platform == "win32":  # a user's own folders are private there
+        return None
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        if not _is_trusted(status.st_uid):
+            return f"is a symbolic link of user {status.st_uid}"
+        status = os.stat(path)
+    if not _is_trusted(status.st_uid):
+        return f"belongs to user {status.st_uid}, not {os.geteuid()}"
+    if status.st_mode & OTHERS_WRITE:
+        return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):o}, wanted {MODE:o})"
+    return None
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (0, os.geteuid())
+
+
+def ensure_private(folder: Path) -> None:
+    """Make a folder for this user alone, if it isn't there.
+
+    Raises:
+        UnsafeFolderError: other users can write there.
+        OSError: it can't be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=MODE, exist_ok=True)
+    reason = distrust_reason(folder)
+    if reason is not None:
+        raise UnsafeFolderError(f"{folder} {reason}")
+
+
+def temporary_root() -> Path:
+    """This user's folder below the system's folder for temporary files; it may not exist yet."""
+    name = "edgeinfer" if sys.platform == "win32" else f"edgeinfer-{os.geteuid()}"
+    return Path(tempfile.gettempdir()) / name

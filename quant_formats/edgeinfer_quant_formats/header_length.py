@@ -1,0 +1,29 @@
+"""How long a GGUF file is by its own header, told from its first bytes."""
+
+import struct
+
+from edgeinfer_quant_formats.cursor import Cursor
+from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.file_part import read_alignment, read_header
+from edgeinfer_quant_formats.metadata import read_metadata
+from edgeinfer_quant_formats.tensor_index import read_tensor_table
+
+
+def declared_bytes(head: bytes, name: str) -> int | None:
+    """Bytes of the whole file with what pads its last tensor, from the first bytes `head`.
+
+    None: the header does not end within `head`, or is damaged.
+    """
+    cursor = Cursor(head, name)
+    try:
+        _, tensor_count, key_count = read_header(cursor)
+        metadata = read_metadata(cursor, key_count)
+        alignment = read_alignment(cursor, metadata)
+        cursor.end = 1 << 63  # tensors may end anywhere
+        tensors = read_tensor_table(cursor, tensor_count, alignment, 0)
+    except (FormatError, struct.error):
+        return None
+    if cursor.position > len(head):
+        return None
+    end = max((info.offset + info.nbytes for info in tensors.values()), default=cursor.position)
+    return -(-end // alignment) * alignment

@@ -1,0 +1,65 @@
+"""Thinking and other variables of chat templates."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat.template_options import TemplateOptions, Thinking, thinking_levels
+from edgeinfer.errors import SettingError
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+LEVELS: dict[str, tuple[Thinking, ...]] = {
+    "Qwen-Qwen3-0.6B": ("on", "off"),
+    "GLM-4.6": ("on", "off"),
+    "HuggingFaceTB-SmolLM3-3B": ("on", "off"),
+    "ByteDance-Seed-OSS": ("on", "off"),
+    "deepseek-ai-DeepSeek-V3.1": ("on", "off"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("on", "off"),
+    "openai-gpt-oss-120b": ("low", "medium", "high"),
+    "google-gemma-2-2b-it": (),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    chat_format = ChatFormat(source, "<s>", "</s>")
+    known = chat_format.variables()
+    assert thinking_levels(known) == LEVELS[name]
+    rendered = {
+        level: chat_format.render(
+            [{"role": "user", "content": "Hi"}], **TemplateOptions(level).variables(known)
+        )
+        for level in LEVELS[name]
+    }
+    assert len(set(rendered.values())) == len(rendered)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"thinking": "maybe"}, "'maybe', wanted one of on, off, low, medium, high"),
+        ({"thinking": "low"}, "saw 'low', but the model's chat template knows on, off"),
+        ({"args": {"foo": 1}}, "doesn't read 'foo'; it reads: enable_thinking"),
+        ({"args": {"messages": []}}, "'messages' is set by edgeinfer"),
+        ({"args": 5}, "saw '5', wanted template variables by name"),
+    ],
+)
+def test_what_a_template_cannot_do_is_refused(options: dict[str, Any], wanted: str) -> None:
+    known = ChatFormat("{% if enable_thinking %}{{ messages }}{% endif %}").variables()
+    with pytest.raises(SettingError, match=wanted):
+        TemplateOptions(**options).variables(known)
+
+
+def test_a_template_without_thinking_says_so() -> None:
+    with pytest.raises(SettingError, match="has no setting for it"):
+        TemplateOptions("on").variables(ChatFormat("{{ messages }}").variables())
+
+
+def test_a_request_wins_over_defaults() -> None:
+    defaults = TemplateOptions("off", {"a": 1, "b": 2})
+    options = TemplateOptions("on", {"b": 3}).over(defaults)
+    assert (options.thinking, options.args) == ("on", {"a": 1, "b": 3})
+    assert TemplateOptions().over(defaults).thinking == "off"

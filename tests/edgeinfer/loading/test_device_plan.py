@@ -1,0 +1,73 @@
+"""One decision for every device: whole on the GPU, split, or on the CPU; and what more memory would bring."""
+
+from dataclasses import replace
+
+import pytest
+
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.loading.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer_kernels.model_sizes import ModelSizes
+from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
+
+SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
+
+
+def request(sizes: ModelSizes | None = None, **options: object) -> PlanRequest:
+    wanted = PlanRequest("m", sizes or dense_model(), context=8192, trained_context=1 << 17)
+    return replace(wanted, **options)  # type: ignore[arg-type]
+
+
+def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
+    assert plan_devices(request(), laptop()).kind == "gpu"
+    assert plan_devices(request(vram=3 * GIB), laptop()).kind == "split"
+    assert plan_devices(request(), cpu_only()).kind == "cpu"
+    assert plan_devices(request(device="cpu"), laptop()).kind == "cpu"
+    nothing = plan_devices(request(vram=0), laptop())
+    assert nothing.kind == "cpu"
+    assert nothing.memory.why_not is not None
+    assert "nothing is on the GPU: its buffers and libraries alone take" in nothing.memory.why_not
+    with pytest.raises(GpuUnavailableError, match="nothing is on the GPU"):
+        plan_devices(request(device="cuda", vram=0), laptop())
+
+
+def test_speeds_are_measured_only_for_a_split() -> None:
+    def measured(machine: object) -> None:
+        raise AssertionError("measured")
+
+    assert plan_devices(request(), laptop(), measured).kind == "gpu"  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        plan_devices(request(vram=3 * GIB), laptop(), measured)  # type: ignore[arg-type]
+
+
+def test_a_draft_is_on_the_gpu_with_its_model_or_on_the_cpu_beside_it() -> None:
+    drafting = request(draft=SMALL, draft_required=True)
+    whole = plan_devices(drafting, laptop())
+    assert (whole.kind, whole.memory.draft) == ("gpu", "gpu")
+    alone = plan_devices(request(), laptop()).memory.bytes_on("gpu")
+    tight = plan_devices(replace(drafting, vram=alone + 1000), laptop())
+    assert (tight.kind, tight.memory.draft) == ("gpu", "cpu")
+    assert plan_devices(request(draft=SMALL), laptop()).memory.draft is None
+    assert plan_devices(request(draft=SMALL), cpu_only()).memory.draft == "cpu"
+
+
+def test_a_draft_without_room_is_left_out_or_refused() -> None:
+    plain = plan_devices(request(), cpu_only()).memory.bytes_on("cpu")
+    optional = plan_devices(request(draft=SMALL, ram=plain + 1000), cpu_only())
+    assert optional.memory.draft is None
+    assert optional.notes == ("not enough memory for the draft model; using prompt lookup instead",)
+    with pytest.raises(OutOfMemoryError, match="--context"):
+        plan_devices(request(draft=SMALL, draft_required=True, ram=plain + 1000), cpu_only())
+
+
+@pytest.mark.parametrize("vram", [1, 2, 3])
+@pytest.mark.parametrize("ram", [None, 2 * GIB])
+def test_advice_is_the_speed_of_a_plan_with_a_gibibyte_more(vram: int, ram: int | None) -> None:
+    for sizes in (dense_model(), mixed_model()):
+        wanted = request(sizes, vram=vram * GIB, ram=ram, context=256)  # of which some is left on the disk
+        planned = plan_devices(wanted, laptop())
+        more = plan_devices(replace(wanted, vram=(vram + 1) * GIB), laptop())
+        advised = faster_with_a_gibibyte(wanted, laptop(), planned).next_gibibyte
+        assert advised == more.memory.prediction.decode_tokens_per_second
+    whole = plan_devices(request(), laptop())
+    assert faster_with_a_gibibyte(request(), laptop(), whole).next_gibibyte is None

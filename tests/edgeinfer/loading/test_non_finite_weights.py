@@ -1,0 +1,110 @@
+"""NaN and infinity in a model file: refused while weights are loaded, or an error instead of text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import LogitsError
+from edgeinfer_quant_formats import FORMATS, FormatError, GGUFFile
+from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS, non_finite_blocks
+from tests.random_models import RandomModel
+
+INTEGERS = {"I8", "I16", "I32", "I64", "F64"}
+MATRIX = "blk.0.ffn_down.weight"
+
+
+def model_file(
+    folder: Path, name: str, *, damaged: str = MATRIX, value: str = "nan", number: int = 0
+) -> Path:
+    """A model whose matrices are of a format, with a scale of the tensor's 300th block, or last, damaged."""
+    model = RandomModel(
+        "llama", width=256, layers=1, head_dim=64, feed_forward=256, formats=(name,), biases=("attn_q",)
+    )
+    path = model.write(folder / f"{name}.gguf")
+    with GGUFFile.open(path) as file:
+        info = file.tensors[damaged]
+    damage(
+        path,
+        info.format.name,
+        info.offset,
+        min(300, info.nbytes // info.format.block_bytes - 1),
+        value,
+        number,
+    )
+    return path
+
+
+def damage(path: Path, name: str, offset: int, block: int, value: str, number: int) -> None:
+    """Put NaN or infinity in place of a scale of a block."""
+    field, at = SCALE_FIELDS[name], offset + block * FORMATS[name].block_bytes
+    bits = field.exponent
+    if name != "MXFP4":  # its scales have an exponent only
+        sign = 1 << (8 * field.unit - 1) if value == "-inf" else 0
+        highest_of_mantissa = (field.exponent & -field.exponent) >> 1
+        bits |= highest_of_mantissa if value == "nan" else sign
+    content = bytearray(path.read_bytes())
+    first = at + field.offset + field.unit * number
+    content[first : first + field.unit] = bits.to_bytes(field.unit, "little")
+    path.write_bytes(content)
+
+
+def test_the_scales_of_every_format_are_known() -> None:
+    assert set(SCALE_FIELDS) == set(FORMATS) - INTEGERS
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", SCALE_FIELDS)
+def test_a_damaged_scale_is_found_while_weights_are_repacked(tmp_path: Path, name: str, value: str) -> None:
+    for number in range(SCALE_FIELDS[name].count):
+        path = model_file(tmp_path, name, value=value, number=number)
+        with GGUFFile.open(path) as file:
+            (block,) = non_finite_blocks(file.raw(MATRIX), name)
+            row = block // (len(file.raw(MATRIX)[0]) // FORMATS[name].block_bytes)
+        with pytest.raises(FormatError) as caught:
+            edgeinfer.load(path, device="cpu", threads=1, draft=None)
+        assert str(caught.value) == (
+            f"{MATRIX}: NaN or infinity in row {row}, wanted finite numbers; the model file is damaged, "
+            "download it again"
+        )
+
+
+@pytest.mark.parametrize("name", SCALE_FIELDS)
+def test_a_damaged_scale_that_stays_in_the_file_ends_generation(tmp_path: Path, name: str) -> None:
+    for value in ("nan", "inf"):
+        path = model_file(tmp_path, name, value=value)
+        with (
+            edgeinfer.load(path, device="cpu", threads=1, draft=None, repack=False) as model,
+            pytest.raises(LogitsError, match="logits: saw "),
+        ):
+            model.generate("the", max_tokens=4)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "F16", "F32"])
+@pytest.mark.parametrize("repack", [True, False])
+def test_a_damaged_embedding_ends_generation(tmp_path: Path, name: str, repack: bool) -> None:
+    path = model_file(tmp_path, name, damaged="token_embd.weight")
+    with GGUFFile.open(path) as file:
+        block = int(non_finite_blocks(file.raw("token_embd.weight"), name)[0])
+    token = block * FORMATS[name].block_elements // 256
+    with (
+        edgeinfer.load(path, device="cpu", threads=1, draft=None, repack=repack) as model,
+        pytest.raises(LogitsError, match="logits: saw NaN"),
+    ):
+        model.generate([1, token, 5, 6], max_tokens=4)
+
+
+@pytest.mark.parametrize("tensor", ["blk.0.attn_norm.weight", "output_norm.weight", "blk.0.attn_q.bias"])
+def test_a_damaged_vector_is_refused(tmp_path: Path, tensor: str) -> None:
+    path = model_file(tmp_path, "F32", damaged=tensor)
+    with pytest.raises(
+        FormatError, match=f"^{tensor}: NaN or infinity in element 255, wanted finite numbers"
+    ):
+        edgeinfer.load(path, device="cpu", threads=1, draft=None)
+
+
+def test_padding_of_the_last_group_is_no_damage(tmp_path: Path) -> None:
+    path = RandomModel("llama", layers=1, feed_forward=72).write(tmp_path / "odd.gguf")
+    with edgeinfer.load(path, device="cpu", threads=1, draft=None) as model:
+        assert np.isfinite(model.engine.append([1])).all()

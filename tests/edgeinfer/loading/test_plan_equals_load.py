@@ -1,0 +1,63 @@
+"""`edgeinfer plan` and `load` make one decision: the same items in the same bytes, or the same error."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.planning import plan_model
+
+DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
+Outcome = str | dict[tuple[str, Any], int]
+BUDGETS = [("24MiB", DRAFT), ("40MiB", DRAFT), ("40MiB", "auto"), ("24MiB", "auto"), ("16MiB", None)]
+
+
+def planned(settings: dict[str, Any]) -> Outcome:
+    """The items' bytes of a plan, or its error."""
+    try:
+        plan = plan_model("tiny", **settings).plan
+    except EdgeInferError as error:
+        return str(error)
+    return {(item.item, item.device): item.bytes for item in plan.items}
+
+
+def loaded(settings: dict[str, Any]) -> Outcome:
+    """The items' bytes of a model that was loaded, or the error."""
+    try:
+        with edgeinfer.load("tiny", **settings) as model:
+            assert model.plan is not None
+            drafts = model.speculator is not None and model.speculator.drafter.nbytes
+            items = {(item.item, item.device): item.bytes for item in model.plan.items}
+            assert items.get(("draft model", "cpu"), 0) == drafts
+            return items
+    except EdgeInferError as error:
+        return str(error)
+
+
+def settings_of(ram: str | None, context: int | None, draft: Any, kv: str, repack: bool) -> dict[str, Any]:
+    return {"device": "cpu", "threads": 2, "ram": ram, "context": context, "draft": draft, "kv": kv} | {
+        "repack": repack
+    }
+
+
+@pytest.mark.parametrize(("ram", "draft"), BUDGETS)
+def test_a_plan_is_what_loading_does(ram: str, draft: Any) -> None:
+    settings = settings_of(ram, 240, draft, "f16", repack=True)
+    assert planned(settings) == loaded(settings)
+
+
+@pytest.mark.slow
+def test_a_plan_is_what_loading_does_for_all_options_and_budgets() -> None:
+    budgets = [None, "1", "8MiB", "16MiB", "20MiB", "24MiB", "28MiB", "32MiB", "40MiB", "1GiB"]
+    drafts = ["auto", None, "lookup", "self", DRAFT]
+    different = []
+    for ram, context, draft, kv, repack in product(
+        budgets, [None, 240, 100_000], drafts, ["f16", "q8_0"], [True, False]
+    ):
+        settings = settings_of(ram, context, draft, kv, repack)
+        if planned(settings) != loaded(settings):
+            different.append(settings)
+    assert not different

@@ -1,0 +1,62 @@
+"""Files of settings and models that a user writes: every mistake is one line, none a hang."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.catalogue_entries import read_catalogue
+from edgeinfer.errors import CatalogueError
+from edgeinfer.toml_files import MAX_BYTES, TomlError, read_toml
+
+HOSTILE = {
+    "deep arrays": b"a = " + b"[" * 100_000,
+    "deep tables": b"a = " + b"{b = " * 100_000,
+    "dotted": b".".join([b"a"] * 50_000) + b" = 1",
+    "not UTF-8": b"a = '\xff'",
+    "no TOML": b"a = = 1",
+    "a date that isn't": b"a = 2026-13-45",
+    "a huge number": b"a = " + b"9" * 100_000,
+    "control characters": b"a = '\x00'",
+    "long": b"#" * (MAX_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "models.toml"
+    path.write_bytes(content)
+    try:
+        read_toml(path)
+    except TomlError as error:
+        text = str(error)
+        assert text.startswith(f"{path}: ")
+        assert len(text) < 500
+        assert "\n" not in text
+    with pytest.raises(CatalogueError) as caught:
+        read_catalogue(path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["a = 5", "[a]\nfile = 5", "[a]\nfile = 'x'\nquants = [1]", "[[a]]\nfile = 'x'"]
+    + [
+        f"[a]\nfile = 'x'\n{key} = {'[' * 50 + ']' * 50}"
+        for key in ("context", "sha256", "repository", "notes")
+    ],
+)
+def test_entries_of_the_wrong_type_are_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(content)
+    with pytest.raises(CatalogueError, match="saw|no such|file|wanted"):
+        read_catalogue(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
+def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "models.toml")
+    with pytest.raises(CatalogueError, match="no regular file, wanted one in TOML"):
+        read_catalogue(tmp_path / "models.toml")
+    with pytest.raises(TomlError, match="no regular file"):
+        read_toml(Path("/dev/zero"))

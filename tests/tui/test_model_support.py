@@ -1,0 +1,45 @@
+"""A model that edgeinfer's engine can't run bears the same words in `list`, `show`, `plan` and `run`."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+import edgeinfer as library
+from edgeinfer.errors import UnsupportedModelError
+from tests.random_models import ZOO
+from tests.tui.conftest import CommandLine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The models folder, with a sound model, one of an unknown architecture, and one of an unknown type."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    models = tmp_path / "edgeinfer" / "models"
+    models.mkdir(parents=True)
+    sound = ZOO["llama"].write(models / "sound.gguf")
+    content = sound.read_bytes()
+    (models / "words.gguf").write_bytes(
+        content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
+    )
+    name = b"blk.0.ffn_up.weight"
+    at = content.index(name) + len(name) + 4 + 16
+    (models / "types.gguf").write_bytes(content[:at] + struct.pack("<I", 16) + content[at + 4 :])
+    return models
+
+
+def test_the_same_words_in_every_command(edgeinfer: CommandLine, folder: Path) -> None:
+    words = "needs --engine llama.cpp"
+    rows = {line.split()[0]: line for line in edgeinfer("list").out.splitlines()[1:] if line.strip()}
+    assert (words in rows["sound"], words in rows["words"], words in rows["types"]) == (False, True, True)
+    told = {row["name"]: row["runs_with"] for row in json.loads(edgeinfer("list", "--json").out)}
+    assert told["sound"] == "edgeinfer"
+    assert told["types"].startswith(f"{words}: tensor blk.0.ffn_up.weight: type IQ2_XXS (16) is not")
+    shown = " ".join(edgeinfer("show", "sound").out.split())
+    assert "runs with edgeinfer" in shown
+    for name in ("words", "types"):
+        assert words in edgeinfer("show", name).out + edgeinfer("show", name).err
+        assert words in edgeinfer("plan", name).err
+        with pytest.raises(UnsupportedModelError, match=r"needs --engine|add --engine"):
+            library.load(name)

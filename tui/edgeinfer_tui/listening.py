@@ -1,0 +1,52 @@
+"""The address that a server listens on, and whether others than this machine can reach it."""
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from edgeinfer.errors import SettingError
+
+
+def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, bool]:
+    """A socket that listens, and whether it does on all addresses.
+
+    Raises:
+        SettingError: the address can't be resolved or listened on.
+        typer.BadParameter: others can reach it, and there is no key.
+    """
+    if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
+        raise typer.BadParameter("--key: wanted printable ASCII characters, at least one")
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError, ValueError) as error:
+        raise _failure(host, port, error) from error
+    addresses = [ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in found]
+    if key is None and not all(map(_is_loopback, addresses)):
+        raise typer.BadParameter(
+            f"--host {host} lets the whole network in; give a --key, or --host 127.0.0.1"
+        )
+    (family, _, _, _, address), *_ = found
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise _failure(host, port, error) from error
+    return bound, addresses[0].is_unspecified
+
+
+def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _failure(host: str, port: int, error: Exception) -> "SettingError":
+    from edgeinfer.errors import SettingError  # where something has failed: `--help` need not wait for it
+
+    reason = getattr(error, "strerror", None) or str(error)
+    return SettingError(f"{host}:{port}: can't listen there ({reason}); another --port, or 0 for a free one")
