@@ -12,13 +12,13 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
 from edgeinfer_tui.number_lists import numbers
+from edgeinfer_tui.progress_line import BUILDING
 
 if TYPE_CHECKING:
     from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
 
 LOADING = ("kv", "device", "instruction_set", "repack")
 """Options that are keywords of `edgeinfer.load`."""
-COMPILING = "compiling kernels for this machine, once"
 WRITING = "writing a random file, once"
 
 
@@ -90,7 +90,7 @@ def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSet
         seed=given["seed"],
         loading={name: getattr(value, "value", value) for name, value in loading.items()},
         report=progress.update,
-        load_progress=(progress.step("loading the model", shown_bytes), progress.step(COMPILING)),
+        load_progress=(progress.step("loading the model", shown_bytes), progress.step(BUILDING)),
     )
 
 

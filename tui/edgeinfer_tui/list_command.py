@@ -57,7 +57,7 @@ def _row(listed: "ListedModel") -> list[str]:
         model.parameters,
         listed.quant,
         shown_bytes(model.size_bytes),
-        shown_ago(time.time() - model.last_used),
+        "never" if model.last_used is None else shown_ago(time.time() - model.last_used),
         _fits(listed),
         model.source,
         model.notes or str(model.path),
