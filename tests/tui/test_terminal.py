@@ -1,6 +1,7 @@
 """The program on a real terminal and in real pipes: a process of its own, signals and all."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -140,3 +141,58 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
     _, err = process.communicate()
     assert process.returncode == 130
     assert err == b""
+
+
+@pytest.mark.parametrize(("columns", "name"), [(1, ""), (2, ""), (3, "dumb"), (2, "vt100"), (10, "xterm")])
+def test_a_chat_on_a_terminal_too_narrow_for_editing(
+    home: Path, opened: list[Terminal], columns: int, name: str
+) -> None:
+    terminal = Terminal(home, "run", variables={"TERM": name})
+    opened.append(terminal)
+    termios.tcsetwinsize(terminal.slave, (24, columns))
+    terminal.wait_for(">>> ")
+    terminal.type("hello " * 20 + "\t\x12\n")
+    terminal.wait_for("word word word")
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+
+
+def test_bytes_that_are_no_text_do_not_end_a_line_chat(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run")
+    opened.append(terminal)
+    terminal.wait_for(">>> ")
+    os.write(terminal.master, b"a\xff\xfe\xc3b\r")
+    terminal.wait_for("word word word")
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+    assert "edgeinfer:" not in terminal.seen
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_private_chat_keeps_nothing(home: Path, opened: list[Terminal], private: bool) -> None:
+    terminal = Terminal(home, "run", *(["--private"] if private else []))
+    opened.append(terminal)
+    terminal.wait_for(">>> ")
+    terminal.type("a secret\r")
+    terminal.wait_for("word word word")
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+    kept = [path for path in home.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
+    assert bool(kept) is not private
+
+
+def test_tab_completes_and_ctrl_u_clears_in_a_line_chat(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run")
+    opened.append(terminal)
+    terminal.wait_for(">>> ")
+    terminal.type("some words\x01\x15/sta\t\r")
+    terminal.wait_for("0 messages from you")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0

@@ -74,6 +74,8 @@ class LineInput:
             readline.parse_and_bind("bind ^U vi-kill-line-prev")
             readline.parse_and_bind("bind ^I rl_complete")
         else:
+            # Else the terminal's own keys for editing go before.
+            readline.parse_and_bind("set bind-tty-special-chars off")
             readline.parse_and_bind(r'"\C-u": kill-whole-line')
             readline.parse_and_bind("tab: complete")
         readline.set_completer_delims("")

@@ -8,7 +8,6 @@ from enum import Enum
 from types import UnionType
 from typing import Any
 
-from edgeinfer.near_names import nearest
 from edgeinfer_tui.option_names import ALIASES, canonical_flag
 
 KINDS = {int: "a whole number", float: "a number"}
@@ -33,6 +32,8 @@ def is_argument(param: Any) -> bool:
 
 def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
     """Name the options nearest to one that isn't there."""
+    from edgeinfer.near_names import nearest  # with the library: only where something is wrong
+
     options = [param for param in params if not is_argument(param)]
     flags = [flag for option in options for flag in [*option.opts, *option.secondary_opts]]
     names = [flag for flag in flags if flag.startswith("--")]

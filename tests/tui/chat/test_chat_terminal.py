@@ -1,5 +1,6 @@
 """The chat on a real terminal: a process of its own, colours, signals, the way out."""
 
+import os
 import re
 import signal
 import sys
@@ -113,3 +114,14 @@ def test_a_wrong_model_is_one_line_before_anything_is_drawn(home: Path) -> None:
         assert "\x1b[?1049h" not in terminal.seen
     finally:
         terminal.close()
+
+
+def test_a_byte_that_is_no_text_leaves_the_keyboard_alive(home: Path, begin: Callable[..., Terminal]) -> None:
+    terminal = begin()
+    os.write(terminal.master, b"\xff\x80a\xc3\x28\x1b[200~pasted \xfe text\x1b[201~")
+    terminal.wait_for("pasted")
+    terminal.type("Hello\r")
+    terminal.wait_for("word word word")
+    terminal.type("\x11")
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.seen

@@ -61,14 +61,19 @@ class LosableTerminal(LinuxDriver):
         self._file: Any = Screen(self._file)
 
     def run_input_thread(self) -> None:
-        """Read keys until the program ends. A byte that isn't UTF-8 becomes a replacement character, where
-        Textual's own decoder would end this thread, and with it the keyboard.
+        """Read keys until the program or the terminal ends. A byte that isn't UTF-8 becomes a replacement
+        character, where Textual's own decoder would end this thread, and with it the keyboard.
         """
         parser = XTermParser(self._debug)
         decode = getincrementaldecoder("utf-8")("replace").decode
         with selectors.SelectSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
             while not self.exit_event.is_set():
-                text = decode(os.read(self.fileno, KEYS_BYTES)) if selector.select(KEYS_SECONDS) else ""
+                text = ""
+                if selector.select(KEYS_SECONDS):
+                    data = os.read(self.fileno, KEYS_BYTES)
+                    if not data:  # the terminal is closed, and would be ready for ever
+                        return
+                    text = decode(data)
                 for event in [*(parser.feed(text) if text else ()), *parser.tick()]:
                     self.process_message(event)
