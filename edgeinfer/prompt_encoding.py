@@ -33,6 +33,10 @@ class PromptEncoding:
         Raises:
             SettingError: it is none of these, or the model has no way to take it.
         """
+        if not isinstance(raw, bool):
+            raise SettingError(f"raw: saw {shown(raw)}, wanted True or False")
+        if tools is not None:
+            check_tools(tools)
         messages = messages_of(prompt)
         if messages is None and tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
@@ -79,8 +83,6 @@ class PromptEncoding:
                 f"{self._name}: the file holds no chat template; give one with --chat-template FILE "
                 "(chat_template=)"
             )
-        if tools is not None:
-            check_tools(tools)
         if tools and not _writes_tools(self._chat_format):
             raise SettingError(f"tools: the chat template of {self._name} has no place for them")
         text = self._chat_format.render(messages, tools=tools or None)
