@@ -17,6 +17,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoic
 from edgeinfer.model_lock import ModelLock
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
+from edgeinfer.shown import shown
 from edgeinfer.sliding import Sliding, shared_with
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.speculator import DraftCount, Speculator
@@ -47,9 +48,13 @@ class Request:
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
         check_count("logprobs", self.logprobs)
+        if self.progress is not None and not callable(self.progress):
+            raise SettingError(
+                f"progress: saw {shown(self.progress)}, wanted a function (done, total), or None"
+            )
         for text in self.stop:
             if not isinstance(text, str):
-                raise SettingError(f"stop: saw {text!r}, wanted a text, or a list of texts")
+                raise SettingError(f"stop: saw {shown(text)}, wanted a text, or a list of texts")
 
     def most_tokens(self, context: int) -> int:
         """How many tokens an answer has at most, in a context of so many."""
@@ -64,7 +69,7 @@ class Request:
 def check_count(name: str, value: object) -> None:
     """Raise `SettingError` unless `value` is a whole number of at least 0, or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 0, or None")
+        raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 0, or None")
 
 
 class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it

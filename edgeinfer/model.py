@@ -21,6 +21,7 @@ from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
 from edgeinfer.session import Chat, ChatEngine
+from edgeinfer.shown import shown
 from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
@@ -285,6 +286,8 @@ class Model:
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
+        if not isinstance(normalise, bool):
+            raise SettingError(f"normalise: saw {shown(normalise)}, wanted True or False")
         ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
