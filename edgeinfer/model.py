@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
@@ -87,6 +87,11 @@ class Model:
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
         return self.engine.context
+
+    @cached_property
+    def thinking_levels(self) -> tuple[Thinking, ...]:
+        """The levels of `thinking` that its chat template has."""
+        return thinking_levels(self.chat_format.variables()) if self.chat_format else ()
 
     @overload
     def generate(self, prompt: Prompt, *, n: int, **settings: Any) -> list[Generation]: ...

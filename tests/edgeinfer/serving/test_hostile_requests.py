@@ -62,8 +62,14 @@ def test_only_this_machines_own_programs_and_pages_are_answered(headers: Any, st
         ({"n_predict": 5}, "n_predict: no such field; did you mean max_tokens?"),
         ({"stop_token_ids": [5]}, "stop_token_ids: no such field; did you mean "),
         ({"x" * 5000: 5}, "no such field; did you mean "),
-        ({"reasoning_effort": "low"}, "reasoning_effort: template variables can't be set by a request here"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs: template variables"),
+        ({"reasoning_effort": "much"}, "reasoning_effort: saw 'much', wanted one of none, minimal, low"),
+        ({"reasoning_effort": 3}, "reasoning_effort: saw 3, wanted one of none"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat template doesn't read 'enable_thinking'",
+        ),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: saw [1], wanted an object"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages' is set by edgeinfer"),
         ({"stream_options": {"include_usage": True}}, "stream_options: wants stream true"),
         (
             {"stream": True, "stream_options": {"include_usge": True}},
