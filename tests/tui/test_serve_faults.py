@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
 import edgeinfer
 from edgeinfer import Model
@@ -161,6 +161,24 @@ def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
     assert capfd.readouterr().err == ""
 
 
+def test_health_is_answered_while_a_prompt_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, begun, go_on = fake(), threading.Event(), threading.Event()
+    encode = model.tokenizer.encode
+
+    def slow(*given: Any, **named: Any) -> list[int]:
+        begun.set()
+        assert go_on.wait(30)
+        return encode(*given, **named)
+
+    monkeypatch.setattr(model.tokenizer, "encode", slow)
+    body = json.dumps(BODIES[0][1]).encode()
+    with Served(model) as served, served.raw(head(len(body)) + body) as connection:
+        assert begun.wait(30)
+        assert served.health() == 1
+        go_on.set()
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
 def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = fake(), threading.Event()
     count = 0
@@ -262,8 +280,8 @@ def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
         status, raw = served.post(CHAT, {"messages": HELLO, "max_tokens": 40, "response_format": form})
         json.loads(json.loads(raw)["choices"][0]["message"]["content"])
     else:
-        path, body = BODIES[kind]
-        status, _ = served.post(path, {**body, "seed": index} if kind < 4 else body)
+        path, sound = BODIES[kind]
+        status, _ = served.post(path, {**sound, "seed": index} if kind < 4 else sound)
     counts[str(status)] += 1
 
 
