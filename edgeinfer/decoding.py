@@ -215,6 +215,8 @@ class TokenStream:
         sampler.begin()
         prompt_logits, history = self._prefill()
         most = request.most_tokens(engine.context)
+        if constraint:
+            constraint.limit(most)
         if most == 0:
             self._reason = request.full_reason(engine.context)
             return
@@ -230,17 +232,22 @@ class TokenStream:
                 self._clock.decoded(len(ready))
             chosen = ready.popleft()
             if chosen.id in self._tokenizer.end_ids:
-                self._reason = "stop"
+                self._reason = self._complete_reason()
                 break
             history.append(chosen.id)
             yield from text.push(self._described(chosen))
             if text.stopped or (constraint and not ready and constraint.finished):
-                self._reason = "stop"
+                self._reason = "stop" if text.stopped else self._complete_reason()
                 break
             if count == most:
                 self._reason = request.full_reason(engine.context)
                 break
         yield from text.finish()
+
+    def _complete_reason(self) -> FinishReason:
+        """Why an answer ends that the model, or its grammar, has ended."""
+        closed = self._request.constraint is not None and self._request.constraint.closed_early
+        return self._request.full_reason(self._engine.context) if closed else "stop"
 
     def _next(
         self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, room: int
