@@ -70,6 +70,7 @@ def load_on_cpu(source: ModelSource, team: Team | None = None, *, disk: bool = T
         CPU_BATCH,
         plan.weight_bytes_per_token,
         planning.largest_context(),
+        source.file.check_size,
     )
     return LoadedEngine(
         engine,

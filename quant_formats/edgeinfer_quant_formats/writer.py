@@ -105,7 +105,8 @@ class GGUFWriter:
             FormatError: a source that gives more or fewer bytes than its shape takes.
             OSError: the folder can't be written.
         """
-        partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.partial")
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        _remove_leftovers(self.path)
         try:
             with partial.open("xb") as file:
                 self._write_to(file)
@@ -159,6 +160,31 @@ class GGUFWriter:
 
     def _aligned(self, offset: int) -> int:
         return -(-offset // self.alignment) * self.alignment
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete what killed programs have begun to write in the place of `path`."""
+    start = f".{path.name}."
+    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
+        if entry.name.startswith(start) and entry.name.endswith(".partial"):
+            number = entry.name.removeprefix(start).partition("-")[0]
+            if number.isdecimal() and not _is_alive(int(number)):
+                entry.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether there is a process of that number; True where that can't be told."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    except OverflowError:  # no number of a process
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
