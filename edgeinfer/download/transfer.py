@@ -274,8 +274,8 @@ class _Transfer:
                 "answer without a length; deleted"
             )
         raise DownloadError(
-            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header tells; "
-            "deleted, the server does not send this file alone"
+            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header "
+            "tells; deleted: the server does not send this file alone"
         )
 
     def _checked(self) -> Fetched:

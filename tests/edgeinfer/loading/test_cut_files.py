@@ -35,8 +35,8 @@ def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) 
         with pytest.raises(FormatError) as caught:
             model.generate([1, 5, 6, 7], max_tokens=2)
         assert str(caught.value) == (
-            f"{path}: the file has 8192 bytes, wanted the {size} that it had when it was opened: another program "
-            "has cut it; restore it and load the model again"
+            f"{path}: the file has 8192 bytes, wanted the {size} that it had when it was opened: another "
+            "program has cut it; restore it and load the model again"
         )
 
 
