@@ -14,6 +14,7 @@ from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.file_part import ALIGNMENT_KEY
 from edgeinfer_quant_formats.metadata import Metadata
 from edgeinfer_quant_formats.metadata_values import encode_text, encode_value
+from edgeinfer_quant_formats.processes import is_alive
 from edgeinfer_quant_formats.tensor_index import MOST_DIMENSIONS, TensorInfo
 from edgeinfer_quant_formats.tensor_source import TensorSource, blocks_of, shape_of
 from edgeinfer_quant_formats.value_types import DEFAULT_ALIGNMENT, MAGIC
@@ -168,23 +169,8 @@ def _remove_leftovers(path: Path) -> None:
     for entry in path.parent.iterdir() if path.parent.is_dir() else ():
         if entry.name.startswith(start) and entry.name.endswith(".partial"):
             number = entry.name.removeprefix(start).partition("-")[0]
-            if number.isdecimal() and not _is_alive(int(number)):
+            if number.isdecimal() and not is_alive(int(number)):
                 entry.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    """Whether there is a process of that number; True where that can't be told."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    except OverflowError:  # no number of a process
-        return False
-    return True
 
 
 def _sync_folder(folder: Path) -> None:
