@@ -33,6 +33,7 @@ from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
@@ -122,6 +123,7 @@ def load(
         progress=progress,
         build_progress=build_progress,
     )
+    explain_bus_errors()
     found = find_model(model)
     found.note_use()
     if wishes.engine == "llama.cpp":
