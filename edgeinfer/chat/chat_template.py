@@ -53,7 +53,7 @@ class ChatTemplate:
         """
         try:
             return frozenset(find_undeclared_variables(_environment(self._now).parse(self._source)))
-        except _TEMPLATE_MISTAKES as error:
+        except Exception as error:  # as when rendering
             raise ChatTemplateError(_explained(error, self._source)) from error
 
     @cached_property

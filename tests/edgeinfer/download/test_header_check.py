@@ -1,6 +1,7 @@
 """A model that edgeinfer can't run is refused before its weights come, unless llama.cpp is to run it."""
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def of_tokenizer(content: bytes, name: bytes) -> bytes:
     return content.replace(key + b"llama", key + name)
 
 
-UNSUPPORTED = {
+UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "architecture": (lambda content: of_architecture(content, b"mamba"), "architecture mamba isn't one"),
     "type": (lambda content: of_type(content, 16), "type IQ2_XXS (16) is not supported"),
     "tokenizer": (lambda content: of_tokenizer(content, b"plamo"), "tokenizer.ggml.model: 'plamo'"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.edgeinfer.serving.asking import CHAT_TEMPLATE, chat, fake
+from tests.edgeinfer.serving.asking import chat, fake
+from tests.random_models import CHAT_TEMPLATE
 
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}calm {% endif %}" + CHAT_TEMPLATE
 EFFORT = "{{ reasoning_effort }} " + CHAT_TEMPLATE
