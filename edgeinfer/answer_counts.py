@@ -10,6 +10,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Engine, TextTokenizer
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.results import Generation
+from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
 MOST_ANSWERS = 256
@@ -29,7 +30,8 @@ class AnswerCounts:
             object.__setattr__(self, name, value)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and 1 <= value <= MOST_ANSWERS):
-                raise SettingError(f"{name}: saw {value!r}, wanted a whole number from 1 to {MOST_ANSWERS}")
+                wanted = f"a whole number from 1 to {MOST_ANSWERS}"
+                raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}")
         if self.best_of is not None and self.beams is not None:
             raise SettingError("best_of and beams: answers are drawn or searched; leave one of them out")
         for name in ("best_of", "beams"):

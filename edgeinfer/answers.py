@@ -67,6 +67,9 @@ class AnswerGroup:
             for index in range(count)
         ]
         self._most = request.most_tokens(engine.context)
+        for answer in self._answers:
+            if isinstance(answer.sampler.constraint, Constraint):
+                answer.sampler.constraint.limit(self._most)
 
     def run(self) -> list[Generation]:
         """All answers, in the order of their seeds."""
@@ -136,16 +139,20 @@ class AnswerGroup:
         """The next token of an answer, and whether it is the last."""
         chosen = answer.sampler.sample(logits, answer.ids)
         answer.sampler.accept(chosen)
+        constraint = answer.sampler.constraint
+        closed = isinstance(constraint, Constraint) and constraint.closed_early
+        complete = self._request.full_reason(self._engine.context) if closed else "stop"
         if chosen in self._tokenizer.end_ids:
-            answer.reason = "stop"
+            answer.reason = complete
         else:
             answer.ids.append(chosen)
             token = described(Chosen(chosen, logits), self._request.logprobs)
             answer.said.append(token)
             answer.shown += answer.text.push(token)
-            constraint = answer.sampler.constraint
-            if answer.text.stopped or (isinstance(constraint, Constraint) and constraint.finished):
+            if answer.text.stopped:
                 answer.reason = "stop"
+            elif isinstance(constraint, Constraint) and constraint.finished:
+                answer.reason = complete
             elif len(answer.said) == self._most:
                 answer.reason = self._request.full_reason(self._engine.context)
         if answer.reason is not None:

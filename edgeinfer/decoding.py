@@ -17,6 +17,7 @@ from edgeinfer.language_model import Engine, Progress, TextTokenizer, TokenChoic
 from edgeinfer.model_lock import ModelLock
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
+from edgeinfer.shown import shown
 from edgeinfer.sliding import Sliding, shared_with
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.speculator import DraftCount, Speculator
@@ -47,9 +48,13 @@ class Request:
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
         check_count("logprobs", self.logprobs)
+        if self.progress is not None and not callable(self.progress):
+            raise SettingError(
+                f"progress: saw {shown(self.progress)}, wanted a function (done, total), or None"
+            )
         for text in self.stop:
             if not isinstance(text, str):
-                raise SettingError(f"stop: saw {text!r}, wanted a text, or a list of texts")
+                raise SettingError(f"stop: saw {shown(text)}, wanted a text, or a list of texts")
 
     def most_tokens(self, context: int) -> int:
         """How many tokens an answer has at most, in a context of so many."""
@@ -64,7 +69,7 @@ class Request:
 def check_count(name: str, value: object) -> None:
     """Raise `SettingError` unless `value` is a whole number of at least 0, or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 0, or None")
+        raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 0, or None")
 
 
 class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
@@ -210,6 +215,8 @@ class TokenStream:
         sampler.begin()
         prompt_logits, history = self._prefill()
         most = request.most_tokens(engine.context)
+        if constraint:
+            constraint.limit(most)
         if most == 0:
             self._reason = request.full_reason(engine.context)
             return
@@ -225,17 +232,22 @@ class TokenStream:
                 self._clock.decoded(len(ready))
             chosen = ready.popleft()
             if chosen.id in self._tokenizer.end_ids:
-                self._reason = "stop"
+                self._reason = self._complete_reason()
                 break
             history.append(chosen.id)
             yield from text.push(self._described(chosen))
             if text.stopped or (constraint and not ready and constraint.finished):
-                self._reason = "stop"
+                self._reason = "stop" if text.stopped else self._complete_reason()
                 break
             if count == most:
                 self._reason = request.full_reason(engine.context)
                 break
         yield from text.finish()
+
+    def _complete_reason(self) -> FinishReason:
+        """Why an answer ends that the model, or its grammar, has ended."""
+        closed = self._request.constraint is not None and self._request.constraint.closed_early
+        return self._request.full_reason(self._engine.context) if closed else "stop"
 
     def _next(
         self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, room: int

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import SettingError
+from edgeinfer.shown import shown
 
 Pooling = Literal["mean", "cls", "last"]
 Vectors = npt.NDArray[np.float32]
@@ -29,10 +30,10 @@ def pooling_of(number: object) -> Pooling:
 
 def check_pooling(wished: str) -> Pooling:
     """Raises `SettingError` for a name that isn't one of `Pooling`."""
-    for name in get_args(Pooling):
+    for name in get_args(Pooling) if isinstance(wished, str) else ():
         if name == wished:
             return name  # type: ignore[no-any-return]
-    raise SettingError(f"pooling: saw {wished!r}, wanted {', '.join(get_args(Pooling))}")
+    raise SettingError(f"pooling: saw {shown(wished)}, wanted {', '.join(get_args(Pooling))}")
 
 
 def checked_texts(texts: object) -> list[str]:
@@ -40,7 +41,7 @@ def checked_texts(texts: object) -> list[str]:
     given: list[str] = []
     for text in texts if isinstance(texts, Iterable) else (texts,):
         if not isinstance(text, str):
-            saw = f"{type(text).__name__} {str(text)[:40]!r}"
+            saw = f"{type(text).__name__} {shown(text)}"
             raise SettingError(f"embed: saw {saw}, wanted a text, or texts")
         given.append(text)
     return given

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.answer_counts import AnswerCounts
 from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking
+from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
 from edgeinfer.chat.tool_calls import Tool
 from edgeinfer.decoding import TokenStream, context_overflow
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
@@ -21,6 +21,7 @@ from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
 from edgeinfer.session import Chat, ChatEngine
+from edgeinfer.shown import shown
 from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
@@ -86,6 +87,11 @@ class Model:
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
         return self.engine.context
+
+    @cached_property
+    def thinking_levels(self) -> tuple[Thinking, ...]:
+        """The levels of `thinking` that its chat template has."""
+        return thinking_levels(self.chat_format.variables()) if self.chat_format else ()
 
     @overload
     def generate(self, prompt: Prompt, *, n: int, **settings: Any) -> list[Generation]: ...
@@ -285,6 +291,8 @@ class Model:
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
+        if not isinstance(normalise, bool):
+            raise SettingError(f"normalise: saw {shown(normalise)}, wanted True or False")
         ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))

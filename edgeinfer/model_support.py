@@ -1,7 +1,9 @@
 """Whether edgeinfer's own engine runs a model: from its file's header, before any weight is read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows, read_weights
@@ -40,6 +42,16 @@ def model_support(file: GGUFFile) -> ModelSupport:
     return ModelSupport()
 
 
+def header_support(metadata: Mapping[str, Any]) -> ModelSupport:
+    """As `model_support`, of the architecture and the tokenizer alone."""
+    try:
+        ModelConfig.from_metadata(metadata, len(metadata.get("tokenizer.ggml.tokens", ())))
+        Tokenizer.check(metadata)
+    except UnsupportedModelError as error:
+        return ModelSupport(_shortened(str(error)))
+    return ModelSupport()
+
+
 def open_model(path: Path, name: str) -> GGUFFile:
     """The open file of a model.
 
@@ -63,7 +75,12 @@ def support_of(path: Path) -> ModelSupport:
         with GGUFFile.open(path) as file:
             return model_support(file)
     except UnsupportedTypeError as error:
-        return ModelSupport(_shortened(str(error).removeprefix(f"{path}: ")))
+        return unsupported_type(error, path)
+
+
+def unsupported_type(error: UnsupportedTypeError, path: Path) -> ModelSupport:
+    """Of a file with a tensor type that edgeinfer doesn't know."""
+    return ModelSupport(_shortened(str(error).removeprefix(f"{path}: ")))
 
 
 def _shortened(reason: str) -> str:

@@ -44,6 +44,8 @@ class PromptEncoding:
         Raises:
             SettingError: it is none of these, or the model has no way to take it.
         """
+        if not isinstance(raw, bool):
+            raise SettingError(f"raw: saw {shown(raw)}, wanted True or False")
         messages = messages_of(prompt)
         if messages is None and options.tools:
             raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")

@@ -9,6 +9,7 @@ from edgeinfer.language_model import Progress
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.session import Message
+from edgeinfer.shown import shown
 from edgeinfer.sliding import Sliding
 from edgeinfer.structured.constraint import Constraint
 
@@ -24,9 +25,7 @@ def messages_of(prompt: Prompt) -> Sequence[Message] | None:
         return None
     for message in prompt:
         if not _is_message(message):
-            raise SettingError(
-                f"prompt: saw {str(message)[:60]!r}, wanted messages with a role and a content"
-            )
+            raise SettingError(f"prompt: saw {shown(message)}, wanted messages with a role and a content")
     return [dict(message) for message in prompt if isinstance(message, Mapping)]
 
 
@@ -70,5 +69,5 @@ def _stops(stop: object) -> tuple[str, ...]:
     if stop is None or isinstance(stop, str):
         return () if stop is None else (stop,)
     if not isinstance(stop, Iterable):
-        raise SettingError(f"stop: saw {stop!r}, wanted a text, or a list of texts")
+        raise SettingError(f"stop: saw {shown(stop)}, wanted a text, or a list of texts")
     return tuple(stop)

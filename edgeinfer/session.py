@@ -10,6 +10,7 @@ from edgeinfer.decoding import TokenStream, check_count
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.results import Generation
+from edgeinfer.shown import shown
 from edgeinfer.sliding import SINKS
 
 Message = dict[str, Any]
@@ -103,7 +104,7 @@ class Chat:
     ) -> TokenStream:
         """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
         if not isinstance(text, str):
-            raise SettingError(f"text: saw {type(text).__name__} {str(text)[:40]!r}, wanted a text")
+            raise SettingError(f"text: saw {type(text).__name__} {shown(text)}, wanted a text")
         turn: Message = {"role": "user", "content": text}
         wishes = {**self._settings, **settings}
         options = TemplateOptions(

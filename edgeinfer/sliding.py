@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edgeinfer.errors import SettingError
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.language_model import Engine
+from edgeinfer.shown import shown
 
 OnFull = Literal["stop", "slide", "heavy-hitters"]
 SINKS = 4
@@ -76,15 +77,15 @@ class Sliding:
         Raises:
             SettingError: it is unknown, or can't be done here.
         """
-        if on_full not in POLICIES:
-            raise SettingError(f"on_full: saw {on_full!r}, wanted {_either(POLICIES)}")
+        if not isinstance(on_full, str) or on_full not in POLICIES:
+            raise SettingError(f"on_full: saw {shown(on_full)}, wanted {_either(POLICIES)}")
         policy = POLICIES[on_full]
         if policy is None:
             return None
         if not isinstance(engine, SlidingEngine):
             raise SettingError(
-                f"on_full: saw {on_full!r}, which llama.cpp's cache doesn't do here; leave the engine out, "
-                "or take 'stop'"
+                f"on_full: saw {shown(on_full)}, which llama.cpp's cache doesn't do here; leave the engine "
+                "out, or take 'stop'"
             )
         if policy is HeavyHitters and not engine.can_vote:
             raise SettingError(

@@ -1,10 +1,15 @@
 """TOML files that a user writes: read whole, with every mistake in one line."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 1 << 20
+MAX_KEY_PARTS = 32
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+LONG_KEY = re.compile(rf"^[\s\[{{]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_PARTS}}}", re.MULTILINE)
+"""tomllib takes a time that grows with the square of a key's parts."""
 
 
 class TomlError(ValueError):
@@ -26,7 +31,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise TomlError(f"{path}: more than {MAX_BYTES >> 10} KiB, wanted a short file in TOML")
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        if LONG_KEY.search(text):
+            raise TomlError(f"{path}: no TOML: a key of more than {MAX_KEY_PARTS} parts")
+        return tomllib.loads(text)
+    except TomlError:
+        raise
     except (ValueError, TypeError, ArithmeticError) as error:  # tomllib raises more than its own error
         raise TomlError(f"{path}: no TOML: {' '.join(str(error).split())[:200]}") from error
     except RecursionError as error:

@@ -1,7 +1,7 @@
 """The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Transformer:
         batch: int,
         bytes_per_token: int = 0,
         largest_context: int = 0,
+        check_file: Callable[[], None] | None = None,
     ) -> None:
         self.specification = specification
         self.backend = backend
@@ -56,6 +57,8 @@ class Transformer:
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
+        self._check_file = check_file
+        """Raises if the file that weights are read from has been cut."""
         self._process = None if backend.name in FORKABLE_BACKENDS else os.getpid()
         """The only process that may use the backend; None: forked children may."""
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
@@ -116,6 +119,8 @@ class Transformer:
                 "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
                 "child with multiprocessing's 'spawn'"
             )
+        if self._check_file is not None:
+            self._check_file()
         if len(ids) + more > self.cache.free:
             raise ContextOverflowError(
                 f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"

@@ -20,10 +20,7 @@ from edgeinfer.errors import ChatTemplateError
 
 _TEMPLATE_FILE = "<template>"
 _LONGEST_QUOTE = 160
-_TEMPLATE_MISTAKES = (
-    *(TemplateError, TypeError, ValueError, AttributeError),
-    *(ArithmeticError, LookupError, RecursionError, MemoryError),
-)
+_LONGEST_REASON = 300
 
 
 class ChatTemplate:
@@ -44,7 +41,7 @@ class ChatTemplate:
             plain = {key: _plain(value) for key, value in values.items()}
             template.environment.budget = Budget(_characters(plain))  # type: ignore[attr-defined]
             return template.render(plain)
-        except _TEMPLATE_MISTAKES as error:
+        except Exception as error:  # a template can make Python raise anything
             raise ChatTemplateError(_explained(error, self._source)) from error
 
     @cached_property
@@ -56,7 +53,7 @@ class ChatTemplate:
         """
         try:
             return frozenset(find_undeclared_variables(_environment(self._now).parse(self._source)))
-        except _TEMPLATE_MISTAKES as error:
+        except Exception as error:  # as when rendering
             raise ChatTemplateError(_explained(error, self._source)) from error
 
     @cached_property
@@ -171,7 +168,8 @@ def _explained(error: BaseException, source: str) -> str:
         quote = f" in: {text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + '…'}"
     kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
     told = " ".join(str(getattr(error, "message", None) or error).split())
-    return f"chat template{where}: {kind}{told}{quote}"
+    reason = told if len(told) <= _LONGEST_REASON else told[:_LONGEST_REASON] + "…"
+    return f"chat template{where}: {kind}{reason}{quote}"
 
 
 def _failed_line(error: BaseException) -> int | None:

@@ -20,6 +20,8 @@ from edgeinfer.chat.budget import Budget
 LARGEST_ARGUMENT = 1_000_000
 WIDEST_INDENT = 64
 MOST_BITS = 4096
+MAX_SOURCE_BYTES = 1 << 20
+"""Compiling takes seconds a megabyte, and a thousand times its memory."""
 
 _WIDE_FORMAT = re.compile(r"\d{7,}")
 _NESTING_FILTERS = frozenset({"batch", "slice", "groupby"})
@@ -40,6 +42,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         super().__init__(finalize=self._weighed, **options)
         del self.globals["lipsum"]
         own = {"join": self._join, "replace": self._replace, "indent": self._indent, "sum": self._sum}
+        own["wordwrap"] = self._wordwrap
         self.filters = {name: self._guarded(name, check) for name, check in (self.filters | own).items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
@@ -96,6 +99,13 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             _refuse_wide_format(value.__self__)
         return wrapped
 
+    def compile(self, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile a template's text, unless it is too long."""
+        size = len(source.encode("utf-8", "replace")) if isinstance(source, str) else 0
+        if size > MAX_SOURCE_BYTES:
+            raise SecurityError(f"saw {size} bytes of template, wanted {MAX_SOURCE_BYTES} at most")
+        return super().compile(source, *args, **kwargs)
+
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_StepCounter().visit(source), *args, **kwargs)
 
@@ -139,6 +149,14 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         size = width if isinstance(width, int) else len(width)
         self.budget.count(len(text) + len(text.splitlines()) * size)
         return filters.do_indent(text, width, first, blank)
+
+    @pass_environment
+    def _wordwrap(self, *args: Any, **kwargs: Any) -> str:
+        environment, text, width = args[0], str(self._weighed(args[1])), kwargs.get("width", [*args, 79][2])
+        longest = max(map(len, text.split()), default=0)
+        # What is left of a long word is copied for each piece that is cut off.
+        self.budget.count(len(text) + longest * longest // max(int(width), 1))
+        return filters.do_wordwrap(environment, text, *args[2:], **kwargs)
 
     @pass_environment
     def _sum(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,13 +3,15 @@
 import logging
 import sqlite3
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.errors import EdgeInferError
 
 LOGGER = logging.getLogger("edgeinfer")
-MAX_CHECKED_BYTES = 256 << 20
+MAX_CHECKED_BYTES = 64 << 20
 """Larger files are not read whole when they are opened."""
 SIDE_FILES = ("-wal", "-shm")
 DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
@@ -34,16 +36,32 @@ class CheckedConnection(sqlite3.Connection):
 
     path = "the chat store"
 
-    def execute(self, *arguments):  # type: ignore[no-untyped-def]  # as the base class's
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run a statement. Raises `DamagedStoreError` besides SQLite's own errors."""
+        with self.clear_errors():
+            return super().execute(sql, parameters)
+
+    def rows(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+        """All rows that a query finds. Raises as `execute`."""
+        with self.clear_errors():
+            return super().execute(statement, values).fetchall()
+
+    @contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        """Turn SQLite's errors about damage into a `DamagedStoreError`."""
         try:
-            return super().execute(*arguments)
+            yield
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             raise DamagedStoreError(
                 f"{self.path}: damaged ({error}); it is moved aside the next time that it is opened"
             ) from error
+
+
+def decoded(text: bytes) -> str:
+    """Text of the store; what isn't UTF-8 becomes U+FFFD."""
+    return text.decode("utf-8", "replace")
 
 
 def check_store(path: Path, version: int, tables: set[str]) -> None:
@@ -54,7 +72,8 @@ def check_store(path: Path, version: int, tables: set[str]) -> None:
     if path.stat().st_size > MAX_CHECKED_BYTES:
         return
     with closing(sqlite3.connect(path)) as connection:
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        connection.text_factory = decoded
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         (seen,) = connection.execute("PRAGMA user_version").fetchone()
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     if found != "ok" or (seen == version and not tables <= names):

@@ -11,9 +11,12 @@ from types import TracebackType
 from typing import Self
 
 from edgeinfer.chats.damaged_store import (
-    ChatStoreError,
+    ChatStoreError as ChatStoreError,
+)
+from edgeinfer.chats.damaged_store import (
     CheckedConnection,
     check_store,
+    decoded,
     is_damage,
     move_aside,
 )
@@ -91,7 +94,7 @@ class ChatStore:
         new = not self.path.exists()
         self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, factory=CheckedConnection)
         self._connection.path = str(self.path)
-        self._connection.text_factory = _decoded
+        self._connection.text_factory = decoded
         try:
             if new:
                 with suppress(OSError):  # what is said is nobody else's business
@@ -217,7 +220,8 @@ class ChatStore:
     def search(self, text: str, most: int = 50) -> list[Found]:
         """The turns that hold a text, whatever its case, newest first."""
         turns = self._turns(
-            f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 ORDER BY id DESC LIMIT ?",
+            f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
+            "ORDER BY id DESC LIMIT ?",
             (text, most),
         )
         numbers = {turn.chat for turn in turns}
@@ -290,11 +294,11 @@ class ChatStore:
         return cursor.lastrowid
 
     def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
-        rows = self._connection.execute(f"{CHATS} {condition}", values).fetchall()
+        rows = self._connection.rows(f"{CHATS} {condition}", values)
         return [stored_chat(row) for row in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
-        return [stored_turn(row) for row in self._connection.execute(f"{TURNS} {condition}", values)]
+        return [stored_turn(row) for row in self._connection.rows(f"{TURNS} {condition}", values)]
 
 
 def check_name(name: str) -> None:
@@ -309,12 +313,7 @@ def check_name(name: str) -> None:
 
 def _folded(text: bytes) -> str:
     """Text without regard to case; given as bytes, for SQLite hands over no text that isn't UTF-8."""
-    return _decoded(text).casefold()
-
-
-def _decoded(text: bytes) -> str:
-    """Text of the store; what isn't UTF-8 becomes U+FFFD."""
-    return text.decode("utf-8", "replace")
+    return decoded(text).casefold()
 
 
 def _excerpt(text: str, wanted: str) -> str:

@@ -1,6 +1,5 @@
 """A model's sizes before it is here: from its files' first bytes, where metadata and tensor table lie."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from edgeinfer.download.transfer import Patience, read_start
 from edgeinfer.errors import DownloadError
 from edgeinfer.planning import model_sizes
 from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.private_folder import scratch_folder
 from edgeinfer_quant_formats.errors import FormatError
 
 READ_BYTES = (8 << 20, 32 << 20)
@@ -25,15 +25,15 @@ def remote_sizes(files: Sequence[RemoteFile], patience: Patience | None = None) 
         DownloadError: its first bytes can't be had.
     """
     for count in READ_BYTES:
-        with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+        with scratch_folder() as folder:
             for file in files:
                 if file.size_bytes is None:
                     raise DownloadError(f"{file.name}: the server doesn't say how long it is")
-                with (Path(folder) / Path(file.name).name).open("wb") as sparse:
+                with (folder / Path(file.name).name).open("wb") as sparse:
                     sparse.write(read_start(file, min(count, file.size_bytes), patience))
                     sparse.truncate(file.size_bytes)
             try:
-                return model_sizes(Path(folder) / Path(files[0].name).name)
+                return model_sizes(folder / Path(files[0].name).name)
             except FormatError:
                 if count == READ_BYTES[-1] or all((file.size_bytes or 0) <= count for file in files):
                     raise

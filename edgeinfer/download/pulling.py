@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from edgeinfer.catalogue import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
+from edgeinfer.download.header_check import refuse_unsupported
 from edgeinfer.download.header_sizes import remote_sizes
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
 from edgeinfer.download.partial_file import partial_path
@@ -18,11 +19,12 @@ from edgeinfer.download.transfer import Fetched, Hearing, Patience, check_room, 
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.fitting import known_machine
 from edgeinfer.found_models import OtherFolders
+from edgeinfer.loading.wishes import EngineName
 from edgeinfer.model_file import ModelFile, parts_of
 from edgeinfer.quant_names import bits_of
 from edgeinfer_offload.machine import Machine
 from edgeinfer_quant_formats import GGUFFile
-from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, printable
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Pull:
     hearing: Hearing
     patience: Patience
     endpoint: str | None = None
+    engine: EngineName = "edgeinfer"
+    """Which is to run the model: what edgeinfer's own can't run is fetched for llama.cpp only."""
     others: OtherFolders | None = None
     """Where other programs keep their models; None: the usual places."""
     machine: Callable[[], Machine] = known_machine
@@ -161,7 +165,7 @@ def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
         if not having:
             raise DownloadError(f"{address.repository}: {address.file} isn't there; {_offered(models)}")
         model = having[0]
-    return _fetched(Path(model.name).stem, model.files, repository, settings)
+    return _fetched(Path(model.name).stem, model.files, repository, settings, wanted)
 
 
 def _pull_url(url: str, settings: Pull) -> Pulled:
@@ -179,7 +183,7 @@ def _pull_url(url: str, settings: Pull) -> Pulled:
         headers["Authorization"] = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
     wrong = "the user or password in the address is wrong" if login else ""
     remote = RemoteFile(plain, name, headers=headers, login=wrong)
-    return _fetched(Path(name).stem, [remote], Path(parts.hostname or ""), settings)
+    return _fetched(Path(name).stem, [remote], Path(parts.hostname or ""), settings, plain)
 
 
 def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[HubModel]:
@@ -234,8 +238,11 @@ def _offered(models: Sequence[HubModel]) -> str:
     return f"there are {first_few([model.name for model in models])}"
 
 
-def _fetched(name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull) -> Pulled:
-    """Fetch all files of a model, after a look at the disk."""
+def _fetched(
+    name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull, wanted: str | None = None
+) -> Pulled:
+    """Fetch all files of a model, after a look at the disk. `wanted`: what the user typed, if not `name`."""
+    wanted = wanted or name
     root = settings.models_folder / folder
     places = [root / file.name for file in files]
     missing = sum((file.size_bytes or 0) - _came(place) for file, place in zip(files, places, strict=True))
@@ -244,7 +251,8 @@ def _fetched(name: str, files: Sequence[RemoteFile], folder: Path, settings: Pul
     for index, (file, place) in enumerate(zip(files, places, strict=True), 1):
         if len(files) > 1:
             settings.hearing.say(f"part {index} of {len(files)}: {file.name}")
-        found.append(fetch(file, place, settings.hearing, settings.patience))
+        check = refuse_unsupported(wanted) if index == 1 and settings.engine == "edgeinfer" else None
+        found.append(fetch(file, place, settings.hearing, settings.patience, check))
     _check_model(found)
     return Pulled(name, tuple(found))
 
@@ -262,6 +270,8 @@ def _check_model(files: Sequence[Fetched]) -> None:
     """A file whose sha256 nobody knows is at least a sound one: every tensor lies within it."""
     try:
         GGUFFile.open(files[0].path).close()
+    except UnsupportedTypeError:
+        return  # sound, and fetched for llama.cpp
     except FormatError as error:
         if all(file.vouched_by for file in files):
             raise DownloadError(

@@ -3,9 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgeinfer.download.header_check import HeaderCheck
 from edgeinfer.download.http_source import (
     BROKEN,
     MOST_PER_REQUEST,
@@ -18,6 +20,7 @@ from edgeinfer.download.http_source import (
 from edgeinfer.download.partial_file import CHUNK, PartialFile, Version, held
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
+from edgeinfer_quant_formats.errors import UnsupportedTypeError
 from edgeinfer_quant_formats.header_length import declared_bytes
 
 MAGIC = b"GGUF"
@@ -72,9 +75,15 @@ class Hearing:
 
 
 def fetch(
-    remote: RemoteFile, destination: Path, hearing: Hearing | None = None, patience: Patience | None = None
+    remote: RemoteFile,
+    destination: Path,
+    hearing: Hearing | None = None,
+    patience: Patience | None = None,
+    check: HeaderCheck | None = None,
 ) -> Fetched:
     """Fetch a file whole to `destination`; what an earlier run left there is gone on with.
+
+    `check`: looks at the file's first bytes as soon as they are here, and may refuse it.
 
     Raises:
         DownloadError: it can't be had, isn't what was promised, or the disk has no room for it. What came is
@@ -95,7 +104,7 @@ def fetch(
         if partial is None:
             return Fetched(destination, None, was_there=True)
         try:
-            return _Transfer(remote, partial, destination, hearing, patience).run()
+            return _Transfer(remote, partial, destination, hearing, patience, check).run()
         finally:
             if partial.size == 0:
                 partial.remove()  # nothing came: nothing stays
@@ -111,6 +120,7 @@ class _Transfer:
         destination: Path,
         hearing: Hearing,
         patience: Patience,
+        check: HeaderCheck | None,
     ) -> None:
         self._remote, self._partial, self._destination = remote, partial, destination
         self._hearing, self._patience = hearing, patience
@@ -121,7 +131,8 @@ class _Transfer:
         """How often the server had fewer bytes than were here."""
         self._declared: int | None = None
         """Bytes of the file by its own header, where no server says; None: not read yet."""
-        self._next_look = FIRST_LOOK_BYTES
+        self._next_look = self._next_check = FIRST_LOOK_BYTES
+        self._check = check
         self._kind_known = not remote.name.lower().endswith(".gguf")
 
     def run(self) -> Fetched:
@@ -220,6 +231,7 @@ class _Transfer:
                 partial.remove()
                 raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
             self._check_kind()
+            self._check_header()
             if total is None:
                 self._check_declared()
             self._hearing.progress(partial.size, total)
@@ -262,8 +274,8 @@ class _Transfer:
             return
         if self._declared is None and partial.size >= self._next_look:
             self._next_look = 2 * partial.size
-            head = partial.start(min(partial.size, MAX_HEADER_BYTES))
-            self._declared = declared_bytes(head, self._remote.name)
+            with suppress(UnsupportedTypeError):
+                self._declared = declared_bytes(self._head(), self._remote.name)
         limit = MAX_HEADER_BYTES if self._declared is None else self._declared
         if partial.size <= limit:
             return
@@ -274,9 +286,25 @@ class _Transfer:
                 "answer without a length; deleted"
             )
         raise DownloadError(
-            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header tells; "
-            "deleted, the server does not send this file alone"
+            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header "
+            "declares; deleted, the server does not send this file alone"
         )
+
+    def _check_header(self) -> None:
+        """Hand the first bytes to the caller's check, until they are enough for it."""
+        partial = self._partial
+        if self._check is None or (partial.size < self._next_check and not self._is_whole()):
+            return
+        self._next_check = 2 * partial.size
+        try:
+            if self._check(self._head(), self._remote.name) or partial.size > MAX_HEADER_BYTES:
+                self._check = None
+        except DownloadError:
+            partial.remove()
+            raise
+
+    def _head(self) -> bytes:
+        return self._partial.start(min(self._partial.size, MAX_HEADER_BYTES))
 
     def _checked(self) -> Fetched:
         partial, wanted = self._partial, self._known.sha256

@@ -100,6 +100,7 @@ def _loaded(
         CPU_BATCH,
         plan.weight_bytes_per_token,
         planned.fitting,
+        source.file.check_size,
     )
 
     def full_plan() -> MemoryPlan:

@@ -10,7 +10,13 @@ from edgeinfer.chat.template_options import TemplateOptions, Thinking
 from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.embedding import pooling_of
-from edgeinfer.errors import EdgeInferError, KernelError, OutOfMemoryError, UnsupportedModelError
+from edgeinfer.errors import (
+    EdgeInferError,
+    KernelError,
+    OutOfMemoryError,
+    SettingError,
+    UnsupportedModelError,
+)
 from edgeinfer.language_model import Progress
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
@@ -21,11 +27,13 @@ from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
 from edgeinfer.model_support import open_model
 from edgeinfer.plain_numbers import plain_number
+from edgeinfer.shown import shown
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
@@ -92,6 +100,8 @@ def load(
         FormatError: a damaged file.
         OSError: the file can't be opened, or the folder of compiled kernels can't be written.
     """
+    if not isinstance(model, str | Path | None):
+        raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
     wishes = Wishes(
         context=plain_number(context),
         device=device,
@@ -113,6 +123,7 @@ def load(
         progress=progress,
         build_progress=build_progress,
     )
+    explain_bus_errors()
     found = find_model(model)
     found.note_use()
     if wishes.engine == "llama.cpp":
@@ -131,7 +142,11 @@ def load(
 
 
 def _paths(given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
-    return (Path(given),) if isinstance(given, str | Path) else tuple(map(Path, given))
+    listed = (given,) if isinstance(given, str | Path) else given
+    try:
+        return tuple(map(Path, listed))
+    except TypeError:
+        raise SettingError(f"references: saw {shown(given)}, wanted paths of text files") from None
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:

@@ -83,6 +83,7 @@ class Placing:
         self.released = False
 
     def __call__(self, matrix: Matrix) -> None:
+        self._file.check_size()
         if matrix.name in self._file.tensors:  # a predictor's matrices come from elsewhere
             self.released = self._file.release(matrix.name)
         self._done = min(self._done + matrix.nbytes, self._total)

@@ -102,6 +102,7 @@ class _Sides:
             CHUNK,
             plan.weight_bytes_per_token,
             source.context,
+            source.file.check_size,
         )
         notes = [placed_note(plan), *known_routing(source.file.path, source.sizes)[1]]
         if sparse.note:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
 from edgeinfer.errors import SettingError
 from edgeinfer.language_model import Progress
+from edgeinfer.shown import shown
 from edgeinfer_kernels.layer_cache import CacheType
 
 MOST_THREADS = max(64, 2 * (os.cpu_count() or 1))
@@ -32,11 +33,11 @@ def check_wishes(context: int | None, threads: int | None, draft: str | None) ->
     """Raise `SettingError` for what neither loading nor planning takes."""
     for name, value in (("context", context), ("threads", threads)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise SettingError(f"{name}: saw {value!r}, wanted a whole number of at least 1, or None")
+            raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 1, or None")
     if threads is not None and threads > MOST_THREADS:
         raise SettingError(f"threads: saw {threads}, wanted {MOST_THREADS} at most")
     if draft is not None and (not isinstance(draft, str) or draft.lower() in ("", "none")):
-        raise SettingError(f"draft: saw {draft!r}, wanted 'auto', 'lookup', 'self', a model, or None")
+        raise SettingError(f"draft: saw {shown(draft)}, wanted 'auto', 'lookup', 'self', a model, or None")
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,22 @@ class Wishes:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                shown = ", ".join("None" if choice is None else repr(choice) for choice in choices)
-                raise SettingError(f"{name}: saw {value!r}, wanted one of {shown}")
-        if not is_device(str(self.device)):
-            raise SettingError(f"device: saw {self.device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+                listed = ", ".join("None" if choice is None else repr(choice) for choice in choices)
+                raise SettingError(f"{name}: saw {shown(value)}, wanted one of {listed}")
+        for name in ("instruction_set", "chat_template", "assume_pre_tokenizer"):
+            if not isinstance(getattr(self, name), str | None):
+                raise SettingError(f"{name}: saw {shown(getattr(self, name))}, wanted a text, or None")
+        for name in ("progress", "build_progress"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise SettingError(f"{name}: saw {shown(getattr(self, name))}, wanted a function, or None")
+        if not isinstance(self.snapshots, bool):
+            raise SettingError(f"snapshots: saw {shown(self.snapshots)}, wanted True or False")
+        if not isinstance(self.device, str) or not is_device(self.device):
+            raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
         check_wishes(self.context, self.threads, self.draft)
         if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
             raise SettingError(
-                f"draft_leaves: saw {self.draft_leaves!r}, wanted a whole number from 0 to {MOST_LEAVES}"
+                f"draft_leaves: saw {shown(self.draft_leaves)}, wanted a whole number from 0 to {MOST_LEAVES}"
             )
         if self.references and self.draft is None:
             raise SettingError(
@@ -100,7 +109,7 @@ class Wishes:
         if self.references and self.engine == "llama.cpp":
             raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
         if not isinstance(self.repack, bool):
-            raise SettingError(f"repack: saw {self.repack!r}, wanted True or False")
+            raise SettingError(f"repack: saw {shown(self.repack)}, wanted True or False")
         if self.asks_sparse and self.engine == "llama.cpp":
             raise SettingError(f"sparse: {self.sparse!r} is for our kernels; leave it out, or the engine")
         if self.engine == "llama.cpp" and not self.repack:

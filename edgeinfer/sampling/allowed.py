@@ -31,6 +31,10 @@ class Constraint(Protocol):
         """(vocabulary,) the tokens that may come next, one at least."""
         ...
 
+    def in_time(self, token_id: int) -> int:
+        """The sampled token, or another one where the answer has to come to its end."""
+        ...
+
     def accept(self, token_id: int) -> None:
         """The token that was kept."""
         ...

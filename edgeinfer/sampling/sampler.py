@@ -87,9 +87,16 @@ class Sampler:
         """
         if self.settings.temperature == 0:
             self._last = None
-            return self.best(logits, history)
+            return self._in_time(self.best(logits, history))
         ids, probabilities = self.distribution(logits, history)
-        return int(ids[self.draw(probabilities)])
+        return self._in_time(int(ids[self.draw(probabilities)]))
+
+    def _in_time(self, token_id: int) -> int:
+        """The sampled token, or one that completes the answer in time, unless a bias bans it."""
+        if self.constraint is None:
+            return token_id
+        found = self.constraint.in_time(token_id)
+        return token_id if self.settings.logit_bias.get(found) == -math.inf else found
 
     def draw(self, probabilities: Probabilities) -> int:
         """A position in `probabilities`, drawn accordingly; moves the random state by one number."""

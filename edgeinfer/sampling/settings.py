@@ -8,6 +8,10 @@ from typing import Any, Self
 
 from edgeinfer.errors import SettingError
 from edgeinfer.plain_numbers import plain_number
+from edgeinfer.shown import shown
+
+MAX_WHOLE = 2**63 - 1
+"""Whole numbers beyond this are out of every range."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Range:
     def holds(self, value: object) -> bool:
         """Whether `value` is a number of the right kind, finite and within the bounds."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
+            return False
+        if isinstance(value, int) and abs(value) > MAX_WHOLE:
             return False
         if not math.isfinite(value) or value > self.high:
             return False
@@ -98,40 +104,38 @@ class SamplerSettings:
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if not allowed.holds(value):
-                raise SettingError(f"{name}: saw {value!r}, wanted {allowed}")
-        if isinstance(self.mirostat, bool) or self.mirostat not in (0, 2):
-            raise SettingError(f"mirostat: saw {self.mirostat!r}, wanted 0 (off) or 2")
+                raise SettingError(f"{name}: saw {shown(value)}, wanted {allowed}")
+        if not Range(whole=True).holds(self.mirostat) or self.mirostat not in (0, 2):
+            raise SettingError(f"mirostat: saw {shown(self.mirostat)}, wanted 0 (off) or 2")
         if self.seed is not None and not Range(0, whole=True).holds(self.seed):
-            raise SettingError(f"seed: saw {self.seed!r}, wanted {Range(0, whole=True)}, or None")
+            raise SettingError(f"seed: saw {shown(self.seed)}, wanted {Range(0, whole=True)}, or None")
         self._check_breakers()
         self._check_logit_bias()
 
     def _check_breakers(self) -> None:
-        if isinstance(self.dry_sequence_breakers, str):
-            raise SettingError(
-                f"dry_sequence_breakers: saw the text {self.dry_sequence_breakers!r}, wanted a tuple of texts"
-            )
-        if not isinstance(self.dry_sequence_breakers, Iterable):
-            raise SettingError(
-                f"dry_sequence_breakers: saw {self.dry_sequence_breakers!r}, wanted a tuple of texts"
-            )
-        for breaker in self.dry_sequence_breakers:
+        name, breakers = "dry_sequence_breakers", self.dry_sequence_breakers
+        if isinstance(breakers, str):
+            raise SettingError(f"{name}: saw the text {shown(breakers)}, wanted a tuple of texts")
+        if not isinstance(breakers, Iterable):
+            raise SettingError(f"{name}: saw {shown(breakers)}, wanted a tuple of texts")
+        for breaker in breakers:
             if not isinstance(breaker, str) or not breaker:
-                raise SettingError(f"dry_sequence_breakers: saw {breaker!r}, wanted text that isn't empty")
+                raise SettingError(f"{name}: saw {shown(breaker)}, wanted text that isn't empty")
 
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise SettingError(
-                f"logit_bias: saw {self.logit_bias!r}, wanted token ids and biases, as {{5: -1.0}}"
+                f"logit_bias: saw {shown(self.logit_bias)}, wanted token ids and biases, as {{5: -1.0}}"
             )
         given = {plain_number(token): plain_number(bias) for token, bias in self.logit_bias.items()}
         object.__setattr__(self, "logit_bias", given)
         for token_id, bias in given.items():
             if not Range(0, whole=True).holds(token_id):
-                raise SettingError(f"logit_bias: saw token id {token_id!r}, wanted {Range(0, whole=True)}")
+                wanted = Range(0, whole=True)
+                raise SettingError(f"logit_bias: saw token id {shown(token_id)}, wanted {wanted}")
             if bias != -math.inf and not Range().holds(bias):
                 raise SettingError(
-                    f"logit_bias: saw {bias!r} for token {token_id}, wanted a finite number or -inf"
+                    f"logit_bias: saw {shown(bias)} for token {token_id}, wanted a finite number or -inf"
                 )
 
     @classmethod

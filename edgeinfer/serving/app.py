@@ -139,7 +139,10 @@ class _Server:
             )
 
     async def _chat(self, request: Request) -> Response:
-        return await self._completions(request, chat_ask, ChatForm)
+        def ask_of(body: dict[str, Any]) -> Ask:
+            return chat_ask(body, self._model.thinking_levels)
+
+        return await self._completions(request, ask_of, ChatForm)
 
     async def _text(self, request: Request) -> Response:
         return await self._completions(request, text_ask, TextForm)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeinfer.chat.template_options import Thinking
 from edgeinfer.chat.tool_calls import check_tools
 from edgeinfer.serving import fields
 from edgeinfer.serving.fields import (
@@ -18,6 +19,7 @@ from edgeinfer.serving.fields import (
     checked_text,
 )
 from edgeinfer.serving.messages import checked_messages
+from edgeinfer.serving.reasoning import template_settings
 from edgeinfer.shown import shown
 
 MOST_ANSWERS = 16
@@ -78,11 +80,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"saw {name}, which JSON doesn't have")
 
 
-def chat_ask(body: Mapping[str, Any]) -> Ask:
-    """POST /v1/chat/completions."""
+def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Ask:
+    """POST /v1/chat/completions. `levels`: of thinking, those that the model's chat template has."""
     warnings = check_fields(body, fields.CHAT)
     messages, more = checked_messages(body.get("messages"))
     settings, form_warnings = _settings(body)
+    of_template, template_warnings = template_settings(body, levels)
+    settings |= of_template
     top = checked_count(body, "top_logprobs", 0, 0, MAX_LOGPROBS)
     if checked_bool(body, "logprobs"):
         settings["logprobs"] = top
@@ -92,7 +96,7 @@ def chat_ask(body: Mapping[str, Any]) -> Ask:
         prompts=(messages,),
         settings=settings,
         tools=_tools(body),
-        warnings=(*warnings, *more, *form_warnings),
+        warnings=(*warnings, *more, *form_warnings, *template_warnings),
         **_common(body),
     )
 

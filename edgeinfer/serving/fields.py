@@ -15,14 +15,12 @@ SAMPLING = (*(one.name for one in fields(SamplerSettings)), "stop", "grammar")
 _COMPLETION = ("model", "stream", "stream_options", "n", "max_tokens", "logprobs", *SAMPLING)
 CHAT = frozenset(
     (*_COMPLETION, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools")
-) | {"tool_choice"}
+) | {"tool_choice", "reasoning_effort", "chat_template_kwargs"}
 TEXT = frozenset((*_COMPLETION, "prompt", "echo", "response_format"))
 EMBEDDING = frozenset(("model", "input", "encoding_format"))
 
-TEMPLATE_VARIABLES = ("reasoning_effort", "chat_template_kwargs")
-"""Fields that set variables of the chat template."""
 _REFUSED = {
-    **dict.fromkeys(TEMPLATE_VARIABLES, "template variables can't be set by a request here"),
+    **dict.fromkeys(("reasoning_effort", "chat_template_kwargs"), "prompts here have no chat template"),
     "functions": "not supported here; use tools",
     "function_call": "not supported here; use tool_choice",
     "audio": "not supported here",

@@ -54,7 +54,8 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     try:
         with open(fresh, "xb", opener=_private) as file:
             digest = hashlib.sha256()
-            for part in (json.dumps(head).encode() + b"\n", *map(_bytes_of, snapshot.arrays)):
+            start = memoryview(json.dumps(head).encode() + b"\n")
+            for part in (start, *map(_bytes_of, snapshot.arrays)):
                 digest.update(part)
                 file.write(part)
             file.write(digest.digest())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import psutil
 
 from edgeinfer.kv_cache import shared_prefix
 from edgeinfer.snapshots.snapshot_file import (
@@ -22,6 +21,7 @@ from edgeinfer.snapshots.snapshot_file import (
 )
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.private_folder import ensure_private
+from edgeinfer_quant_formats.processes import is_alive
 
 Result = TypeVar("Result")
 
@@ -136,7 +136,7 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what killed programs have begun, and what earlier releases wrote for everybody to read."""
     for path in folder.glob(f"*{PART_SUFFIX}"):
         number = path.stem.rpartition(".")[2]
-        if not (number.isdigit() and psutil.pid_exists(int(number))):
+        if not (number.isdigit() and is_alive(int(number))):
             path.unlink(missing_ok=True)
     for path in folder.glob(f"*{SUFFIX}") if sys.platform != "win32" else ():
         with suppress(FileNotFoundError):

@@ -1,5 +1,6 @@
 """Which tokens may follow, so that an answer keeps to its grammar."""
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.structured.compiler import one_line
+from edgeinfer.structured.endings import MAX_ENDING, Endings
 from edgeinfer.structured.grammars import Grammar, engine
 from edgeinfer.structured.helper_thread import Coming, HelperThread
 
@@ -28,7 +30,13 @@ class Constraint:
     computes, if there is a core for it.
     """
 
-    def __init__(self, matcher: Any, vocabulary_size: int, finder: HelperThread | None = None) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        vocabulary_size: int,
+        finder: HelperThread | None = None,
+        endings: Endings | None = None,
+    ) -> None:
         self._matcher = matcher
         self._finder = finder
         self._coming: Coming[None] | None = None
@@ -38,6 +46,46 @@ class Constraint:
         self._found = False
         """Whether `_words` holds a bit for each token that may come next."""
         self._forced: list[int] | None = None
+        self._endings = endings
+        self._left = sys.maxsize
+        self._ending: list[int] | None = None
+        """An ending from here, if one is known."""
+        self._coming_ending: tuple[int, list[int]] | None = None
+        """A token that may be accepted next, and an ending after it."""
+        self._closing: list[int] = []
+        """What is left of an ending that was begun."""
+        self.closed_early = False
+        """Whether the answer was completed because few tokens were left."""
+
+    def limit(self, tokens: int) -> None:
+        """Say how many tokens the answer may have."""
+        self._left = tokens
+
+    def in_time(self, token_id: int) -> int:
+        """The sampled token, or the first of an ending where none would fit after the sampled one.
+
+        Once an ending has fitted into what is left, `MAX_ENDING` tokens at most, one fits after each token.
+        """
+        if self._endings is None or self._left > MAX_ENDING:
+            return token_id
+        if self._closing:
+            return self._closing[0]
+        matcher, left = self._idle(), self._left - 1
+        ending = self._ending
+        if ending is None or len(ending) > left or not self._endings.completes(matcher, [token_id, *ending]):
+            ending = self._endings.after(matcher, token_id)
+        if ending is not None and len(ending) <= left:
+            self._coming_ending = token_id, ending
+            return token_id
+        own = self._ending = self._endings.after(matcher) if self._ending is None else self._ending
+        if own is None or len(own) > self._left:
+            return token_id
+        first = own[0] if own else self._endings.end_id
+        if first is None:
+            return token_id
+        self._closing, self.closed_early = list(own), True
+        self._forced = None
+        return first
 
     def begin(self) -> None:
         """Have the tokens that may come next be found while the caller does something else."""
@@ -108,6 +156,13 @@ class Constraint:
         """Say that `token_id`, one of the allowed, was kept."""
         matcher = self._idle()
         self._found, self._forced = False, None
+        self._left -= 1
+        self._closing = self._closing[1:] if self._closing[:1] == [token_id] else []
+        if self._coming_ending is not None and self._coming_ending[0] == token_id:
+            self._ending = self._coming_ending[1]
+        elif self._ending is not None:
+            self._ending = self._ending[1:] if self._ending[:1] == [token_id] else None
+        self._coming_ending = None
         matcher.consume_token(token_id)
         self._refuse_errors()
 
@@ -117,9 +172,9 @@ class Constraint:
         return bool(self._idle().is_stopped())
 
     def forced(self) -> list[int]:
-        """The tokens that have to follow, as there is no choice."""
+        """The tokens that have to follow, as there is no choice, or no more time for one."""
         if self._forced is None:
-            self._forced = self._idle().compute_ff_tokens()
+            self._forced = self._closing or self._idle().compute_ff_tokens()
         return self._forced
 
     def _refuse_errors(self) -> None:
@@ -140,9 +195,11 @@ class GrammarVocabulary:
         spare_core = spare_core and vocabulary_size >= LARGE_VOCABULARY
         self._finder = HelperThread("grammar") if spare_core else None
         ends = sorted(tokenizer.end_ids)
+        tokens = _Tokens(tokenizer)
         self._tokens = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer)), n_vocab=vocabulary_size, eos_token=ends or None
+            llguidance.TokenizerWrapper(tokens), n_vocab=vocabulary_size, eos_token=ends or None
         )
+        self._endings = Endings(tokens.by_bytes, ends[0] if ends else None)
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """A fresh way through a grammar.
@@ -153,7 +210,7 @@ class GrammarVocabulary:
         matcher = self._matcher(self._tokens, grammar.compiled, log_level=0)
         if matcher.is_error():
             raise SettingError(f"{grammar.kind}: {one_line(matcher.get_error())}")
-        return Constraint(matcher, self._size, self._finder)
+        return Constraint(matcher, self._size, self._finder, self._endings)
 
 
 class _Tokens:
@@ -168,7 +225,7 @@ class _Tokens:
         self.tokens = [tokenizer.token_bytes(i) for i in ids]
 
     @cached_property
-    def _by_bytes(self) -> dict[bytes, int]:
+    def by_bytes(self) -> dict[bytes, int]:
         special = set(self.special_token_ids)
         return {raw: i for i, raw in reversed(list(enumerate(self.tokens))) if raw and i not in special}
 
@@ -183,9 +240,9 @@ class _Tokens:
     def _longest_matches(self, text: bytes) -> list[int]:
         ids: list[int] = []
         while text:
-            size = next((n for n in range(len(text), 0, -1) if text[:n] in self._by_bytes), 0)
+            size = next((n for n in range(len(text), 0, -1) if text[:n] in self.by_bytes), 0)
             if not size:
                 break
-            ids.append(self._by_bytes[text[:size]])
+            ids.append(self.by_bytes[text[:size]])
             text = text[size:]
         return ids

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from edgeinfer.errors import SettingError
+from edgeinfer.shown import shown
 from edgeinfer.structured.closed_objects import MAX_DEPTH, with_closed_objects
 from edgeinfer.structured.compiler import compiled
 
@@ -51,7 +52,7 @@ def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
         except (ValueError, RecursionError) as error:
             raise SettingError(f"schema: saw no JSON ({error}), wanted a JSON schema") from None
     if not isinstance(found, Mapping | bool):
-        raise SettingError(f"schema: saw {type(found).__name__} {str(found)[:40]!r}, wanted a JSON schema")
+        raise SettingError(f"schema: saw {type(found).__name__} {shown(found)}, wanted a JSON schema")
     if found is True:
         found = {}
     try:

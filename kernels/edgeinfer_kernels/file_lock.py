@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 SILENT_SECONDS = 1.5
 """Waiting is announced after so long."""
 POLL_SECONDS = 0.05
@@ -71,8 +69,15 @@ def _try_lock(descriptor: int) -> bool:
 
 def _holder(descriptor: int) -> str:
     """The program that wrote its number into the lock file."""
-    with suppress(OSError, ValueError, psutil.Error):
+    with suppress(OSError, ValueError):
         number = int(os.pread(descriptor, 32, 0))
-        is_stopped = psutil.Process(number).status() == psutil.STATUS_STOPPED
-        return f"another edgeinfer (process {number}{', which is stopped' if is_stopped else ''})"
+        return f"another edgeinfer (process {number}{', which is stopped' if _is_stopped(number) else ''})"
     return "another edgeinfer"
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a process was stopped, as by Ctrl-Z; False where that can't be told."""
+    with suppress(OSError, IndexError):
+        status = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+        return status.rpartition(")")[2].split()[0] == "T"
+    return False

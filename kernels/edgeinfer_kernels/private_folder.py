@@ -1,12 +1,18 @@
 """Folders whose files a program may trust: of this user, or of the system, and writable by nobody else."""
 
 import os
+import shutil
 import stat
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MODE = 0o700
+DAY = 86400.0
+SCRATCH = "scratch-"
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -49,6 +55,34 @@ def ensure_private(folder: Path) -> None:
     reason = distrust_reason(folder)
     if reason is not None:
         raise UnsafeFolderError(f"{folder} {reason}")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is deleted at the end; those that killed programs left go after a day."""
+    root = temporary_root()
+    try:
+        ensure_private(root)
+    except OSError:
+        parent, prefix = None, "edgeinfer-"
+    else:
+        parent, prefix = root, SCRATCH
+        remove_older(root, f"{SCRATCH}*")
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as folder:
+        yield Path(folder)
+
+
+def remove_older(folder: Path, pattern: str, seconds: float = DAY) -> None:
+    """Delete files and folders that match `pattern` and were changed last so long ago."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            status = path.lstat()
+            if time.time() - status.st_mtime < seconds:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def temporary_root() -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from edgeinfer_kernels.private_folder import ensure_private
+from edgeinfer_kernels.private_folder import ensure_private, remove_older
 
 REVISION = 6
 """Raised when what is measured, or how, changes."""
@@ -76,6 +76,7 @@ def _digest(figures: dict[str, float]) -> str:
 def _replace(file: Path, text: str) -> None:
     """Write the file whole or not at all."""
     ensure_private(file.parent)
+    remove_older(file.parent, f"{file.name}?*{PART}")
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:

@@ -66,6 +66,19 @@ class FilePart:
         self._open_map().madvise(mmap.MADV_SEQUENTIAL, first, info.offset + info.nbytes - first)
         return True
 
+    def check_size(self) -> None:
+        """Raise `FormatError` if the file has been cut since it was mapped: reading beyond its end would end
+        the program. Costs a system call.
+        """
+        if self._map is None:
+            return
+        size, mapped = self._map.size(), len(self._map)
+        if size < mapped:
+            raise FormatError(
+                f"{printable(self.path)}: the file has {size} bytes, wanted the {mapped} that it had when it "
+                "was opened: another program has cut it; restore it and load the model again"
+            )
+
     def close(self) -> None:
         """Let go of the map. It stays mapped for as long as a view of it lives."""
         if self._map is None:

@@ -3,7 +3,7 @@
 import struct
 
 from edgeinfer_quant_formats.cursor import Cursor
-from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError
 from edgeinfer_quant_formats.file_part import read_alignment, read_header
 from edgeinfer_quant_formats.metadata import read_metadata
 from edgeinfer_quant_formats.tensor_index import read_tensor_table
@@ -13,6 +13,9 @@ def declared_bytes(head: bytes, name: str) -> int | None:
     """Bytes of the whole file with what pads its last tensor, from the first bytes `head`.
 
     None: the header does not end within `head`, or is damaged.
+
+    Raises:
+        UnsupportedTypeError: a tensor has a type that is not supported.
     """
     cursor = Cursor(head, name)
     try:
@@ -21,6 +24,8 @@ def declared_bytes(head: bytes, name: str) -> int | None:
         alignment = read_alignment(cursor, metadata)
         cursor.end = 1 << 63  # tensors may end anywhere
         tensors = read_tensor_table(cursor, tensor_count, alignment, 0)
+    except UnsupportedTypeError:
+        raise
     except (FormatError, struct.error):
         return None
     if cursor.position > len(head):

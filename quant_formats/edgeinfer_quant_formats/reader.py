@@ -78,6 +78,11 @@ class GGUFFile:
         info = self._info(name)
         return self._parts[info.part].read_in_order(info)
 
+    def check_size(self) -> None:
+        """Raise `FormatError` if a part has been cut since it was opened; nothing of a closed file."""
+        for part in self._parts:
+            part.check_size()
+
     def close(self) -> None:
         """Close the maps. Arrays from `raw` stay valid; metadata not yet looked up is gone."""
         for part in self._parts:

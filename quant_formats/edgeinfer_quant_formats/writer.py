@@ -14,6 +14,7 @@ from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.file_part import ALIGNMENT_KEY
 from edgeinfer_quant_formats.metadata import Metadata
 from edgeinfer_quant_formats.metadata_values import encode_text, encode_value
+from edgeinfer_quant_formats.processes import is_alive
 from edgeinfer_quant_formats.tensor_index import MOST_DIMENSIONS, TensorInfo
 from edgeinfer_quant_formats.tensor_source import TensorSource, blocks_of, shape_of
 from edgeinfer_quant_formats.value_types import DEFAULT_ALIGNMENT, MAGIC
@@ -105,7 +106,8 @@ class GGUFWriter:
             FormatError: a source that gives more or fewer bytes than its shape takes.
             OSError: the folder can't be written.
         """
-        partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.partial")
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        _remove_leftovers(self.path)
         try:
             with partial.open("xb") as file:
                 self._write_to(file)
@@ -159,6 +161,16 @@ class GGUFWriter:
 
     def _aligned(self, offset: int) -> int:
         return -(-offset // self.alignment) * self.alignment
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete what killed programs have begun to write in the place of `path`."""
+    start = f".{path.name}."
+    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
+        if entry.name.startswith(start) and entry.name.endswith(".partial"):
+            number = entry.name.removeprefix(start).partition("-")[0]
+            if number.isdecimal() and not is_alive(int(number)):
+                entry.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

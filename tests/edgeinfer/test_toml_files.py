@@ -49,7 +49,7 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
 def test_entries_of_the_wrong_type_are_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "models.toml"
     path.write_text(content)
-    with pytest.raises(CatalogueError, match="saw|no such|file|wanted"):
+    with pytest.raises(CatalogueError, match=r"saw|no such|file|wanted"):
         read_catalogue(path)
 
 

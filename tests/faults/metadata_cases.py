@@ -102,8 +102,11 @@ def values() -> Iterator[Value]:
     yield "broken UTF-8", raw.STRING, raw.string(b"a\xff\xed\xa0\x80")
     for count in (0, 1, VOCABULARY):
         for kind, code, number in (
-            (raw.INT32, "i", -5), (raw.UINT64, "Q", 2**64 - 1), (raw.FLOAT32, "f", math.nan), (raw.BOOL, "?", True)
-        ):  # fmt: skip
+            (raw.INT32, "i", -5),
+            (raw.UINT64, "Q", 2**64 - 1),
+            (raw.FLOAT32, "f", math.nan),
+            (raw.BOOL, "?", True),
+        ):
             payload = struct.pack(f"<{count}{code}", *[number] * count)
             yield f"{count} of {code}", raw.ARRAY, raw.array(kind, count, payload)
         for text in ("", "<0xZZ>"):

@@ -19,3 +19,10 @@ def test_metadata_of_wrong_types_and_extreme_values(tmp_path: Path, model: str, 
     assert counts.total() > 500
     assert counts["ok"] > 100
     assert counts["UnsupportedModelError"] > 100
+
+
+def test_damaged_weights(tmp_path: Path) -> None:
+    counts = run_in_child("tests.faults.tensor_cases", tmp_path, "600")
+    assert counts.total() == 600
+    assert counts["FormatError"] > 30
+    assert counts["ok"] > 100

@@ -79,14 +79,16 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(edgeinfer: Comma
     assert outcome.err.startswith(f"edgeinfer: 127.0.0.1:{port}: can't listen there (")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "0", "0x0", "::", "::0", "0.0", "::ffff:0.0.0.0", "192.0.2.1"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "0", "0x0", "::", "::0", "0.0", "::ffff:0.0.0.0", "192.0.2.1", "*"]
+)
 def test_whatever_others_can_reach_wants_a_key(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host)
     assert outcome.code == 2
     assert f"--host {host} lets the whole network in; give a --key" in outcome.err
 
 
-@pytest.mark.parametrize("host", ["*", "a" * 300, "nowhere.invalid", "1.2.3.4.5"])
+@pytest.mark.parametrize("host", ["a" * 300, "nowhere.invalid", "1.2.3.4.5"])
 def test_an_address_that_is_none_is_refused_in_one_line(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host, "--port", "0")
     assert outcome.code == 1

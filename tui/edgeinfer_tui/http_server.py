@@ -43,32 +43,42 @@ class BoundedConnection(H11Protocol):
         """Bytes of a request; the clock of its head begins with the first."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head_timer = _cancelled(self._head_timer)
+            self._stop_head_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         """The client reads too slowly: it has `STALL_SECONDS` to go on."""
         super().pause_writing()
-        _cancelled(self._stall_timer)
+        self._stop_stall_timer()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
-        self._stall_timer = _cancelled(self._stall_timer)
+        self._stop_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, whether or not its client has read all."""
         super().timeout_keep_alive_handler()
-        self._stall_timer = _cancelled(self._stall_timer)
+        self._stop_stall_timer()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or was sent away."""
         super().connection_lost(exc)
-        self._head_timer = _cancelled(self._head_timer)
-        self._stall_timer = _cancelled(self._stall_timer)
+        self._stop_head_timer()
+        self._stop_stall_timer()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
 
 class BoundedServer(uvicorn.Server):
@@ -120,8 +130,3 @@ def _max_connections() -> int:
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

@@ -29,6 +29,8 @@ _TAKEN: tuple[tuple[str, Any, str], ...] = (
     ("private", session_options.Private, "run chat"),
     ("light", options.Light, "chat"),
     ("chat_template", options.ChatTemplate, "run chat serve"),
+    ("thinking", options.ThinkingLevel, "run chat serve"),
+    ("template_arg", options.TemplateArg, "run chat serve"),
     ("assume_pre_tokenizer", options.PreTokenizer, "run chat"),
     ("context", options.Context, "run chat serve"),
     ("engine", options.Engine, "run chat"),

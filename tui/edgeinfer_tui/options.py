@@ -28,6 +28,16 @@ class EngineName(StrEnum):
     llama_cpp = "llama.cpp"
 
 
+class Thinking(StrEnum):
+    """How much a model reasons before it answers."""
+
+    on = "on"
+    off = "off"
+    low = "low"
+    medium = "medium"
+    high = "high"
+
+
 class CacheType(StrEnum):
     """How the key-value cache is stored."""
 
@@ -195,6 +205,24 @@ ChatTemplate = Annotated[
         help="A Jinja file in place of the model's own template.",
         exists=True,
         dir_okay=False,
+        rich_help_panel=PROMPT,
+    ),
+]
+ThinkingLevel = Annotated[
+    Thinking | None,
+    Option(
+        "--thinking",
+        help="Reasoning before the answer, as far as the model's chat template has a setting for it "
+        "(enable_thinking, reasoning_effort). [dim]The template's default[/]",
+        rich_help_panel=PROMPT,
+    ),
+]
+TemplateArg = Annotated[
+    list[str] | None,
+    Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="A variable of the chat template; VALUE is JSON, or else text. May be repeated.",
         rich_help_panel=PROMPT,
     ),
 ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeinfer_tui import interrupts
+from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.completion import models_to_pull
 from edgeinfer_tui.failures import reporting, say
@@ -14,6 +14,7 @@ from edgeinfer_tui.transfer_progress import TransferProgress
 
 if TYPE_CHECKING:
     from edgeinfer.download.pulling import Pulled
+    from edgeinfer.loading.wishes import EngineName
 
 
 @reporting
@@ -28,13 +29,15 @@ def pull(
             autocompletion=models_to_pull,
         ),
     ],
+    engine: options.Engine = None,
 ) -> None:
     """Fetch a model. Goes on where an earlier attempt stopped, and checks the sha256 of what came.
 
     Without a quantisation, the best that fits this machine and answers fast
     enough is chosen. The model's path goes to stdout. Ctrl-C keeps what came.
     Tokens (HF_TOKEN), the hub (HF_ENDPOINT) and proxies (https_proxy) are
-    taken from the environment.
+    taken from the environment. A model that edgeinfer can't run is refused
+    before its weights come, unless it is fetched for --engine llama.cpp.
 
     [bold]Examples[/]
 
@@ -44,11 +47,11 @@ def pull(
 
       edgeinfer pull hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf
     """
-    print(pull_model(model).path)
+    print(pull_model(model, engine.value if engine else "edgeinfer").path)
 
 
-def pull_model(name: str) -> "Pulled":
-    """Fetch a model with its progress on stderr.
+def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
+    """Fetch a model for an engine, with its progress on stderr.
 
     Raises:
         typer.Exit: Ctrl-C; what came is kept, and said.
@@ -61,7 +64,7 @@ def pull_model(name: str) -> "Pulled":
     with TransferProgress(sys.stderr) as progress:
         hearing = Hearing(progress.update, progress.checking, progress.say)
         try:
-            pulled = pull(name, Pull(default_models_folder(), hearing, Patience()))
+            pulled = pull(name, Pull(default_models_folder(), hearing, Patience(), engine=engine))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped; what came is kept, go on with: edgeinfer pull {name}")
@@ -73,10 +76,17 @@ def pull_model(name: str) -> "Pulled":
 
 def _outcome(pulled: "Pulled") -> list[str]:
     """What came, and how sure that is."""
+    from edgeinfer.model_support import support_of
+
+    support = support_of(pulled.path)
+    run = f"edgeinfer run {pulled.name}" + ("" if support.is_native else " --engine llama.cpp")
     size = shown_bytes(sum(file.path.stat().st_size for file in pulled.files))
     if all(file.was_there for file in pulled.files):
-        return [f"{pulled.name} is here already ({size}); name a quantisation to fetch another"]
-    lines = [f"{pulled.name} is here: {size}; run it with: edgeinfer run {pulled.name}"]
+        here = f"{pulled.name} is here already ({size})"
+        if not support.is_native:
+            return [f"{here}; it {support}"]
+        return [f"{here}; name a quantisation to fetch another"]
+    lines = [f"{pulled.name} is here: {size}; run it with: {run}"]
     for file in pulled.files:
         if file.vouched_by:
             lines.append(f"{file.path.name}: sha256 as {file.vouched_by} says")

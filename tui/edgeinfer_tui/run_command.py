@@ -152,7 +152,7 @@ def check_model(wishes: RunWishes) -> None:
     except NotPulledError as missing:
         if not _agrees_to_pull(missing.name):
             raise
-        pull_model(missing.name)
+        pull_model(missing.name, wishes.loading.get("engine", "edgeinfer"))
     except UnknownModelError:
         if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
             raise

@@ -1,7 +1,8 @@
 """What a `run` command line asks for, sorted by whom it is for."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ LOADING = (
     "draft_leaves",
     "kv",
     "chat_template",
+    "thinking",
     "assume_pre_tokenizer",
 )
 SAMPLING = (
@@ -110,11 +112,13 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
     loading = {name: given[name] for name in LOADING if name in given}
     if "chat_template" in loading:
         loading["chat_template"] = text_of(loading["chat_template"], "--chat-template")
+    if "template_arg" in given:
+        loading["template_args"] = template_args(given["template_arg"])
     if "reference" in given:
         loading["references"] = list(given["reference"])
     if loading.get("draft") == "none":
         loading["draft"] = None
-    for name in ("engine", "kv", "sparse"):
+    for name in ("engine", "kv", "sparse", "thinking"):
         if name in loading:
             loading[name] = str(loading[name].value)
     return RunWishes(
@@ -133,6 +137,20 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),
     )
+
+
+def template_args(given: Sequence[str]) -> dict[str, Any]:
+    """Variables of a chat template from NAME=VALUE. Raises `BadParameter` for what isn't that."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise BadParameter(f"saw {text[:40]!r}, wanted NAME=VALUE", param_hint="--template-arg")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _prompt(given: Mapping[str, Any]) -> str | None:

@@ -28,6 +28,7 @@ NOT_LASTING = frozenset(
         "assume_pre_tokenizer",
         "logit_bias",
         "logprobs",
+        "template_arg",
     )
 )
 """Options of `run` that belong to one prompt, one chat or one file; those that name a file do too."""

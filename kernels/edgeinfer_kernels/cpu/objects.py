@@ -32,7 +32,7 @@ import llvmlite.binding as llvm
 from edgeinfer_kernels.cpu.features import InstructionSet, usable_cpus
 from edgeinfer_kernels.cpu.kernel_folders import BUILDING, DIGEST_CHARACTERS, mark_used, remove_unused
 from edgeinfer_kernels.file_lock import file_lock
-from edgeinfer_kernels.private_folder import distrust_reason, ensure_private, temporary_root
+from edgeinfer_kernels.private_folder import distrust_reason, ensure_private, scratch_folder, temporary_root
 
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
@@ -168,8 +168,8 @@ class KernelCache:
             found = KernelCache(root, self.isa)._completed(cached, progress)
             self.note = f"{self.note}; they are in {root} until the system clears it"
             return found
-        with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
-            found = KernelCache(Path(folder), self.isa)._completed(cached, progress)
+        with scratch_folder() as folder:
+            found = KernelCache(folder, self.isa)._completed(cached, progress)
             self.note = f"{self.note}; they are compiled again at every start"
             return found
 

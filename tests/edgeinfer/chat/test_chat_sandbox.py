@@ -164,3 +164,23 @@ def test_a_long_chat_has_room() -> None:
     source = "{% for m in messages %}{{ ('<' ~ m.role ~ '>' ~ m.content|trim + '\n')|string }}{% endfor %}"
     chat = [{"role": "user", "content": "long " * 40_000}] * 40
     assert len(ChatFormat(source).render(chat)) > 7_000_000
+
+
+@pytest.mark.parametrize("arguments", ["1", "width=1", "2, true"])
+def test_wrapping_a_long_word_counts_what_it_copies(arguments: str) -> None:
+    assert "characters made" in failure(LONG + "{{ s|wordwrap(" + arguments + ") }}")
+    assert render("{{ 'a b'|wordwrap(1) }}") == "a\nb"
+
+
+def test_a_template_of_more_than_a_megabyte_is_not_compiled() -> None:
+    told = failure("{{ 1 }}" * 200_000)
+    assert told == "chat template: saw 1400000 bytes of template, wanted 1048576 at most"
+
+
+def test_errors_of_every_kind_are_told_in_a_short_line() -> None:
+    nested = "{% for a in messages %}" * 30 + "{% endfor %}" * 30
+    for source in ("{{ raise_exception('x' * 100000) }}", nested, "{{ messages|map('x' * 100000)|list }}"):
+        told = failure(source)
+        assert told.startswith("chat template")
+        assert len(told) < 600
+        assert "\n" not in told

@@ -109,5 +109,5 @@ def test_damage_that_comes_while_it_is_open_is_a_clear_error(tmp_path: Path) -> 
         with path.open("r+b") as file:
             file.seek(4096)
             file.write(b"\xff" * (len(content) - 4096))
-        with pytest.raises(DamagedStoreError, match="damaged .* moved aside the next time"):
+        with pytest.raises(DamagedStoreError, match=r"damaged .* moved aside the next time"):
             store.turns(store.chats()[0])

@@ -32,7 +32,7 @@ def test_the_header_tells_how_long_a_file_is(model: bytes) -> None:
 def test_an_endless_answer_is_ended(model: bytes, server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.endless(model, MANY)]
     text = refusal(server, tmp_path)
-    assert f"more came than the {len(model)} bytes that the file's own header tells; deleted" in text
+    assert f"more came than the {len(model)} bytes that the file's own header declares; deleted" in text
     assert not list(tmp_path.glob("model.gguf*"))
 
 

@@ -53,7 +53,7 @@ async def client(model: Model, **wishes: Any) -> AsyncIterator[Any]:
 def post(model: Model, path: str, body: Any, **wishes: Any) -> Any:
     async def ask() -> Any:
         async with client(model, **wishes) as http:
-            return await http.post(path, json=body)
+            return await http.post(path, content=json.dumps(body), headers=JSON)
 
     return asyncio.run(ask())
 

@@ -192,7 +192,8 @@ def test_a_client_that_leaves_ends_its_answer(streamed: bool) -> None:
 
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "method": "POST", "path": "/v1/chat/completions",
-            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "query_string": b"", "http_version": "1.1",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            "query_string": b"", "http_version": "1.1",
         }  # fmt: skip
         request = asyncio.create_task(app(scope, receive, send))
         while not gate.reached.is_set():

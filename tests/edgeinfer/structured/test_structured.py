@@ -119,7 +119,7 @@ def test_turns_of_a_chat_keep_to_it_too() -> None:
         ({"type": "wish"}, "Invalid type: wish"),
         ({"if": {}}, 'Unimplemented keys: ["if"]'),
         ("{", "saw no JSON"),
-        ("[]", "saw list '[]', wanted a JSON schema"),
+        ("[]", "saw list [], wanted a JSON schema"),
         ({"enum": [{1, 2}]}, "wanted what JSON can hold"),
     ],
 )
@@ -218,6 +218,9 @@ class Allowing:
     def allowed(self) -> Any:
         self.asked += 1
         return self.mask
+
+    def in_time(self, token_id: int) -> int:
+        return token_id
 
     def accept(self, token_id: int) -> None:
         """It always allows the same."""

@@ -1,0 +1,59 @@
+"""Whether edgeinfer runs a model that is being fetched: from its header, before its weights come."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+
+from edgeinfer.errors import DownloadError
+from edgeinfer.model_support import ModelSupport, header_support, model_support, unsupported_type
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError
+from edgeinfer_quant_formats.file_part import FilePart
+from edgeinfer_quant_formats.header_length import declared_bytes
+from edgeinfer_quant_formats.part_names import COUNT_KEY
+
+HeaderCheck = Callable[[bytes, str], bool]
+"""Called with the first bytes of a file and its name: whether they were enough. Raises `DownloadError`."""
+
+
+def incoming_support(head: bytes, name: str) -> ModelSupport | None:
+    """Whether edgeinfer's engine runs the model; None: the header ends after `head`, or is damaged."""
+    try:
+        size = declared_bytes(head, name)
+    except UnsupportedTypeError:
+        size = len(head)
+    if size is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
+        # A sparse file of the whole length: what reads a model from the disk reads this.
+        path = Path(folder) / PurePosixPath(name).name
+        path.write_bytes(head)
+        with path.open("r+b") as file:
+            file.truncate(max(size, len(head)))
+        try:
+            part = FilePart(path)
+        except UnsupportedTypeError as error:
+            return unsupported_type(error, path)
+        except FormatError:
+            return None
+        with closing(part):
+            if part.metadata.get(COUNT_KEY, 1) != 1:  # of a set, whose other parts come later
+                return header_support(part.metadata)
+        with GGUFFile.open(path) as model:
+            return model_support(model)
+
+
+def refuse_unsupported(wanted: str) -> HeaderCheck:
+    """A check that stops fetching a model which edgeinfer can't run; `wanted`: as the user called it."""
+
+    def check(head: bytes, name: str) -> bool:
+        support = incoming_support(head, name)
+        if support is None:
+            return False
+        if support.is_native:
+            return True
+        way_out = f"to fetch it for that: edgeinfer pull {wanted} --engine llama.cpp"
+        raise DownloadError(f"{wanted}: {support}; {way_out}")
+
+    return check

@@ -1,0 +1,48 @@
+"""`reasoning_effort` and `chat_template_kwargs` of a request, as settings of the chat template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgeinfer.chat.template_options import Thinking
+from edgeinfer.serving.fields import RequestError
+from edgeinfer.shown import shown
+
+EFFORT = "reasoning_effort"
+VARIABLES = "chat_template_kwargs"
+_LEVELS: dict[str, Thinking] = {
+    "none": "off",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+}
+
+
+def template_settings(
+    body: Mapping[str, Any], levels: Sequence[Thinking]
+) -> tuple[dict[str, Any], list[str]]:
+    """Keywords of `Model.stream`, and warnings. `levels`: of thinking, those that the template has.
+
+    Raises:
+        RequestError: a value that can't be.
+    """
+    settings: dict[str, Any] = {}
+    variables = body.get(VARIABLES)
+    if variables is not None:
+        if not isinstance(variables, Mapping):
+            raise RequestError(f"{VARIABLES}: saw {shown(variables)}, wanted an object", param=VARIABLES)
+        settings["template_args"] = dict(variables)
+    effort = body.get(EFFORT)
+    if effort is None:
+        return settings, []
+    if not isinstance(effort, str) or effort not in _LEVELS:
+        raise RequestError(f"{EFFORT}: saw {shown(effort)}, wanted one of {', '.join(_LEVELS)}", param=EFFORT)
+    if not levels:
+        return settings, [f"{EFFORT}: has no effect, the model's chat template has no setting for it"]
+    wanted = _LEVELS[effort]
+    nearest: Thinking = "low" if wanted == "off" else "on"
+    settings["thinking"] = wanted if wanted in levels else nearest
+    if settings["thinking"] == effort or (effort, wanted) == ("none", settings["thinking"]):
+        return settings, []
+    return settings, [f"{EFFORT}: {effort!r} is {settings['thinking']!r} in the model's chat template"]

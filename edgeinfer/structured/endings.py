@@ -1,0 +1,72 @@
+"""Short endings: tokens that complete a grammar from where an answer is, for when few tokens are left."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_ENDING = 512
+"""Tokens of an ending at most, and of what is left of an answer when endings are first looked for."""
+_TURNS = 8
+"""How often a token that closes nothing is taken before others of its kind."""
+_BRACKETS = re.compile(rb"[\]})]+")
+_QUOTES = re.compile(rb'["\'][\]})]*')
+_SEPARATORS = b",:"
+
+
+class Endings:
+    """Finds endings in one vocabulary. `by_bytes`: ids of tokens by their bytes; `end_id`: ends an answer."""
+
+    def __init__(self, by_bytes: Mapping[bytes, int], end_id: int | None) -> None:
+        short = sorted((raw for raw in by_bytes if len(raw) <= 4), key=lambda raw: (-len(raw), raw))
+        self._brackets = [by_bytes[raw] for raw in short if _BRACKETS.fullmatch(raw)]
+        self._quotes = [by_bytes[raw] for raw in short if _QUOTES.fullmatch(raw)]
+        self._escape = by_bytes.get(b"\\")
+        order = sorted(range(256), key=lambda byte: (byte not in _SEPARATORS, not 32 < byte < 127, byte))
+        self._others = [by_bytes[raw] for byte in order if (raw := bytes([byte])) in by_bytes]
+        self.end_id = end_id
+
+    def completes(self, matcher: Any, tokens: Sequence[int]) -> bool:
+        """Whether the grammar may end after these tokens."""
+        if self.end_id is None:
+            return False
+        return bool(matcher.validate_tokens([*tokens, self.end_id]) == len(tokens) + 1)
+
+    def after(self, matcher: Any, token_id: int | None = None) -> list[int] | None:
+        """An ending from a matcher's state, or from that after one more token; None: none was found.
+
+        Not always the shortest: where the grammar leaves a choice, what closes comes first, then single
+        characters in a fixed order.
+        """
+        ahead = matcher.deep_copy()
+        if token_id is not None and not ahead.consume_token(token_id):
+            return None
+        found: list[int] = []
+        taken: Counter[int] = Counter()
+        while len(found) <= MAX_ENDING and not ahead.is_error():
+            if ahead.is_stopped() or ahead.is_accepting():
+                return found
+            tokens = ahead.compute_ff_tokens() or self._choice(ahead, taken)
+            if not tokens or not ahead.consume_tokens(tokens):
+                return None
+            found += tokens
+        return None
+
+    def _choice(self, matcher: Any, taken: Counter[int]) -> list[int]:
+        """One token to go on with; none, if no single character may follow."""
+        # Where an escape may follow, a text is open: a quote closes it, a bracket would be a part of it.
+        in_text = self._escape is not None and matcher.validate_tokens([self._escape]) == 1
+        for token in (*self._quotes, *self._brackets) if in_text else self._brackets:
+            if taken[token] < MAX_ENDING // _TURNS and matcher.validate_tokens([token]) == 1:
+                taken[token] += 1
+                return [token]
+        best: list[int] = []
+        for token in self._others:
+            if best and taken[token] // _TURNS >= taken[best[0]] // _TURNS:
+                continue
+            if matcher.validate_tokens([token]) == 1:
+                best = [token]
+                if taken[token] < _TURNS:
+                    break
+        taken.update(best)
+        return best

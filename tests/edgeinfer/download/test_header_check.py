@@ -1,0 +1,74 @@
+"""A model that edgeinfer can't run is refused before its weights come, unless llama.cpp is to run it."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.download.header_check import incoming_support
+from edgeinfer.download.pulling import Pull, pull
+from edgeinfer.download.transfer import Hearing
+from edgeinfer.errors import DownloadError
+from tests.edgeinfer.download.fetching import hasty
+from tests.edgeinfer.download.hostile_server import HostileServer
+from tests.random_models import RandomModel
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("model") / "sound.gguf"
+    return RandomModel("llama", width=256, layers=12, feed_forward=1024).write(path).read_bytes()
+
+
+def of_architecture(content: bytes, name: bytes) -> bytes:
+    length = struct.pack("<Q", 5)
+    return content.replace(length + b"llama", length + name)
+
+
+def of_type(content: bytes, number: int) -> bytes:
+    name = b"blk.0.ffn_up.weight"
+    at = content.index(name) + len(name) + 4 + 16
+    return content[:at] + struct.pack("<I", number) + content[at + 4 :]
+
+
+def of_tokenizer(content: bytes, name: bytes) -> bytes:
+    key = b"tokenizer.ggml.model" + struct.pack("<IQ", 8, 5)
+    return content.replace(key + b"llama", key + name)
+
+
+UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "architecture": (lambda content: of_architecture(content, b"mamba"), "architecture mamba isn't one"),
+    "type": (lambda content: of_type(content, 16), "type IQ2_XXS (16) is not supported"),
+    "tokenizer": (lambda content: of_tokenizer(content, b"plamo"), "tokenizer.ggml.model: 'plamo'"),
+}
+
+
+@pytest.mark.parametrize("what", UNSUPPORTED)
+def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path: Path) -> None:
+    change, reason = UNSUPPORTED[what]
+    settings = Pull(tmp_path, Hearing(), hasty())
+    with HostileServer(change(sound)) as server:
+        came: list[int] = []
+        heard = replace(settings, hearing=Hearing(progress=lambda done, total: came.append(done)))
+        with pytest.raises(DownloadError) as caught:
+            pull(server.url("/m.gguf"), heard)
+        text = str(caught.value)
+        assert reason in text
+        assert "needs --engine llama.cpp" in text
+        assert text.endswith("/m.gguf --engine llama.cpp")
+        assert "\n" not in text
+        assert max(came) < len(sound) / 4
+        assert list(tmp_path.rglob("m.gguf*")) == []
+        pulled = pull(server.url("/m.gguf"), replace(settings, engine="llama.cpp"))
+        assert pulled.path.stat().st_size == len(sound)
+
+
+def test_what_edgeinfer_runs_comes_whole(sound: bytes, tmp_path: Path) -> None:
+    assert incoming_support(sound[:200], "m.gguf") is None
+    support = incoming_support(sound[:100_000], "m.gguf")
+    assert support is not None
+    assert support.is_native
+    with HostileServer(sound) as server:
+        assert pull(server.url("/m.gguf"), Pull(tmp_path, Hearing(), hasty())).path.read_bytes() == sound

@@ -1,0 +1,203 @@
+"""Foreign pages, unknown fields, wrong and oversized values: each is refused in one short line."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from tests.edgeinfer.serving.asking import CHAT, HELLO, JSON, TOOL_TEMPLATE, chat, client, events, fake, post
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def sent(headers: dict[str, str], path: str = CHAT) -> Any:
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            body = json.dumps({"messages": HELLO, "max_tokens": 2})
+            return await http.post(path, content=body, headers=headers)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Type": ""}, 415),
+        ({"Host": "testserver"}, 400),
+        ({"Host": "evil.example"}, 400),
+        ({"Host": "[::1"}, 400),
+        ({"Host": "[::1]:8080"}, 200),
+        ({"Host": "127.0.0.1:8080", "Origin": "http://127.0.0.1:8080"}, 200),
+    ],
+)
+def test_only_this_machines_own_programs_and_pages_are_answered(headers: Any, status: int) -> None:
+    reply = sent({**JSON, **headers})
+    assert reply.status_code == status
+    if status != 200:
+        assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"max_tokns": 5}, "max_tokns: no such field; did you mean max_tokens?"),
+        ({"foo": 1}, "foo: no such field; did you mean "),
+        ({"num_ctx": 5}, "num_ctx: no such field; the context is set when the server starts (--context)"),
+        ({"n_predict": 5}, "n_predict: no such field; did you mean max_tokens?"),
+        ({"stop_token_ids": [5]}, "stop_token_ids: no such field; did you mean "),
+        ({"x" * 5000: 5}, "no such field; did you mean "),
+        ({"reasoning_effort": "much"}, "reasoning_effort: saw 'much', wanted one of none, minimal, low"),
+        ({"reasoning_effort": 3}, "reasoning_effort: saw 3, wanted one of none"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat template doesn't read 'enable_thinking'",
+        ),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: saw [1], wanted an object"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages' is set by edgeinfer"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: wants stream true"),
+        (
+            {"stream": True, "stream_options": {"include_usge": True}},
+            "stream_options.include_usge: no such field; did you mean include_usage?",
+        ),
+        ({"response_format": {"type": "text", "schem": 1}}, "response_format.schem: no such field"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "stric": 1}}},
+            "response_format.json_schema.stric: no such field; did you mean strict?",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "nme": "y"}]},
+            "messages[0].nme: no such field; did you mean name?",
+        ),
+        ({"tools": [TOOL]}, "tools: the chat template of fake has no place for them"),
+        ({"top_logprobs": 2}, "top_logprobs: wants logprobs true"),
+        ({f"f{i}": 1 for i in range(60_000)}, "the body: saw 60002 fields, wanted 100 at most"),
+    ],
+)
+def test_a_field_without_effect_is_named_and_not_dropped(body: Any, said: str) -> None:
+    reply = chat({"temperature": None, **body})
+    message = reply.json()["error"]["message"]
+    assert reply.status_code == 400
+    assert said in message
+    assert len(message) < 300
+
+
+def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
+    body = {"user": "me", "store": False, "metadata": None, "best_of": 1, "suffix": None}
+    found = chat(body).json()
+    assert found["warnings"] == ["user: has no effect here", "store: has no effect here"]
+    assert "warnings" not in chat({}).json()
+    streamed = events(chat({**body, "stream": True}).text)
+    assert [each.get("warnings") for each in streamed[:2]] == [found["warnings"], None]
+    vectors = post(fake(), "/v1/embeddings", {"input": "x", "user": "me"}).json()
+    assert vectors["warnings"] == ["user: has no effect here"]
+    sent_back = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
+    assert chat({"messages": sent_back}).json()["warnings"] == ["messages[0].refusal: has no effect here"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"tools": [{"function": "x"}]}, "tools[0]: saw {'function': 'x'}, wanted a function"),
+        ({"tools": [{"function": {"name": ["f"]}}]}, "tools[0]: saw the name ['f'], wanted a text"),
+        ({"tools": [{"function": {"name": "f", "parameters": 5}}]}, "tools[0]: saw the parameters 5"),
+        ({"tools": "x"}, "tools: saw 'x', wanted a list of functions"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls: saw 5"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "the body: saw half a surrogate pair"),
+        ({"messages": [{"role": "user", "content": "x"}] * 5_000}, "messages: saw 5000, wanted 4096 at most"),
+        ({"seed": 10**400}, "seed: saw 1000"),
+        ({"temperature": 10**400}, "temperature: saw 1000"),
+        ({"temperature": "a" * 100_000}, "temperature: saw 'aaaa"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: saw 21, wanted 0 to 20"),
+        ({"stop": ["x"] * 65}, "stop: saw 65, wanted 64 at most"),
+        ({"stop": ["x" * 1001]}, "stop: saw 1001 characters, wanted 1000 at most"),
+        ({"logit_bias": {str(i): 1 for i in range(2_000)}}, "logit_bias: saw 2000, wanted 1024 at most"),
+        ({"stream": "yes"}, "stream: saw 'yes', wanted true or false"),
+        ({"model": ["x"]}, "model: saw ['x'], wanted a text"),
+        ({"tools": [TOOL] * 129}, "tools: saw 129, wanted 128 at most"),
+    ],
+)
+def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, said: str) -> None:
+    reply = post(fake(template=TOOL_TEMPLATE), CHAT, {"messages": HELLO, **body})
+    message = reply.json()["error"]["message"]
+    assert reply.status_code == 400
+    assert said in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("completions", {"prompt": ["x"] * 200_001}, "prompt: saw 200001, wanted 64 at most"),
+        ("completions", {"prompt": ["x"] * 9, "n": 8}, "prompt: saw 9 prompts with n 8, wanted 64 answers"),
+        ("completions", {"prompt": [1] * 2_000}, "the prompt has 2000 tokens, the context holds 512"),
+        ("embeddings", {"input": ["x"] * 3_000}, "input: saw 3000, wanted 2048 at most"),
+    ],
+)
+def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: Any, said: str) -> None:
+    reply = post(fake(), f"/v1/{path}", body)
+    assert reply.status_code == 400
+    assert said in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "said"),
+    [
+        (b'{"messages": NaN}', 400, "saw NaN, which JSON doesn't have"),
+        (b"[" * 100_000, 400, "the body isn't JSON"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", 400, "the body isn't JSON"),
+        (b"\xff\xfe", 400, "the body isn't JSON"),
+        (b" " * (1 << 20) + b" ", 413, "the body: saw 1048577 bytes, wanted 1048576 at most"),
+    ],
+)
+def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, said: str) -> None:
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            return await http.post(CHAT, content=raw, headers=JSON)
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == status
+    assert said in reply.json()["error"]["message"]
+    assert len(reply.text) < 400
+
+
+def test_a_body_without_a_length_is_bounded_too() -> None:
+    async def parts() -> Any:
+        for _ in range(20):
+            yield b" " * 100_000
+
+    async def ask() -> Any:
+        async with client(fake()) as http:
+            return await http.post(CHAT, content=parts(), headers=JSON)
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == 413
+
+
+def test_a_path_is_quoted_in_short() -> None:
+    reply = post(fake(), "/" + "x" * 10_000, {})
+    assert reply.status_code == 404
+    assert len(reply.text) < 300
+
+
+def test_odd_calls_of_a_model_are_no_calls() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
+    found = post(
+        fake(text, 8192, TOOL_TEMPLATE), CHAT, {"messages": HELLO, "temperature": 0, "tools": [TOOL]}
+    )
+    assert found.json()["choices"][0]["message"]["content"] == text

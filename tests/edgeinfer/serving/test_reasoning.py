@@ -1,0 +1,38 @@
+"""Reasoning of chat templates by `reasoning_effort` and `chat_template_kwargs`."""
+
+import pytest
+
+from tests.edgeinfer.serving.asking import chat, fake
+from tests.random_models import CHAT_TEMPLATE
+
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}calm {% endif %}" + CHAT_TEMPLATE
+EFFORT = "{{ reasoning_effort }} " + CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "warning"),
+    [
+        (SWITCH, "none", None),
+        (SWITCH, "low", "reasoning_effort: 'low' is 'on' in the model's chat template"),
+        (EFFORT, "high", None),
+        (EFFORT, "minimal", "reasoning_effort: 'minimal' is 'low' in the model's chat template"),
+        (EFFORT, "none", "reasoning_effort: 'none' is 'low' in the model's chat template"),
+        (CHAT_TEMPLATE, "high", "reasoning_effort: has no effect, the model's chat template has no setting"),
+    ],
+)
+def test_an_effort_is_the_nearest_that_the_template_has(
+    template: str, effort: str, warning: str | None
+) -> None:
+    response = chat({"reasoning_effort": effort, "max_tokens": 4}, fake(template=template))
+    assert response.status_code == 200
+    warnings = response.json().get("warnings", [])
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warnings[0].startswith(warning)
+
+
+def test_variables_of_the_template_reach_it() -> None:
+    plain = chat({"max_tokens": 4}, fake(template=SWITCH)).json()["usage"]["prompt_tokens"]
+    body = {"max_tokens": 4, "chat_template_kwargs": {"enable_thinking": False}}
+    calm = chat(body, fake(template=SWITCH)).json()["usage"]["prompt_tokens"]
+    assert calm > plain
+    assert chat({**body, "reasoning_effort": "low"}, fake(template=SWITCH)).status_code == 200

@@ -1,0 +1,149 @@
+"""An answer whose tokens run out is completed where an ending fits, and says that it was cut."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.structured.constraint import GrammarVocabulary
+from edgeinfer.structured.endings import MAX_ENDING
+from edgeinfer.structured.grammars import Grammar, grammar, json_schema
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+
+pytest.importorskip("llguidance")
+
+PROMPT = [1, 5, 6]
+INNER = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "any": {},
+    "texts": {"type": "array", "items": {"type": "string"}},
+    "open": {"type": "object"},
+    "required": {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "n": {"type": "integer", "minimum": 100}, "in": INNER},
+        "required": ["a", "n", "in"],
+    },
+    "optional": {"type": "object", "properties": {"a": {"type": "array", "items": INNER}, "b": INNER}},
+    "choices": {"type": "array", "minItems": 3, "items": {"enum": ["one", "two", None, 4]}},
+    "lengths": {"type": "string", "minLength": 9, "maxLength": 40},
+    "pattern": {"type": "string", "pattern": "^[a-f]{2,}-[0-9]{3}$"},
+    "tree": {"type": "object", "properties": {"next": {"$ref": "#"}, "x": {"type": "number"}}},
+}
+
+
+def eager(ids: list[int]) -> np.ndarray:
+    """Never ends a text, and opens what it can."""
+    logits = drawn(ids)
+    for letter in '"]}':
+        logits[byte_ids(letter)[0]] -= 8
+    for letter in "{[,":
+        logits[byte_ids(letter)[0]] += 4
+    return logits
+
+
+def least(made: Grammar) -> int:
+    """Tokens of the ending that is found before the first token."""
+    model = model_on(FakeEngine(drawn))
+    vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
+    way = vocabulary.constraint(made)
+    assert way._endings is not None
+    ending = way._endings.after(way._matcher)
+    assert ending is not None
+    return len(ending)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
+def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampling: Any) -> None:
+    low = least(json_schema(SCHEMAS[name]))
+    cut = 0
+    for most in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
+        model = model_on(FakeEngine(eager, 4096))
+        answer = model.generate(PROMPT, schema=SCHEMAS[name], max_tokens=most, **sampling)
+        json.loads(answer.text)
+        assert len(answer.ids) <= most
+        cut += answer.finish_reason == "length"
+    assert cut >= 2
+
+
+def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None:
+    schema = SCHEMAS["required"]
+    low = least(json_schema(schema))
+    model = model_on(FakeEngine(eager, len(PROMPT) + low + 7))
+    answer = model.generate(PROMPT, schema=schema, temperature=0.0)
+    assert set(json.loads(answer.text)) == {"a", "n", "in"}
+    assert answer.finish_reason == "context"
+    for each in model_on(FakeEngine(eager, 512)).generate(
+        PROMPT, n=3, schema=schema, max_tokens=low + 9, seed=1
+    ):
+        json.loads(each.text)
+        assert each.finish_reason == "length"
+
+
+def test_with_log_probabilities_it_ends_alike() -> None:
+    schema, settings = SCHEMAS["texts"], {"max_tokens": 40, "temperature": 0.0}
+    plain = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, **settings)
+    told = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, logprobs=2, **settings)
+    assert plain.ids == told.ids
+    assert plain.finish_reason == told.finish_reason
+
+
+def test_an_answer_that_needs_no_help_is_the_same_with_and_without_a_limit() -> None:
+    schema = {**SCHEMAS["required"], "properties": {"a": {"enum": ["x"]}, "n": {"enum": [1]}, "in": INNER}}
+    free = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=schema, seed=2)
+    assert free.finish_reason == "stop"
+    limited = model_on(FakeEngine(drawn, 4096)).generate(
+        PROMPT, schema=schema, seed=2, max_tokens=len(free.ids) + MAX_ENDING
+    )
+    assert limited.ids == free.ids
+    assert limited.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ('root ::= [a-z]+ "." ', r"[a-z]+\."),
+        ('root ::= [A-Z]+ "end"', "[A-Z]+end"),
+        ('root ::= "(" root ")" | "x"', r"\(*x\)*"),
+        ('root ::= ("ab" | "cd")* "!"', "(ab|cd)*!"),
+    ],
+)
+def test_grammars_are_completed_too(text: str, pattern: str) -> None:
+    def opening(ids: list[int]) -> np.ndarray:
+        logits = drawn(ids)
+        logits[[END, *(byte_ids(letter)[0] for letter in ".ex!")]] = -20
+        return logits
+
+    low = least(grammar(text))
+    for most in (low, low + 3, low + 20):
+        answer = model_on(FakeEngine(opening, 512)).generate(PROMPT, grammar=text, max_tokens=most, seed=1)
+        assert re.fullmatch(pattern, answer.text), answer.text
+        assert answer.finish_reason in ("length", "stop")
+
+
+def test_too_few_tokens_for_any_ending_cut_it_as_ever() -> None:
+    schema = SCHEMAS["required"]
+    answer = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, max_tokens=5, seed=1)
+    assert answer.finish_reason == "length"
+    assert len(answer.ids) == 5
+
+
+def test_a_bias_that_bans_the_ending_is_kept() -> None:
+    banned = {byte_ids("]")[0]: -np.inf}
+    answer = model_on(FakeEngine(eager, 512)).generate(
+        PROMPT, schema=SCHEMAS["texts"], max_tokens=30, seed=1, logit_bias=banned
+    )
+    assert "]" not in answer.text
+    assert answer.finish_reason == "length"
+
+
+def test_the_built_in_model_completes_its_answers() -> None:
+    with edgeinfer.load("tiny", device="cpu", draft=None) as model:
+        for name, schema in SCHEMAS.items():
+            for seed, most in enumerate((60, 75, 100)):
+                answer = model.generate("Once", schema=schema, max_tokens=most, seed=seed)
+                json.loads(answer.text)
+                assert answer.finish_reason in ("length", "stop"), name

@@ -1,0 +1,58 @@
+"""A callback that calls its model gets an error; other threads wait as ever."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgeinfer import Model
+from edgeinfer.errors import EdgeInferError
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+
+CALLS: list[Callable[[Model], Any]] = [
+    lambda model: model.generate("again", max_tokens=1),
+    lambda model: model.generate("again", n=2, max_tokens=1),
+    lambda model: model.embed("again"),
+    lambda model: model.logits([1, 2]),
+    lambda model: model.chat().say("again", max_tokens=1),
+    lambda model: model.close(),
+]
+
+
+@pytest.mark.parametrize("again", CALLS)
+def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_ever(
+    again: Callable[[Model], Any],
+) -> None:
+    model = model_on(FakeEngine(drawn, 64))
+    seen: list[str] = []
+
+    def progress(done: int, total: int) -> None:
+        with pytest.raises(EdgeInferError, match="a callback can't call it") as caught:
+            again(model)
+        seen.append(str(caught.value))
+
+    answer = model.generate("Hi", max_tokens=2, progress=progress)
+    assert len(answer.ids) == 2
+    assert seen
+    assert model.generate("Hi", max_tokens=2).ids
+
+
+def test_another_thread_waits_for_its_turn() -> None:
+    model = model_on(FakeEngine(drawn, 64))
+    begun, found = threading.Event(), []
+
+    def other() -> None:
+        begun.set()
+        found.append(model.generate("there", max_tokens=2).ids)
+
+    thread = threading.Thread(target=other)
+
+    def progress(done: int, total: int) -> None:
+        if not begun.is_set():
+            thread.start()
+            begun.wait(10)
+
+    assert model.generate("Hi", max_tokens=2, progress=progress).ids
+    thread.join(10)
+    assert len(found) == 1

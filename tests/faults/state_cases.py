@@ -1,0 +1,179 @@
+"""Damaged state files: snapshots, chats, figures, kernels, settings. Each is noticed or does no harm."""
+
+import hashlib
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edgeinfer.catalogue_entries import read_catalogue
+from edgeinfer.chats.store import ChatStore
+from edgeinfer.chats.tree import ChatTree, line_to
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer_kernels.cpu.features import choose
+from edgeinfer_kernels.cpu.objects import DIGEST_BYTES, KernelCache, objects_folder
+from edgeinfer_offload.remembered import RememberedFigures
+from edgeinfer_tui.settings import sound_settings
+from tests.faults.outcomes import Case, report
+
+Damage = Callable[[bytearray, random.Random], None]
+IDS = list(range(100))
+SETTINGS = b"""
+threads = 2
+temperature = 0.5
+dry_sequence_breakers = ["a", "b"]
+model = "tiny"
+top_k = 40
+"""
+MODELS = b"""
+[small]
+file = "small-{quant}.gguf"
+repository = "owner/name"
+quants = ["Q8_0", "Q4_K_M"]
+size_bytes = { Q8_0 = 100, Q4_K_M = 50 }
+context = 2048
+"""
+
+
+def flip(content: bytearray, noise: random.Random) -> None:
+    content[noise.randrange(len(content))] ^= 1 << noise.randrange(8)
+
+
+def overwrite(content: bytearray, noise: random.Random) -> None:
+    start, size = noise.randrange(len(content)), noise.choice((1, 8, 100, 4096))
+    filling = noise.choice((bytes(size), b"\xff" * size, noise.randbytes(size)))
+    content[start : start + size] = filling[: len(content) - start]
+
+
+def cut(content: bytearray, noise: random.Random) -> None:
+    del content[noise.randrange(len(content)) :]
+
+
+def splice(content: bytearray, noise: random.Random) -> None:
+    start, target = noise.randrange(len(content)), noise.randrange(len(content))
+    piece = bytes(content[start : start + noise.randrange(1, 600)])
+    content[target : target + noise.choice((0, len(piece)))] = piece
+
+
+def lengthen(content: bytearray, noise: random.Random) -> None:
+    content += noise.randbytes(noise.randrange(1, 5000))
+
+
+DAMAGES: tuple[Damage, ...] = (flip, overwrite, cut, splice, lengthen)
+
+
+def damaged(path: Path, sound: bytes, number: int) -> str:
+    """Write a damaged copy; its name. Modes stay as they were."""
+    noise, kind = random.Random(number), DAMAGES[number % len(DAMAGES)]
+    content = bytearray(sound)
+    kind(content, noise)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    return f"{path.name} {kind.__name__} {number}"
+
+
+def snapshot_cases(folder: Path, count: int) -> Iterator[Case]:
+    store = SnapshotStore(folder / "snapshots", "a" * 32)
+    noise = np.random.default_rng(1)
+    kept = [noise.standard_normal((2, 50, 8)).astype(np.float16), noise.integers(0, 9, (3, 70), np.int8)]
+    store.keep(Snapshot(IDS, [*kept]))
+    (path,) = (folder / "snapshots").iterdir()
+    sound = path.read_bytes()
+
+    def use() -> None:
+        found = store.longest([*IDS, 7])
+        if found is not None:
+            same = all(map(np.array_equal, found[0].arrays, kept))
+            assert same, "damage was believed"
+            assert found[0].ids == IDS, "damage was believed"
+
+    for number in range(count):
+        yield damaged(path, sound, number), use
+
+
+def chat_cases(folder: Path, count: int) -> Iterator[Case]:
+    path = folder / "chats" / "chats.sqlite"
+    with ChatStore(path) as store:
+        for name in ("foxes", "hens"):
+            chat, before = store.new_chat("tiny", "Be kind.", name), None
+            for index in range(30):
+                role = "assistant" if index % 2 else "user"
+                before = store.add_turn(chat.id, before, role, f"turn {index} " * 30).id  # type: ignore[arg-type]
+    sound = path.read_bytes()
+
+    def use() -> None:
+        for _ in range(2):  # what was damaged at one start must not be in the way of the next
+            with ChatStore(path) as store:
+                for chat in store.chats():
+                    line_to(ChatTree(store.turns(chat)).with_number(chat.tip))
+                    store.branch(chat)
+                store.search("turn")
+                fresh = store.new_chat("tiny")
+                store.add_turn(fresh.id, None, "user", "Hi")
+
+    for number in range(count):
+        shutil.rmtree(path.parent)
+        path.parent.mkdir()
+        yield damaged(path, sound, number), use
+
+
+def figure_cases(folder: Path, count: int) -> Iterator[Case]:
+    figures = RememberedFigures(folder / "figures", "machine")
+    figures.keep({f"figure {index}": float(index) for index in range(20)})
+    path, known = folder / "figures" / "measured.json", figures.known()
+
+    def use() -> None:
+        assert figures.known() in ({}, known), "damage was believed"
+        figures.keep({"more": 1.0})
+
+    sound = path.read_bytes()
+    for number in range(count):
+        yield damaged(path, sound, number), use
+
+
+def kernel_cases(folder: Path, count: int) -> Iterator[Case]:
+    root, isa = folder / "kernels", choose()
+    place = objects_folder(root, isa)
+    place.mkdir(parents=True, mode=0o700)
+    root.chmod(0o700)
+    body, path = random.Random(3).randbytes(9000), place / "blocks.o"
+    path.write_bytes(body)
+    sound = body + hashlib.sha256(body).digest()
+    assert len(sound) == len(body) + DIGEST_BYTES
+
+    def use() -> None:
+        assert KernelCache(root, isa).find("blocks") in (None, body), "damage was believed"
+
+    for number in range(count):
+        yield damaged(path, sound, number), use
+
+
+def toml_cases(folder: Path, count: int) -> Iterator[Case]:
+    settings, models = folder / "settings.toml", folder / "models.toml"
+
+    def read_settings() -> None:
+        _, wrong = sound_settings({"EDGEINFER_CONFIG": str(settings)})
+        for error in wrong:
+            raise error
+
+    for number in range(count // 2):
+        yield damaged(settings, SETTINGS, number), read_settings
+        yield damaged(models, MODELS, number), lambda: read_catalogue(models)
+
+
+KINDS = {
+    "snapshots": snapshot_cases,
+    "chats": chat_cases,
+    "figures": figure_cases,
+    "kernels": kernel_cases,
+    "toml": toml_cases,
+}
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    report(KINDS[sys.argv[2]](place, int(sys.argv[3])), place / "report.json")

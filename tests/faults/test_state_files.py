@@ -1,0 +1,19 @@
+"""Damaged state files, each used in a child process: nothing of them is believed, nothing ends a start."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.outcomes import run_in_child
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("snapshots", 1000), ("chats", 500), ("figures", 1000), ("kernels", 1000), ("toml", 1000)],
+)
+def test_damage_is_noticed_or_harmless(tmp_path: Path, kind: str, count: int) -> None:
+    counts = run_in_child("tests.faults.state_cases", tmp_path, kind, str(count))
+    assert counts.total() == count
+    assert counts["ok"] > count / 50
