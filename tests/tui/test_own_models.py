@@ -137,3 +137,16 @@ def test_config_exits_with_1_on_what_means_nothing(
     assert edgeinfer("config").code == 0
     monkeypatch.setenv("EDGEINFER_CONTXT", "1")
     assert edgeinfer("config").code == 1
+
+
+def test_list_and_plan_expect_the_same_speed() -> None:
+    from edgeinfer.catalogue import find_model
+    from edgeinfer.fitting import known_machine
+    from edgeinfer.model_listing import listed
+    from edgeinfer.planning import plan_model
+
+    planned = plan_model("tiny", draft=None).plan
+    found = listed(find_model("tiny"), known_machine()).fit
+    assert found is not None
+    if planned.machine.graphics is None:
+        assert found.tokens_per_second == pytest.approx(planned.prediction.decode_tokens_per_second, rel=1e-6)
