@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
+from edgeinfer.catalogue_entries import CatalogueEntry, own_catalogue, read_catalogue
 from edgeinfer.errors import NotPulledError, UnknownModelError
 from edgeinfer.found_models import OtherFolders, found_file, found_models
 from edgeinfer.model_file import ModelFile, Source, models_under
@@ -122,7 +122,12 @@ def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledErr
         if quant and entry.quant_named(quant) is None:
             there = " or ".join(map(entry.name_of, entry.quants))
             return UnknownModelError(f"{name}: no such quantisation; there is {there}")
-        return UnknownModelError(f"{name}: in the catalogue, but {entry.file} is not in {folder}")
+        if entry.is_own:
+            file = place_of(entry, os.path.expanduser(entry.file_of(quant or entry.quants[0])), folder)
+            return UnknownModelError(
+                f"{name}: {file}: no such file; put it there, or change the entry in {own_catalogue()}"
+            )
+        return UnknownModelError(f"{name}: {entry.file} is not in {folder}, and it can't be fetched")
     return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
 
 
@@ -131,8 +136,10 @@ def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Itera
     root = folder / (entry.repository or "")
     if entry.repository is None:
         places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))
+        if entry.is_own:
+            places = (("models.toml", root),)
         for quant in entry.quants:
-            file = entry.file_of(quant)
+            file = os.path.expanduser(entry.file_of(quant))
             here = [(source, place / file) for source, place in places if (place / file).exists()]
             if here:
                 source, path = here[0]

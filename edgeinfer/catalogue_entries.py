@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -46,6 +46,8 @@ class CatalogueEntry:
     licence: str = ""
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
+    is_own: bool = False
+    """Whether the user's own models.toml has it."""
     template_options: TemplateOptions = DEFAULTS
 
     def file_of(self, quant: str) -> str:
@@ -94,7 +96,9 @@ def read_catalogue(own: Path | None = None) -> dict[str, CatalogueEntry]:
     checkout = Path(__file__).parents[1] / "models.toml"
     entries = _entries(packaged if packaged.exists() else checkout)
     own = own or own_catalogue()
-    return entries | _entries(own) if own.exists() else entries
+    if not own.exists():
+        return entries
+    return entries | {name: replace(entry, is_own=True) for name, entry in _entries(own).items()}
 
 
 def own_catalogue() -> Path:

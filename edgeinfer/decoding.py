@@ -357,7 +357,11 @@ def read_prompt(
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
     """The error for a prompt of `count` tokens, more than the context holds."""
+    if engine.largest_context > engine.context:
+        way_out = f"up to {engine.largest_context} the model was trained for and fits this machine"
+    else:
+        way_out = "the model wasn't trained for more, or this machine's memory doesn't hold it"
     return ContextOverflowError(
-        f"the prompt has {count} tokens, the context holds {engine.context}; the largest that "
-        f"this model can have on this machine is {engine.largest_context} (--context, context=)"
+        f"the prompt has {count} tokens, the context holds {engine.context}; shorten it, or take a larger "
+        f"context (--context, context=): {way_out}"
     )

@@ -10,11 +10,11 @@ from edgeinfer_kernels.cpu.features import usable_cpus
 from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
 from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.measure import remembered_figures
+from edgeinfer_offload.measure import known_threads, remembered_figures
 from edgeinfer_offload.memory_plan import PlanError
 from edgeinfer_offload.plan import plan_memory
 from edgeinfer_offload.plan_facts import PlanWishes
-from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
+from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
 
 ASSUMED_BYTES_PER_SECOND = 20e9
 """How fast an ordinary laptop reads its memory; taken where this machine hasn't been measured yet."""
@@ -55,6 +55,15 @@ def known_machine() -> Machine:
     from edgeinfer_kernels.cuda.device_parts import free_bytes
 
     return with_gpu(machine, gpu, free_bytes(gpu.index), cache)
+
+
+def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
+    """This machine with the figures that `edgeinfer plan` takes for the model, if they are measured."""
+    cache = user_folder("cache")
+    formats = {matrix.format for matrix in sizes.matrices()}
+    threads = known_threads(cache) or machine.processor.threads
+    counted = replace(machine, processor=replace(machine.processor, threads=threads))
+    return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine
 
 
 def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:

@@ -1,13 +1,11 @@
 """A model on this disk: its files, where they came from, what is known of them."""
 
-import os
 import re
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edgeinfer import use_record
 from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions
 
 LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
@@ -15,7 +13,14 @@ PROJECTOR = re.compile(r"mmproj", re.IGNORECASE)
 """Files beside a model that turn images into tokens, and are none themselves."""
 
 Source = Literal[
-    "built in", "models folder", "path", "Hugging Face cache", "LM Studio", "llama.cpp", "Ollama"
+    "built in",
+    "models.toml",
+    "models folder",
+    "path",
+    "Hugging Face cache",
+    "LM Studio",
+    "llama.cpp",
+    "Ollama",
 ]
 
 
@@ -42,15 +47,13 @@ class ModelFile:
         return sum(part.stat().st_size for part in parts_of(self.path))
 
     @property
-    def last_used(self) -> float:
-        """When it was read last, in seconds since 1970; as exact as the file system notes it."""
-        return self.path.stat().st_atime
+    def last_used(self) -> float | None:
+        """When edgeinfer loaded it last, in seconds since 1970; None: never, as far as is known."""
+        return use_record.last_used(self.path)
 
     def note_use(self) -> None:
-        """Mark the file as read now; file systems that are spared the writing don't do so by themselves."""
-        if self.source not in ("built in", "path"):
-            with suppress(OSError):  # somebody else's file: then it stays unmarked
-                os.utime(self.path, ns=(time.time_ns(), self.path.stat().st_mtime_ns))
+        """Record that it is loaded now."""
+        use_record.note_use(self.path)
 
 
 def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:

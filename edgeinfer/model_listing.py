@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.fitting import Fit, fit
+from edgeinfer.fitting import Fit, fit, with_known_speeds
 from edgeinfer.model_file import ModelFile
 from edgeinfer.model_support import ModelSupport, support_of
-from edgeinfer.planning import model_sizes
+from edgeinfer.planning import model_sizes, usual_context
 from edgeinfer.quant_names import quant_of
 from edgeinfer_offload.machine import Machine
 from edgeinfer_quant_formats.errors import FormatError
@@ -38,4 +38,5 @@ def listed(model: ModelFile, machine: Machine) -> ListedModel:
         for matrix in sizes.matrices():
             by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
         quant = max(by_format, key=lambda name: by_format[name])
-    return ListedModel(model, quant, fit(sizes, machine), support)
+    found = fit(sizes, with_known_speeds(machine, sizes), usual_context(model.path))
+    return ListedModel(model, quant, found, support)

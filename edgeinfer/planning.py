@@ -146,6 +146,12 @@ def model_sizes(path: Path) -> ModelSizes:
         return file_sizes(file, config)
 
 
+def usual_context(path: Path) -> int:
+    """The context that a model is planned and loaded with if none is named. Raises as `model_sizes` does."""
+    with GGUFFile.open(path) as file:
+        return min(_trained_context(file), DEFAULT_CONTEXT)
+
+
 def _trained_context(file: GGUFFile) -> int:
     key = f"{file.metadata.get('general.architecture')}.context_length"
     value: Any = file.metadata.get(key, DEFAULT_CONTEXT)

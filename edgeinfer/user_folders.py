@@ -28,7 +28,7 @@ def user_folder(
     Linux and the BSDs follow the XDG base directory specification (a relative path there is ignored, as
     it says), macOS has ~/Library, Windows %LOCALAPPDATA%.
     """
-    home = home or Path.home()
+    home = home or _home()
     if platform == "darwin":
         base = home / "Library" / ("Caches" if kind == "cache" else "Application Support")
         return base / "edgeinfer"
@@ -38,3 +38,11 @@ def user_folder(
     variable, usual = XDG[kind]
     given = environment.get(variable, "")
     return (Path(given) if PurePath(given).is_absolute() else home / usual) / "edgeinfer"
+
+
+def _home() -> Path:
+    """The home folder. Without one, the null device: nothing is found there, nothing can be kept."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.devnull)

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeinfer.benchmarking.machine import Machine
 from edgeinfer.benchmarking.speed_runs import BenchedModel, SpeedRow, VersusRow
-from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
+from edgeinfer.benchmarking.timings import BEST_DECILE, MAX_SPREAD, MEDIAN, Timings
 
 NOTHING = "-"
 SPEED_HEAD = (
@@ -95,6 +95,8 @@ def speed_record(row: SpeedRow) -> dict[str, Any]:
         **_workload_record(row),
         "tokens_per_second": row.timings.mean_rate,
         "tokens_per_second_deviation": row.timings.deviation,
+        "spread": row.timings.spread,
+        "too_noisy": row.timings.is_noisy,
         "seconds": list(row.timings.seconds),
         "gigabytes_per_second": row.gigabytes_per_second,
         "bandwidth_share": row.bandwidth_share,
@@ -135,7 +137,23 @@ def _side(timings: Timings) -> dict[str, Any]:
         "median": timings.rate_at(MEDIAN),
         "seconds": list(timings.seconds),
         "tokens_a_piece": timings.tokens,
+        "spread": timings.spread,
+        "too_noisy": timings.is_noisy,
     }
+
+
+def noise_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
+    """What to say of rows that varied too much between their rounds."""
+    found = []
+    for row in rows:
+        timings = [row.timings] if isinstance(row, SpeedRow) else [row.ours, row.theirs]
+        worst = max(timings, key=lambda one: one.spread)
+        if worst.is_noisy:
+            found.append(
+                f"{row.workload.name}, {row.threads} threads: too noisy: the middle half of the rounds differs "
+                f"by {worst.spread:.0%}, wanted {MAX_SPREAD:.0%} at most; end other programs, measure again"
+            )
+    return found
 
 
 def report_record(model: BenchedModel, machine: Machine, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 BEST_DECILE, MEDIAN = 0.1, 0.5
+MAX_SPREAD = 0.1
+"""Of repeated pieces of work; with more, a measurement is too noisy."""
+MIN_PIECES = 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ class Timings:
     def seconds_at(self, share: float) -> float:
         """The time that this share of the pieces stays within; interpolated between neighbours."""
         return float(np.quantile(self.seconds, share))
+
+    @property
+    def spread(self) -> float:
+        """How far the middle half of the pieces differs, as a share of the median; 0 for fewer than 4."""
+        if len(self.seconds) < MIN_PIECES:
+            return 0.0
+        return (self.seconds_at(0.75) - self.seconds_at(0.25)) / self.seconds_at(MEDIAN)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether other programs, or the processor's clock, have changed too much of the result."""
+        return self.spread > MAX_SPREAD
 
     def rate_at(self, share: float) -> float:
         """Tokens a second of the piece at this share, the fastest first."""

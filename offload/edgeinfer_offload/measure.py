@@ -50,6 +50,15 @@ def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
     return min(max(int(best), 1), usable)
 
 
+def known_threads(cache_folder: Path) -> int | None:
+    """What `remembered_threads` returns, where nothing has to be measured for it; else None."""
+    usable = usable_cpus()
+    if len(thread_counts(usable)) == 1:
+        return usable
+    best = remembered_figures(cache_folder).known().get(f"best of {usable} threads")
+    return None if best is None else min(max(int(best), 1), usable)
+
+
 @dataclass(frozen=True)
 class ThreadChoice:
     """How many threads decode if nobody says otherwise, and why."""

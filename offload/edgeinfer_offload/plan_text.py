@@ -22,8 +22,9 @@ class _Line:
     def cells(self) -> tuple[str, ...]:
         size = f"{self.nbytes / 2**20:.1f}" if self.nbytes else "-"
         apart = "when it drafts" if self.item == DRAFT else "meanwhile"
-        bound = f"{self.bound}, {apart}" if self.overlapped else self.bound
-        milliseconds = "-" if self.ms_per_token is None else f"{self.ms_per_token:.3f}"
+        bound = ", ".join(filter(None, [self.bound, apart])) if self.overlapped else self.bound
+        unknown = self.ms_per_token is None or (self.overlapped and not self.bound)
+        milliseconds = "-" if unknown else f"{self.ms_per_token:.3f}"
         return self.item, self.device, size, milliseconds, bound
 
 

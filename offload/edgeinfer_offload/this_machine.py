@@ -60,11 +60,7 @@ def with_cpu_speeds(
     reading = remembered_bandwidth(cache_folder, threads)
     wanted = sorted({name for name in formats if name in FIELDS})
     known, prefix, few = figures.known(), f"{threads} threads ", _few(model_bytes)
-    missing = [
-        name
-        for name in wanted
-        if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
-    ]
+    missing = _unknown_formats(known, wanted, threads, model_bytes)
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         figures.keep(_measured_formats(kernels, missing, threads, model_bytes, known))
@@ -84,6 +80,29 @@ def with_cpu_speeds(
         token_seconds=known.get(f"{prefix}token", 0.0),
     )
     return replace(machine, processor=processor, origin="measured")
+
+
+def with_known_cpu_speeds(
+    machine: Machine, cache_folder: Path, formats: Iterable[str], model_bytes: int
+) -> Machine | None:
+    """As `with_cpu_speeds` where all of it was measured before; None: something would have to be measured."""
+    threads, known = machine.processor.threads, remembered_figures(cache_folder).known()
+    wanted = [name for name in formats if name in FIELDS]
+    if f"{threads} threads" not in known or _unknown_formats(known, wanted, threads, model_bytes):
+        return None
+    return with_cpu_speeds(machine, cache_folder, wanted, model_bytes)
+
+
+def _unknown_formats(
+    known: Mapping[str, float], wanted: Iterable[str], threads: int, model_bytes: int
+) -> list[str]:
+    """The formats of which a figure is missing."""
+    prefix, few = f"{threads} threads ", _few(model_bytes)
+    return [
+        name
+        for name in wanted
+        if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
+    ]
 
 
 def _few(model_bytes: int) -> str:

@@ -69,8 +69,8 @@ def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers_and_the_
     with pytest.raises(ContextOverflowError) as caught:
         model.generate(prompt)
     assert str(caught.value) == (
-        "the prompt has 17 tokens, the context holds 16; the largest that this model can have on this "
-        "machine is 64 (--context, context=)"
+        "the prompt has 17 tokens, the context holds 16; shorten it, or take a larger context "
+        "(--context, context=): up to 64 the model was trained for and fits this machine"
     )
     assert model.generate(prompt[:16]).finish_reason == "context"
 

@@ -1,7 +1,6 @@
 """Models of other programs, used where they lie."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -105,12 +104,3 @@ def test_a_model_of_another_program_is_found_by_its_files_name(others: OtherFold
 
 def test_folders_that_do_not_exist_hold_nothing(others: OtherFolders) -> None:
     assert found_models(others) == []
-
-
-def test_use_is_noted_on_files_of_ours_and_theirs(others: OtherFolders) -> None:
-    put(others.llama_cpp / "mine.gguf")
-    (model,) = found_models(others)
-    os.utime(model.path, (1000, 2000))
-    model.note_use()
-    assert model.last_used > 10**9
-    assert model.path.stat().st_mtime == 2000

@@ -116,19 +116,19 @@ def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None
         assert again.speed.cached_tokens == 599
 
 
-def test_a_prompt_over_the_context_names_the_largest_that_would_fit(loaded: Model) -> None:
+def test_a_prompt_over_the_largest_context_says_so(loaded: Model) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         loaded.generate([5] * 300)
     assert str(caught.value) == (
-        "the prompt has 300 tokens, the context holds 256; the largest that this model can have on this "
-        "machine is 256 (--context, context=)"
+        "the prompt has 300 tokens, the context holds 256; shorten it, or take a larger context "
+        "(--context, context=): the model wasn't trained for more, or this machine's memory doesn't hold it"
     )
 
 
 def test_a_smaller_context_names_the_larger_one_that_there_could_be(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), context=20, threads=1) as model:
         assert model.context == 20
-        with pytest.raises(ContextOverflowError, match=r"holds 20; the largest .* is 256"):
+        with pytest.raises(ContextOverflowError, match=r"holds 20; shorten it, or .*: up to 256 "):
             model.generate([5] * 30)
 
 

@@ -80,7 +80,7 @@ def test_a_shape_is_written_to_the_cache_and_measured(
     outcome = edgeinfer("bench", "--shape", "small", "--type", "q8_0", *QUICK, "-t", "1", "--json")
     report = json.loads(outcome.out)
     assert report["model"] == "small-Q8_0-random-2"
-    assert [path.name for path in tmp_path.iterdir()] == ["small-Q8_0-random-2.gguf"]
+    assert [path.name for path in tmp_path.rglob("*.gguf")] == ["small-Q8_0-random-2.gguf"]
 
 
 @pytest.mark.parametrize(

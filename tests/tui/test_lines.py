@@ -14,7 +14,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import one_line
 from edgeinfer_tui.failures import one_line as failure_line
 from edgeinfer_tui.file_report import shown_count
-from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.progress_line import ProgressLine, shown_time
 from edgeinfer_tui.prompt_source import unescaped
 from edgeinfer_tui.status_line import status_line
 
@@ -87,6 +87,29 @@ def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:
     on_terminal.erase()
     assert terminal.getvalue() == "\r\x1b[Kreading 150/400 (38%)\r\x1b[Kreading 200/400 (50%)\r\x1b[K"
     assert pipe.getvalue() == ""
+
+
+def test_what_takes_long_for_certain_is_announced_at_once() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    lines = [ProgressLine("compiling", out, lambda: 0.0, at_once=True) for out in (terminal, pipe)]
+    for line in lines:
+        line.update(0, 34)
+        line.update(1, 34)
+    assert terminal.getvalue() == "\r\x1b[Kcompiling 0/34 (0%)"
+    assert pipe.getvalue() == "edgeinfer: compiling, 34 in all\n"
+    for line in lines:
+        line.erase()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert pipe.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short", "exact"),
+    [(0.21, "0 s", "0.21 s"), (5.27, "5 s", "5.3 s"), (89.9, "90 s", "89.9 s"), (300, "5 min", "5 min")],
+)
+def test_times(seconds: float, short: str, exact: str) -> None:
+    assert shown_time(seconds) == short
+    assert shown_time(seconds, exact=True) == exact
 
 
 def test_an_os_error_names_its_file() -> None:

@@ -274,3 +274,21 @@ def test_a_mistyped_model_or_file_gets_the_nearest(
     assert f"did you mean {tmp_path}/tinyllama.gguf?" in edgeinfer("plan", f"{tmp_path}/t").err
     monkeypatch.chdir(tmp_path)
     assert edgeinfer("plan", "./t").err == "edgeinfer: ./t: no such file; did you mean ./tinyllama.gguf?\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["chats", "--search", "\udcff"], ["run", "tiny", "a\udcff"], ["show", "\udcff"]]
+)
+def test_a_value_that_is_no_text_is_refused(edgeinfer: CommandLine, words: list[str]) -> None:
+    outcome = edgeinfer(*words)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "\\udcff', wanted a text in UTF-8" in outcome.err
+
+
+def test_a_file_name_that_is_no_text_is_a_path_all_the_same(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    file = os.fsencode(tmp_path) + b"/\xff.gguf"
+    with open(file, "wb") as stream:
+        stream.write(b"no model")
+    outcome = edgeinfer("show", os.fsdecode(file))
+    assert outcome.code == 1
+    assert "UTF-8" not in outcome.err

@@ -10,6 +10,7 @@ import edgeinfer as library
 from edgeinfer import planning
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload import measure
+from edgeinfer_offload.plan_text import _Line
 from edgeinfer_offload.remembered import RememberedFigures
 from edgeinfer_offload.this_machine import with_gpu
 from tests.edgeinfer.description.test_file_sizes import write_mixture
@@ -177,3 +178,10 @@ def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str],
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"edgeinfer: {text}")
     assert outcome.err.count("\n") == 1
+
+
+def test_a_draft_whose_time_is_unknown_has_no_empty_cell() -> None:
+    line = _Line("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
+    assert line.cells() == ("draft model", "cpu", "5.0", "-", "when it drafts")
+    line = _Line("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)
+    assert line.cells() == ("draft model", "cpu", "5.0", "1.500", "CPU memory, when it drafts")

@@ -172,7 +172,7 @@ def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: Fa
     listed = edgeinfer("chats")
     assert listed.out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
     assert listed.err == "edgeinfer: no chats yet; `edgeinfer chat` begins one\n"
-    assert edgeinfer("chats", "--search", "fox").err == "edgeinfer: 'fox' was said in no chat\n"
+    assert edgeinfer("chats", "--search", "fox").err == "edgeinfer: 'fox': found in no chat\n"
     said = edgeinfer("run", "tiny", "Hi", "--continue")
     assert (said.code, said.err) == (1, "edgeinfer: --continue: there is no chat yet to go on with\n")
 
@@ -215,7 +215,7 @@ def test_chats_are_listed_searched_exported_named_and_forgotten(
     lines = [json.loads(line) for line in edgeinfer("chats", "foxes", "--export", "jsonl").out.splitlines()]
     assert [line.get("role") for line in lines] == [None, "user", "assistant"]
     assert edgeinfer("chats", "foxes", "--name", "wolves").code == 0
-    assert edgeinfer("chats", "wolves", "--delete").err == "edgeinfer: wolves: forgotten, 2 messages\n"
+    assert edgeinfer("chats", "wolves", "--delete").err == "edgeinfer: wolves: deleted, 2 messages\n"
     assert [one["chat"] for one in json.loads(edgeinfer("chats", "--json").out)] == ["bears"]
     assert (
         edgeinfer("chats", "wolves").err == "edgeinfer: wolves: no such chat; `edgeinfer chats` lists them\n"

@@ -114,7 +114,7 @@ def test_help_has_its_colours_on_a_terminal(home: Path, opened: list[Terminal]) 
 def test_a_file_name_does_not_steer_the_terminal(home: Path, opened: list[Terminal]) -> None:
     name = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m.gguf"
     (home / name).write_bytes(b"no model")
-    for arguments in (["show", str(home / name)], ["list", str(home / name)], ["history", str(home / name)]):
+    for arguments in (["show", str(home / name)], ["list", str(home / name)], ["chats", str(home / name)]):
         terminal = Terminal(home, *arguments, command=PROGRAM)
         opened.append(terminal)
         assert terminal.exit_code() in (1, 2)

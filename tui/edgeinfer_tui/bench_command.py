@@ -1,7 +1,7 @@
 """`edgeinfer bench`: how fast a model runs here, alone or side by side with llama.cpp."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -9,16 +9,16 @@ import typer
 from edgeinfer_tui import bench_options as wanted
 from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.byte_sizes import shown_bytes
-from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
 from edgeinfer_tui.number_lists import numbers
+from edgeinfer_tui.progress_line import BUILDING
 
 if TYPE_CHECKING:
     from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
 
 LOADING = ("kv", "device", "instruction_set", "repack")
 """Options that are keywords of `edgeinfer.load`."""
-COMPILING = "compiling kernels for this machine, once"
 WRITING = "writing a random file, once"
 
 
@@ -48,6 +48,7 @@ def bench(
 
     t/s is mean ± standard deviation over the repetitions. GB/s is what
     generating reads, beside what as many threads can read of this memory.
+    Too noisy: the middle half of a test's rounds differs by more than 10 %.
     With --vs both take turns, a few tokens at a time, on the same file.
 
     [bold]Examples[/]
@@ -90,7 +91,7 @@ def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSet
         seed=given["seed"],
         loading={name: getattr(value, "value", value) for name, value in loading.items()},
         report=progress.update,
-        load_progress=(progress.step("loading the model", shown_bytes), progress.step(COMPILING)),
+        load_progress=(progress.step("loading the model", shown_bytes), progress.step(BUILDING)),
     )
 
 
@@ -101,13 +102,16 @@ def _measure(
     from edgeinfer.benchmarking.machine import command_line, this_machine
 
     machine = this_machine(command_line())
+    rows: Sequence[Any]
     if vs is None:
         rows = list(speed_runs.measure_speed(chosen, settings))
         table, records = tables.speed_table(chosen, rows), [tables.speed_record(row) for row in rows]
     else:
-        pairs = list(speed_runs.measure_versus(chosen, settings))
-        table = tables.versus_table([(chosen, row) for row in pairs])
-        records = [tables.versus_record(row) for row in pairs]
+        rows = list(speed_runs.measure_versus(chosen, settings))
+        table = tables.versus_table([(chosen, row) for row in rows])
+        records = [tables.versus_record(row) for row in rows]
+    for line in tables.noise_lines(rows):
+        say(line)
     if output is wanted.Output.json:
         return json.dumps(tables.report_record(chosen, machine, records), indent=2, allow_nan=False)
     if output is wanted.Output.csv:

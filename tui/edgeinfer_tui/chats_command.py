@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer_tui.columns import one_line, print_columns
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.confirmation import Yes, may_remove
+from edgeinfer_tui.failures import FAILED, reporting, say
 from edgeinfer_tui.progress_line import shown_ago
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ def chats(
         Format | None, typer.Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Give the chat a name.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Forget the chat.", show_default=False)] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the chat; asks on a terminal.", show_default=False)
+    ] = False,
+    yes: Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="The list in JSON.")] = False,
 ) -> None:
-    """List past chats, search them, print one of them, give it a name, or forget it.
+    """List past chats, search them, print one of them, give it a name, or delete it.
+
+    A search that finds nothing exits with 1, as grep does.
 
     [bold]Examples[/]
 
@@ -60,9 +66,7 @@ def chats(
         elif name is not None:
             store.rename(store.chat(chat), name)
         elif delete:
-            found = store.chat(chat)
-            store.delete(found)
-            say(f"{found.label}: forgotten, {found.turns} messages")
+            _delete(store, chat, yes)
         else:
             _print(store, chat, export or Format.md)
 
@@ -97,6 +101,15 @@ def _list(store: "ChatStore", as_json: bool) -> None:
         say("no chats yet; `edgeinfer chat` begins one")
 
 
+def _delete(store: "ChatStore", label: str, yes: bool) -> None:
+    found = store.chat(label)
+    if may_remove(f"Delete chat {found.label}, {found.turns} messages: {one_line(found.title)}?", yes):
+        store.delete(found)
+        say(f"{found.label}: deleted, {found.turns} messages")
+    else:
+        say(f"{found.label}: kept")
+
+
 def _search(store: "ChatStore", text: str) -> None:
     rows = [
         [hit.chat.label, shown_ago(time.time() - hit.turn.created), hit.turn.role, one_line(hit.excerpt)]
@@ -104,7 +117,8 @@ def _search(store: "ChatStore", text: str) -> None:
     ]
     print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
     if not rows:
-        say(f"{text!r} was said in no chat")
+        say(f"{text!r}: found in no chat")
+        raise typer.Exit(FAILED)
 
 
 def _print(store: "ChatStore", label: str, form: Format) -> None:

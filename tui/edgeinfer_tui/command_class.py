@@ -1,5 +1,6 @@
 """How every command reads its options: llama.cpp's names, suggestions, and help without noise."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,9 +49,12 @@ class EdgeInferCommand(_OptionReader, TyperCommand):
     """A command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        if not ctx.resilient_parsing:  # as in completion
-            refuse(args, self.get_params(ctx), ctx)
-        return super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # as in completion
+            return super().parse_args(ctx, args)
+        refuse(args, self.get_params(ctx), ctx)
+        rest = super().parse_args(ctx, args)
+        check_texts(ctx)
+        return rest
 
 
 class EdgeInferGroup(_OptionReader, TyperGroup):
@@ -68,6 +72,24 @@ def refuse(args: list[str], params: Iterable[Any], ctx: Any) -> None:
         if flag in REFUSED and canonical_flag(before) not in with_value:
             raise typer.BadParameter(f"{flag}: {REFUSED[flag]}", ctx=ctx)
         before = arg
+
+
+def check_texts(ctx: Any) -> None:
+    """Raise `BadParameter` for a value that isn't UTF-8, unless it is the path of a file."""
+    for name, value in ctx.params.items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and not text.isascii() and not _is_utf8(text):
+                shown = ascii(text) if len(text) <= 60 else f"{ascii(text)[:57]}..."
+                flag = name.rstrip("_").replace("_", "-")
+                raise typer.BadParameter(f"{flag}: saw {shown}, wanted a text in UTF-8", ctx=ctx)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # bytes of the command line that are none
+        return "\0" not in text and os.path.exists(text)
+    return True
 
 
 def _takes_value(param: Any) -> bool:

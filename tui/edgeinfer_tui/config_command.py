@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeinfer_tui.columns import one_line, print_columns, print_pairs
-from edgeinfer_tui.failures import report, reporting, say
+from edgeinfer_tui.failures import FAILED, report, reporting, say
 
 
 @reporting
@@ -49,10 +49,13 @@ def config(
         print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
         print()
         print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
-    for remark in unknown_variables():
+    unknown = unknown_variables()
+    for remark in unknown:
         say(remark)
-    if wrong:
-        raise typer.Exit(max([report(error) for error in wrong]))
+    for error in wrong:
+        report(error)
+    if unknown or wrong:
+        raise typer.Exit(FAILED)
 
 
 def _defaults() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
 from edgeinfer_tui.number_lists import check_least
+from edgeinfer_tui.progress_line import BUILDING, shown_time
 
 
 @reporting
@@ -56,15 +57,16 @@ def _warm(models: list[str], as_json: bool) -> None:
 
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
-        found = warm_kernels(models, progress.step("compiling kernels"))
+        found = warm_kernels(models, progress.step(BUILDING))
     record = {**dataclasses.asdict(found), "folder": str(found.folder)}
     if as_json:
         print(json.dumps(record, indent=2))
         return
+    compiled = f"{found.built} compiled now in {shown_time(found.seconds, exact=True)}"
     print_pairs(
         [
             ("instruction set", found.instruction_set),
-            ("kernels", f"{len(found.units)} units, {found.built} compiled now in {found.seconds:.1f} s"),
+            ("kernels", f"{len(found.units)} units, {compiled}"),
             ("folder", f"{found.folder}, {shown_bytes(found.bytes)}"),
         ]
     )

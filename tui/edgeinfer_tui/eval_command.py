@@ -13,6 +13,7 @@ from edgeinfer_tui.columns import print_pairs
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.labelled_progress import LabelledProgress
 from edgeinfer_tui.number_lists import check_least
+from edgeinfer_tui.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def eval_(
             chunks=chunks,
             report=progress.step("windows"),
             progress=progress.step("loading the model", shown_bytes),
-            build_progress=progress.step("compiling kernels for this machine, once"),
+            build_progress=progress.step(BUILDING),
             **{name: value for name, value in loading.items() if value is not None},
         )
     if as_json:

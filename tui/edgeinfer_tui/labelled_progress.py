@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from edgeinfer_tui.progress_line import PassingLine, ProgressLine
+from edgeinfer_tui.progress_line import BUILDING, PassingLine, ProgressLine
 
 
 class LabelledProgress(PassingLine):
@@ -19,7 +19,10 @@ class LabelledProgress(PassingLine):
         if self._line is None or label != self._label:
             self.erase()
             self._label = label
-            self._line = ProgressLine(label, sys.stderr, shown=shown, time_left=self._time_left)
+            at_once = label == BUILDING
+            self._line = ProgressLine(
+                label, sys.stderr, shown=shown, time_left=self._time_left, at_once=at_once
+            )
         self._line.update(done, total)
 
     def step(self, label: str, shown: Callable[[int], str] = str) -> Callable[[int, int], None]:

@@ -28,8 +28,8 @@ def list_(
 ) -> None:
     """List the models on this machine: built in, pulled, in your models folder, or put there by others.
 
-    FITS says whether a model fits the memory that is free now, with 4096
-    tokens of context, and about how fast it would answer. Models of Ollama,
+    FITS says whether a model fits the memory that is free now, with the
+    context that it is loaded with, and the speed that `edgeinfer plan` expects. Models of Ollama,
     LM Studio, llama.cpp and the Hugging Face cache are used where they lie.
     """
     from edgeinfer.catalogue import default_models_folder, list_models, read_catalogue
@@ -57,7 +57,7 @@ def _row(listed: "ListedModel") -> list[str]:
         model.parameters,
         listed.quant,
         shown_bytes(model.size_bytes),
-        shown_ago(time.time() - model.last_used),
+        "never" if model.last_used is None else shown_ago(time.time() - model.last_used),
         _fits(listed),
         model.source,
         model.notes or str(model.path),

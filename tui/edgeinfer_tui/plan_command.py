@@ -8,6 +8,7 @@ import typer
 from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
+from edgeinfer_tui.progress_line import BUILDING
 from edgeinfer_tui.settings import filled
 
 
@@ -69,7 +70,7 @@ def plan(
         remembered_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
-        found = plan_model(wanted, **settings, build_progress=progress.step("compiling kernels to measure"))
+        found = plan_model(wanted, **settings, build_progress=progress.step(BUILDING))
     for note in found.notes:
         say(note)
     if as_json:

@@ -12,6 +12,7 @@ from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.labelled_progress import LabelledProgress
 from edgeinfer_tui.number_lists import check_least
+from edgeinfer_tui.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def profile(
             rank=rank,
             report=progress.update,
             progress=progress.step("loading the model", shown_bytes),
-            build_progress=progress.step("compiling kernels for this machine, once"),
+            build_progress=progress.step(BUILDING),
             **({} if threads is None else {"threads": threads}),
         )
     if as_json:

@@ -9,6 +9,7 @@ from typing import Self, TextIO
 from edgeinfer_tui.terminal_output import control
 
 PATIENCE_SECONDS = 1.0
+BUILDING = "compiling kernels for this machine, once"
 REDRAW_SECONDS = 0.1
 ERASE = "\r\x1b[K"
 
@@ -30,7 +31,7 @@ class PassingLine(ABC):
 
 
 class ProgressLine:
-    """Shows `label done/total` once a wait has taken a second, on a terminal only."""
+    """Shows `label done/total` on a terminal once a wait has taken a second."""
 
     def __init__(
         self,
@@ -39,20 +40,30 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
         shown: Callable[[int], str] = str,
         time_left: bool = False,
+        at_once: bool = False,
     ) -> None:
+        """`at_once`: what comes takes long for certain. The line is there from the first call on; where
+        there is no terminal, it is written once.
+        """
         self._label = label
+        self._patience = 0.0 if at_once else PATIENCE_SECONDS
+        self._announces = at_once and not stream.isatty()
         self._shown = shown
         self._time_left = time_left
         self._stream = stream
         self._clock = clock
         self._start = clock()
-        self._drawn_at = -1.0
+        self._drawn_at = float("-inf")
         self._enabled = stream.isatty()
 
     def update(self, done: int, total: int) -> None:
         """The callback for the library: so many of so many are done."""
         now = self._clock()
-        if not self._enabled or now - self._start < PATIENCE_SECONDS or now - self._drawn_at < REDRAW_SECONDS:
+        if self._announces:
+            self._announces = False
+            self._stream.write(f"edgeinfer: {self._label}, {self._shown(total)} in all\n")
+            self._stream.flush()
+        if not self._enabled or now - self._start < self._patience or now - self._drawn_at < REDRAW_SECONDS:
             return
         self._drawn_at = now
         share = f" ({done / total:.0%})" if total else ""
@@ -68,10 +79,10 @@ class ProgressLine:
 
     def erase(self) -> None:
         """Leave the line as it was found."""
-        if self._drawn_at >= 0:
+        if self._drawn_at > float("-inf"):
             control(self._stream, ERASE)
             self._stream.flush()
-            self._drawn_at = -1.0
+            self._drawn_at = float("-inf")
 
 
 def shown_ago(seconds: float) -> str:
@@ -81,8 +92,9 @@ def shown_ago(seconds: float) -> str:
     return f"{shown_time(seconds)} ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
 
 
-def shown_time(seconds: float) -> str:
-    """A time to wait: 40 s, 12 min, 3.5 h."""
+def shown_time(seconds: float, exact: bool = False) -> str:
+    """How long something takes: 40 s, 12 min, 3.5 h; `exact`: 0.21 s, 5.3 s, 40.0 s below 90 s."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        digits = 0 if not exact else 2 if seconds < 1 else 1
+        return f"{seconds:.{digits}f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.columns import one_line, print_columns
+from edgeinfer_tui.progress_line import shown_time
 
 if TYPE_CHECKING:
     from edgeinfer.quantizing import Quantization
@@ -52,7 +53,8 @@ def print_table(report: dict[str, Any]) -> None:
 
 def summary(report: dict[str, Any]) -> str:
     """What was written, on one line."""
-    return f"{report['target']}: {report['type']}, {_sizes(report)}, in {report['seconds']:.1f} s"
+    seconds = shown_time(report["seconds"], exact=True)
+    return f"{report['target']}: {report['type']}, {_sizes(report)}, in {seconds}"
 
 
 def _sizes(report: dict[str, Any]) -> str:

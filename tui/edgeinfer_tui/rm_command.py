@@ -6,6 +6,7 @@ import typer
 
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.completion import models_here
+from edgeinfer_tui.confirmation import Yes, may_remove
 from edgeinfer_tui.failures import reporting, say
 
 
@@ -23,6 +24,7 @@ def rm(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go, and leave it.", show_default=False)
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Remove models that were pulled, or that lie in your models folder.
 
@@ -45,6 +47,10 @@ def rm(
                 "a hard link keeps" if removal.hard_links == 1 else f"{removal.hard_links} hard links keep"
             )
             say(f"{removal.name}: {links} its bytes on the disk")
+        question = f"Remove {removal.name}, {shown_bytes(removal.freed_bytes)}?"
+        if not dry_run and not may_remove(question, yes):
+            say(f"{removal.name}: kept")
+            continue
         if not dry_run:
             remove(removal)
         what = "would free" if dry_run else "removed, freed"

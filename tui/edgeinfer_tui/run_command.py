@@ -11,11 +11,12 @@ from edgeinfer_tui import interrupts, library, options
 from edgeinfer_tui.answer_output import print_answer, print_text
 from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.chat_session import ChatSession, open_session
+from edgeinfer_tui.confirmation import agreed, on_terminal
 from edgeinfer_tui.failures import report, reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.option_sets import taking
-from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.progress_line import BUILDING, ProgressLine, shown_time
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 from edgeinfer_tui.pull_command import pull_model
 from edgeinfer_tui.run_wishes import RunWishes, run_wishes
@@ -65,23 +66,23 @@ def run(
     if model is not None and wishes.resume and wishes.prompt is None and not _is_here(model):
         # Going on with a chat names its model: what stands alone is what to say.
         wishes, model = replace(wishes, model=None, prompt=model), None
-    kept = open_session(wishes, wishes.prompt is not None or not _is_terminal(sys.stdin))
+    kept = open_session(wishes, wishes.prompt is not None or not on_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
         wishes = replace(wishes, model=kept.model)
     if kept is not None:
         wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
     check_model(wishes)
-    if wishes.lines and _is_terminal(sys.stdin):
+    if wishes.lines and on_terminal(sys.stdin):
         raise typer.BadParameter("--lines reads prompts from standard input, and nothing is piped there")
     piped = None if wishes.lines else piped_text(sys.stdin, wishes.prompt is not None)
     text = joined_prompt(wishes.prompt, piped)
-    if text is None and not wishes.lines and not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+    if text is None and not wishes.lines and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
     start = time.perf_counter()
     with _load(wishes) as loaded:
-        if wishes.verbose or _is_terminal(sys.stderr):
+        if wishes.verbose or on_terminal(sys.stderr):
             for note in loaded.notes:
                 say(note)
         if wishes.verbose:
@@ -130,7 +131,7 @@ def _answer_lines(loaded: LoadedModel, wishes: RunWishes) -> None:
 
 def _load(wishes: RunWishes) -> LoadedModel:
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
-    building = ProgressLine("compiling kernels for this machine, once", sys.stderr)
+    building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
         return library.load_model(wishes.model, wishes.loading, reading.update, building.update)
     finally:
@@ -163,11 +164,11 @@ def check_model(wishes: RunWishes) -> None:
 
 def _agrees_to_pull(name: str) -> bool:
     """Ask a person; a script gets the error with the command in it."""
-    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+    if not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
         return False
     try:
-        return typer.confirm(f"{name} isn't on this disk yet. Pull it now?", default=True, err=True)
-    except typer.Abort:
+        return agreed(f"{name} isn't on this disk yet. Pull it now?", default=True)
+    except KeyboardInterrupt:
         return False
 
 
@@ -185,7 +186,7 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     elif _in_chat_template(loaded, wishes):
         stream = loaded.chat(system=wishes.system).stream(text, **settings)
     else:
-        if _is_terminal(sys.stdout) and _is_terminal(sys.stderr) and not wishes.json:
+        if on_terminal(sys.stdout) and on_terminal(sys.stderr) and not wishes.json:
             # A continuation reads well behind what it continues; stdout still holds the answer alone.
             control(sys.stderr, BOLD)
             print(text, end="", file=sys.stderr)
@@ -221,7 +222,7 @@ def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
         if wishes.json:
             print_record(answer, loaded.name, text)
             continue
-        if len(found) > 1 and _is_terminal(sys.stderr):
+        if len(found) > 1 and on_terminal(sys.stderr):
             say(f"answer {index + 1} of {len(found)}")
         print_text(answer.text)
         _report(answer, loaded, wishes)
@@ -265,7 +266,7 @@ def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -
 
 def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:
     """What --verbose adds before the answer."""
-    say(f"{loaded.name} loaded in {seconds:.2f} s, context {loaded.context} tokens")
+    say(f"{loaded.name} loaded in {shown_time(seconds, exact=True)}, context {loaded.context} tokens")
     given: dict[str, Any] = {**wishes.loading, **wishes.answering}
     if given:
         say(
@@ -291,9 +292,5 @@ def _report(answer: "Generation", loaded: LoadedModel, wishes: RunWishes) -> Non
             )
     for line in context_lines(answer, loaded.context):
         say(line)
-    if wishes.speed or _is_terminal(sys.stderr):
+    if wishes.speed or on_terminal(sys.stderr):
         print(status_line(answer, loaded.context), file=sys.stderr)
-
-
-def _is_terminal(stream: Any) -> bool:
-    return stream is not None and not stream.closed and bool(stream.isatty())

@@ -12,7 +12,7 @@ from edgeinfer_tui.byte_sizes import shown_bytes
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.listening import listening
 from edgeinfer_tui.option_sets import taking
-from edgeinfer_tui.progress_line import ProgressLine
+from edgeinfer_tui.progress_line import BUILDING, ProgressLine
 from edgeinfer_tui.run_wishes import run_wishes
 from edgeinfer_tui.settings import filled
 
@@ -68,7 +68,7 @@ def serve(
     _check_installed()
     listener, everywhere = listening(host, port, key)
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
-    building = ProgressLine("compiling kernels for this machine, once", sys.stderr)
+    building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
         loaded = library.load_model(wishes.model, wishes.loading, reading.update, building.update)
     finally:

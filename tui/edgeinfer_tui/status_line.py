@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from edgeinfer_tui.progress_line import shown_time
+
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
@@ -17,7 +19,7 @@ def status_line(answer: "Generation", context: int) -> str:
     read = speed.prompt_tokens - speed.cached_tokens
     cached = f", {speed.cached_tokens} cached" if speed.cached_tokens else ""
     parts = [
-        f"ttft {speed.seconds_to_first_token:.2f} s",
+        f"ttft {shown_time(speed.seconds_to_first_token, exact=True)}",
         f"prompt {_rate(speed.prompt_tokens_per_second)} ({_tokens(read)}{cached})",
         f"decode {_rate(speed.decode_tokens_per_second)} ({_tokens(speed.generated_tokens)})",
     ]

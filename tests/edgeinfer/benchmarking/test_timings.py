@@ -40,3 +40,13 @@ def test_the_ratio_is_above_one_where_we_are_faster() -> None:
 def test_what_took_no_time_was_not_measured(seconds: tuple[float, ...], tokens: int) -> None:
     with pytest.raises(ValueError, match="wanted positive seconds"):
         Timings(seconds, tokens)
+
+
+def test_too_noisy_is_a_middle_half_that_differs_by_more_than_a_tenth() -> None:
+    steady = Timings((1.0, 1.01, 1.02, 1.03, 5.0))
+    assert steady.spread == pytest.approx(0.02 / 1.02)
+    assert not steady.is_noisy
+    noisy = Timings((1.0, 1.0, 1.2, 1.4, 1.5))
+    assert noisy.spread == pytest.approx(0.4 / 1.2)
+    assert noisy.is_noisy
+    assert not Timings((1.0, 2.0, 3.0)).is_noisy  # too few to tell

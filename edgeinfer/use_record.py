@@ -1,0 +1,64 @@
+"""When each model was loaded last, in a small file of the user's state folder.
+
+Access times of files don't say it: file systems write them rarely, and backups change them.
+"""
+
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from edgeinfer.user_folders import user_folder
+
+MAX_BYTES = 1 << 20
+MAX_MODELS = 1000
+
+
+def _record_file() -> Path:
+    return user_folder("state") / "last-used.json"
+
+
+def last_used(model: Path) -> float | None:
+    """When a model file was loaded last, in seconds since 1970; None: never, as far as is known."""
+    return _read(_record_file()).get(_key(model))
+
+
+def note_use(model: Path) -> None:
+    """Record that a model file is loaded now. Where the record can't be written, nothing is."""
+    file = _record_file()
+    uses = _read(file) | {_key(model): time.time()}
+    kept = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(kept, stream)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+            raise
+
+
+def _key(model: Path) -> str:
+    return os.path.realpath(model)
+
+
+def _read(file: Path) -> dict[str, float]:
+    """The record; what is damaged in it counts as not there. A pipe or a device is never opened."""
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+            return {}
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    now = time.time()
+    return {
+        model: float(used)
+        for model, used in found.items()
+        if isinstance(used, int | float) and not isinstance(used, bool) and 0 < used <= now
+    }

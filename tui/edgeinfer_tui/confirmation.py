@@ -1,0 +1,40 @@
+"""Asking a person before something is removed or begun; a script isn't asked."""
+
+import sys
+from typing import Annotated, Any
+
+from typer import Option
+
+Yes = Annotated[
+    bool, Option("--yes", "-y", help="Don't ask before something is removed.", show_default=False)
+]
+
+
+def on_terminal(stream: Any) -> bool:
+    """Whether a person reads or writes a stream."""
+    return stream is not None and not stream.closed and bool(stream.isatty())
+
+
+def agreed(question: str, default: bool = False) -> bool:
+    """The answer of a person; the question goes to stderr. Ctrl-D means no.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    choices = "Y/n" if default else "y/N"
+    while True:
+        print(f"{question} [{choices}] ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            print(file=sys.stderr)
+            return False
+        answer = line.strip().casefold()
+        if not answer:
+            return default
+        if answer in ("y", "yes", "n", "no"):
+            return answer.startswith("y")
+
+
+def may_remove(question: str, yes: bool) -> bool:
+    """Whether to go on with removing: on a terminal a person is asked, unless `yes`."""
+    return yes or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)) or agreed(question)
