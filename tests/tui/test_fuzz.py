@@ -146,8 +146,10 @@ REDIRECTIONS = (
     "</dev/zero",
     ">&- 2>/dev/full",
 )
-QUICK = ("show tiny", "list", "config", "chats", "config --path", "--version", "run --help", "rm nope", "plan nope",
-         "run tiny", "chat", "chats --search x", "nope", "show --json")  # fmt: skip
+QUICK = (
+    *("show tiny", "list", "config", "chats", "config --path", "--version", "run --help", "rm nope"),
+    *("plan nope", "run tiny", "chat", "chats --search x", "nope", "show --json"),
+)
 
 
 def test_closed_and_full_streams_under_every_command(tmp_path: Path) -> None:
