@@ -65,8 +65,8 @@ class Constraint:
     def in_time(self, token_id: int) -> int:
         """The sampled token, or the first of an ending where none would fit after the sampled one.
 
-        Checked every `CHECK_INTERVAL` tokens while `SPARE_TOKENS` are left besides an ending; from then on one
-        fits after each token.
+        Checked every `CHECK_INTERVAL` tokens while `SPARE_TOKENS` are left besides an ending; from then on
+        one fits after each token.
         """
         if self._endings is None or self._left > self._search_from:
             return token_id
