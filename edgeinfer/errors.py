@@ -57,5 +57,9 @@ class LogitsError(EdgeInferError):
     """The model's logits can't be sampled from: a NaN among them, or no token left."""
 
 
+class ModelFileError(EdgeInferError):
+    """The file of a loaded model was cut by another program; it has to be loaded again."""
+
+
 class DeviceError(EdgeInferError):
     """The GPU failed in the middle of an answer."""

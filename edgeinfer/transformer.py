@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer.device_choice import DeviceChoice
 from edgeinfer.device_failures import DEVICE_FAILURES
-from edgeinfer.errors import ContextOverflowError, EdgeInferError
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.kv_cache import KVCache
 from edgeinfer.language_model import Progress, TokenChoice
 from edgeinfer.sampling import Sampler
@@ -30,6 +30,7 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.cache_sliding import forget
 from edgeinfer_kernels.guessing import Guesses, GuessingBackend, Wanted
 from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_quant_formats.errors import FormatError
 
 FORKABLE_BACKENDS = ("cpu", "reference")
 """Those without a device, whose driver refuses forked processes."""
@@ -119,8 +120,11 @@ class Transformer:
                 "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
                 "child with multiprocessing's 'spawn'"
             )
-        if self._check_file is not None:
-            self._check_file()
+        try:
+            if self._check_file is not None:
+                self._check_file()
+        except FormatError as error:
+            raise ModelFileError(str(error)) from error
         if len(ids) + more > self.cache.free:
             raise ContextOverflowError(
                 f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"

@@ -150,8 +150,9 @@ def noise_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
         worst = max(timings, key=lambda one: one.spread)
         if worst.is_noisy:
             found.append(
-                f"{row.workload.name}, {row.threads} threads: too noisy: the middle half of the rounds differs "
-                f"by {worst.spread:.0%}, wanted {MAX_SPREAD:.0%} at most; end other programs, measure again"
+                f"{row.workload.name}, {row.threads} threads: too noisy: the middle half of the rounds "
+                f"differs by {worst.spread:.0%}, wanted {MAX_SPREAD:.0%} at most; end other programs and "
+                "measure again"
             )
     return found
 

@@ -71,15 +71,24 @@ def check_store(path: Path, version: int, tables: set[str]) -> None:
     """
     if path.stat().st_size > MAX_CHECKED_BYTES:
         return
+    try:
+        found, seen, names = _looked_at(path)
+    except UnicodeDecodeError:  # Python's, of a message that quotes a damaged schema
+        found, seen, names = "its schema is no text", version, set()
+    if found != "ok" or (seen == version and not tables <= names):
+        error = sqlite3.DatabaseError(" ".join(found.split())[:100])
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def _looked_at(path: Path) -> tuple[str, int, set[str]]:
+    """What SQLite finds wrong ("ok": nothing), the version, the names in the schema."""
     with closing(sqlite3.connect(path)) as connection:
         connection.text_factory = decoded
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         (seen,) = connection.execute("PRAGMA user_version").fetchone()
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    if found != "ok" or (seen == version and not tables <= names):
-        error = sqlite3.DatabaseError(" ".join(str(found).split())[:100])
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        names = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    return str(found), int(seen), names
 
 
 def move_aside(path: Path, why: object) -> Path:

@@ -39,5 +39,6 @@ def penalise_repetition(
     ids = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
     times = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
     seen = logits[ids]
-    seen = np.where(seen > 0, seen / settings.repeat_penalty, seen * settings.repeat_penalty)
-    logits[ids] = seen - times * settings.frequency_penalty - settings.presence_penalty
+    with np.errstate(over="ignore"):  # an infinite logit is told by the sampler
+        seen = np.where(seen > 0, seen / settings.repeat_penalty, seen * settings.repeat_penalty)
+        logits[ids] = seen - times * settings.frequency_penalty - settings.presence_penalty

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.language_model import TextTokenizer
 from edgeinfer.structured.compiler import one_line
-from edgeinfer.structured.endings import MAX_ENDING, Endings
+from edgeinfer.structured.endings import CHECK_INTERVAL, MAX_ENDING, SEARCH_INTERVAL, SPARE_TOKENS, Endings
 from edgeinfer.structured.grammars import Grammar, engine
 from edgeinfer.structured.helper_thread import Coming, HelperThread
 
@@ -48,6 +48,7 @@ class Constraint:
         self._forced: list[int] | None = None
         self._endings = endings
         self._left = sys.maxsize
+        self._search_from = MAX_ENDING
         self._ending: list[int] | None = None
         """An ending from here, if one is known."""
         self._coming_ending: tuple[int, list[int]] | None = None
@@ -64,9 +65,10 @@ class Constraint:
     def in_time(self, token_id: int) -> int:
         """The sampled token, or the first of an ending where none would fit after the sampled one.
 
-        Once an ending has fitted into what is left, `MAX_ENDING` tokens at most, one fits after each token.
+        Checked every `CHECK_INTERVAL` tokens while `SPARE_TOKENS` are left besides an ending; from then on
+        one fits after each token.
         """
-        if self._endings is None or self._left > MAX_ENDING:
+        if self._endings is None or self._left > self._search_from:
             return token_id
         if self._closing:
             return self._closing[0]
@@ -75,10 +77,16 @@ class Constraint:
         if ending is None or len(ending) > left or not self._endings.completes(matcher, [token_id, *ending]):
             ending = self._endings.after(matcher, token_id)
         if ending is not None and len(ending) <= left:
-            self._coming_ending = token_id, ending
+            if left > len(ending) + SPARE_TOKENS:
+                self._ending, self._search_from = None, left - CHECK_INTERVAL
+            else:
+                self._coming_ending = token_id, ending
             return token_id
-        own = self._ending = self._endings.after(matcher) if self._ending is None else self._ending
+        own = self._ending
+        if own is None and ending is not None:  # the sampled token's is too long
+            own = self._ending = self._endings.after(matcher)
         if own is None or len(own) > self._left:
+            self._ending, self._search_from = None, self._left - SEARCH_INTERVAL
             return token_id
         first = own[0] if own else self._endings.end_id
         if first is None:

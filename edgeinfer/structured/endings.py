@@ -5,8 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MAX_ENDING = 512
+MAX_ENDING = 256
 """Tokens of an ending at most, and of what is left of an answer when endings are first looked for."""
+SEARCH_INTERVAL = 16
+"""Tokens until an ending is looked for again where none fitted."""
+SPARE_TOKENS = 64
+CHECK_INTERVAL = 8
+"""While so many tokens are left besides an ending, it is checked after as many tokens only: a check takes as
+long as reading the ending.
+"""
 _TURNS = 8
 """How often a token that closes nothing is taken before others of its kind."""
 _BRACKETS = re.compile(rb"[\]})]+")

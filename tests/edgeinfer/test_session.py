@@ -61,7 +61,7 @@ def speaker() -> Speaker:
 
 def test_a_turn_that_is_no_text_is_refused_and_not_kept(speaker: Speaker) -> None:
     chat, nothing = speaker.chat(), None
-    with pytest.raises(SettingError, match=r"^text: saw NoneType 'None', wanted a text$"):
+    with pytest.raises(SettingError, match=r"^text: saw NoneType None, wanted a text$"):
         chat.say(nothing)  # type: ignore[arg-type]
     assert chat.messages == []
 

@@ -1,5 +1,6 @@
 """A real server under clients that stall, leave, flood and lie: it goes on, and its log stays short."""
 
+import contextlib
 import http.client
 import json
 import random
@@ -201,6 +202,28 @@ def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.Mo
         gone.set()
         assert served.post("/v1/embeddings", {"input": "y"})[0] == 200
     assert count < 100
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="limits of another process: Linux only")
+@pytest.mark.slow
+def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
+    with serving() as (program, address):
+        parts, process = urlsplit(address), psutil.Process(program.pid)
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 10, 1024))
+        target = (str(parts.hostname), int(parts.port or 0))
+        held = [socket.create_connection(target, timeout=30) for _ in range(60)]
+        for connection in held:
+            connection.close()
+        answered = ""
+        for _ in range(200):  # those that were waiting come first
+            with contextlib.suppress(OSError):
+                answered = ask(address)
+                break
+        assert answered
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=30)
+    assert "Traceback" not in err
+    assert err.count("\n") <= 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,6 +18,7 @@ HEAD_SECONDS = 10.0
 STALL_SECONDS = 20.0
 """A client that takes nothing of what waits for it for so long is disconnected."""
 MAX_CONNECTIONS = 256
+MIN_CONNECTIONS = 16
 MAX_HEAD_BYTES = 16 << 10
 BACKLOG = 64
 SPARE_FILES = 64
@@ -130,4 +131,4 @@ def _max_connections() -> int:
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - SPARE_FILES))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgeinfer
+from edgeinfer.errors import ModelFileError
 from edgeinfer_kernels.cpu.bus_error import MESSAGE
 from edgeinfer_quant_formats import FormatError
 from tests.random_models import RandomModel
@@ -32,7 +33,7 @@ def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) 
     with edgeinfer.load(path, device="cpu", threads=1, draft=None, repack=repack) as model:
         model.generate([1, 5, 6], max_tokens=2)
         os.truncate(path, 8192)
-        with pytest.raises(FormatError) as caught:
+        with pytest.raises(ModelFileError) as caught:
             model.generate([1, 5, 6, 7], max_tokens=2)
         assert str(caught.value) == (
             f"{path}: the file has 8192 bytes, wanted the {size} that it had when it was opened: another "
