@@ -147,15 +147,9 @@ REDIRECTIONS = (
     ">&- 2>/dev/full",
 )
 QUICK = (
-<<<<<<< HEAD
-    "show tiny", "list", "config", "chats", "config --path", "--version", "run --help", "rm nope",
-    "plan nope",    "run tiny", "chat", "chats --search x", "nope", "show --json",
-)  # fmt: skip
-=======
     *("show tiny", "list", "config", "chats", "config --path", "--version", "run --help", "rm nope"),
     *("plan nope", "run tiny", "chat", "chats --search x", "nope", "show --json"),
 )
->>>>>>> main
 
 
 def test_closed_and_full_streams_under_every_command(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class ChatScreen(TalkScreen):
         Binding("ctrl+down", "go(1)", "message", priority=True),
         Binding("pageup", "scroll_turns(-1)", "scroll", priority=True),
         Binding("pagedown", "scroll_turns(1)", "scroll", priority=True),
-        Binding("tab", "tab", "message", priority=True),
+        Binding("tab", "go(-1)", "message"),
         Binding("shift+tab", "write", "write", priority=True),
     ]
 
@@ -229,23 +229,13 @@ class ChatScreen(TalkScreen):
     def action_write(self) -> None:
         self.input.focus()
 
-    async def action_tab(self) -> None:
-        """Complete a command; from an empty line to the last message, from there to the one before."""
-        if self.focused is not self.input or not self.input.text:
-            await self.action_go(-1)
-            return
-        before = self.input.text
+    async def complete(self, line: str) -> str:
+        """What Tab makes of the line; the ways to go on are shown where there are several."""
         commands = {command.word: COMPLETED.get(command.word) for command in COMMANDS}
-        if " " in before:  # names of models come from the disk
-            found = await asyncio.to_thread(completions, before, commands)
-        else:
-            found = completions(before, commands)
-        if self.input.text != before or not found:
-            return
-        self.input.text = common_beginning(found)
-        self.input.move_cursor(self.input.document.end)
+        found = await asyncio.to_thread(completions, line, commands)
         if len(found) > 1:
-            self.notify("  ".join(line.split(" ", 1)[-1] or line for line in found), markup=False, timeout=5)
+            self.notify("  ".join(one.split(" ", 1)[-1] or one for one in found), markup=False, timeout=5)
+        return common_beginning(found) or line
 
     def on_turn_view_typed(self, event: TurnView.Typed) -> None:
         self.input.focus()

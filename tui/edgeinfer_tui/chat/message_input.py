@@ -1,5 +1,7 @@
 """Where a message is written."""
 
+from collections.abc import Awaitable, Callable
+
 from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
@@ -26,8 +28,10 @@ class MessageInput(TextArea):
             super().__init__()
             self.key = key
 
-    def __init__(self) -> None:
+    def __init__(self, complete: Callable[[str], Awaitable[str]]) -> None:
+        """`complete`: what Tab makes of the text."""
         super().__init__(id="input", compact=True, soft_wrap=True, highlight_cursor_line=False)
+        self._complete = complete
         self.placeholder = "Say something; F1 helps"
 
     def send(self) -> None:
@@ -44,6 +48,14 @@ class MessageInput(TextArea):
             event.stop()
             event.prevent_default()
             self.insert("\n")
+        elif event.key == "tab" and self.text:
+            event.stop()
+            event.prevent_default()
+            # Keys that are typed meanwhile wait until it is there.
+            completed = await self._complete(self.text)
+            if completed != self.text:
+                self.text = completed
+                self.move_cursor(self.document.end)
         elif event.key == "ctrl+u":
             event.stop()
             event.prevent_default()

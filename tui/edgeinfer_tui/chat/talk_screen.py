@@ -78,8 +78,12 @@ class TalkScreen(Screen[None]):
             yield Transcript()
             yield MemoryPanel()
         yield Static(id="note", markup=False)
-        yield MessageInput()
+        yield MessageInput(self.complete)
         yield StatusBar()
+
+    async def complete(self, line: str) -> str:
+        """What Tab makes of the line."""
+        return line
 
     @property
     def transcript(self) -> Transcript:
