@@ -189,12 +189,12 @@ def narrow_terminal(columns: int) -> Iterator[TextIO]:
     os.close(master)
 
 
-def shown(pieces: list[str], columns: int, text_before: str = "") -> list[str]:
+def shown(pieces: list[str], columns: int, column: int = 0) -> list[str]:
     """The lines that a terminal shows after the pieces; it knows newline, cursor back and erase."""
     with narrow_terminal(columns) as sized:
         screen = FakeTerminal()
         screen.fileno = sized.fileno  # type: ignore[method-assign]
-        wrap = WordWrap(screen, text_before)
+        wrap = WordWrap(screen, column)
         for piece in pieces:
             wrap.write(piece)
     lines = [""]
@@ -230,7 +230,7 @@ def test_wide_characters_take_two_columns() -> None:
 
 
 def test_text_that_is_on_the_line_counts() -> None:
-    assert [line.rstrip() for line in shown(["there was"], 21, "once upon a ti")] == ["there", "was"]
+    assert [line.rstrip() for line in shown(["there was"], 21, 14)] == ["there", "was"]
 
 
 def test_lines_of_the_text_stay() -> None:

@@ -18,15 +18,15 @@ def print_text(text: str, out: TextIO | None = None) -> None:
 
 
 def print_answer(
-    stream: Stream, progress: ProgressLine, out: TextIO | None = None, text_before: str = ""
+    stream: Stream, progress: ProgressLine, out: TextIO | None = None, column: int = 0
 ) -> "Generation":
     """Print tokens as they come and a newline after the last; return the answer with its speed.
 
-    Ctrl-C ends the answer and keeps the text: its `finish_reason` is then "cancelled". `text_before`: what is
-    on the terminal's line already.
+    Ctrl-C ends the answer and keeps the text: its `finish_reason` is then "cancelled". `column`: where
+    the terminal's cursor is.
     """
     out = out or sys.stdout
-    wrap = WordWrap(out, text_before)
+    wrap = WordWrap(out, column)
     open_line = False
     try:
         for token in stream:

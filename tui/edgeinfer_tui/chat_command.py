@@ -9,6 +9,7 @@ import typer
 
 from edgeinfer_tui import interrupts, options
 from edgeinfer_tui.chat_session import open_session
+from edgeinfer_tui.confirmation import on_terminal
 from edgeinfer_tui.failures import FAILED, report, reporting, say
 from edgeinfer_tui.option_sets import taking
 from edgeinfer_tui.run_command import check_model
@@ -49,7 +50,7 @@ def chat(
       edgeinfer chat --session foxes      [dim]# or with the one of that name[/]
     """
     wishes = run_wishes(filled(invocation.params))
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
     program = _program(wishes, named=model is not None, dark=not light)
     sys.setswitchinterval(SWITCH_SECONDS)

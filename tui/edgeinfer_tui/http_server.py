@@ -92,6 +92,7 @@ class BoundedServer(uvicorn.Server):
                 http=BoundedConnection,
                 ws="none",
                 log_level="error",
+                use_colors=False,  # on a terminal, control characters in a log are taken for data
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=2,

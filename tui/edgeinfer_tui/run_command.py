@@ -24,6 +24,7 @@ from edgeinfer_tui.script_output import collected, print_failure, print_record, 
 from edgeinfer_tui.settings import filled
 from edgeinfer_tui.status_line import context_lines, status_line
 from edgeinfer_tui.terminal_output import control
+from edgeinfer_tui.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -180,6 +181,7 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     stream: Stream
+    column = 0
     if session is not None:
         _check_template(loaded)
         stream = session.conversation(loaded, wishes).stream(text, **settings)
@@ -187,20 +189,28 @@ def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSess
         stream = loaded.chat(system=wishes.system).stream(text, **settings)
     else:
         if on_terminal(sys.stdout) and on_terminal(sys.stderr) and not wishes.json:
-            # A continuation reads well behind what it continues; stdout still holds the answer alone.
-            control(sys.stderr, BOLD)
-            print(text, end="", file=sys.stderr)
-            control(sys.stderr, PLAIN)
-            sys.stderr.flush()
+            column = _show_prompt(text)
         stream = loaded.stream(text, raw=True, **settings)
     if wishes.json:
         answer = collected(stream, progress)
         print_record(answer, loaded.name, text)
     else:
-        answer = print_answer(stream, progress)
+        answer = print_answer(stream, progress, column=column)
         _report(answer, loaded, wishes)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+def _show_prompt(text: str) -> int:
+    """Show what is continued before the continuation; stdout still holds the answer alone. The column where
+    it ends.
+    """
+    control(sys.stderr, BOLD)
+    wrap = WordWrap(sys.stderr)
+    wrap.write(text)
+    control(sys.stderr, PLAIN)
+    sys.stderr.flush()
+    return wrap.column
 
 
 def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:

@@ -16,16 +16,14 @@ class WordWrap:
     A word is shown while it grows. If it reaches the edge, it is erased and written on the next line.
     """
 
-    def __init__(self, out: TextIO, text_before: str = "") -> None:
-        """`text_before`: what is on the cursor's line already, from the last newline on."""
+    def __init__(self, out: TextIO, column: int = 0) -> None:
+        """`column`: where the cursor is, from 0."""
         self._out = out
         self._columns = _columns_of(out)
-        self._column = 0
+        self.column = column
         self._word = ""
         """The characters since the last blank, if they are all on this line."""
         self._word_width = 0
-        if self._columns and text_before:
-            self._column = _width(text_before.rpartition("\n")[2]) % (self._columns + 1)
 
     def write(self, text: str) -> None:
         """Write a piece of text and flush it."""
@@ -41,31 +39,31 @@ class WordWrap:
             self._columns = _columns_of(self._out) or self._columns
             self._break_line()
             return
-        width = 8 - self._column % 8 if mark == "\t" else _width(mark)
+        width = 8 - self.column % 8 if mark == "\t" else _width(mark)
         blank = mark in " \t"
-        if self._column + width > self._columns:
+        if self.column + width > self._columns:
             if blank:
                 self._break_line()
                 return
             self._move_word()
         self._out.write(mark)
-        self._column += width
+        self.column += width
         self._word = "" if blank else self._word + mark
         self._word_width = 0 if blank else self._word_width + width
 
     def _move_word(self) -> None:
         word, width = self._word, self._word_width
-        if 0 < width < self._column:
+        if 0 < width < self.column:
             control(self._out, MOVE_BACK.format(count=width))
             self._break_line()
             self._out.write(word)
-            self._column, self._word, self._word_width = width, word, width
+            self.column, self._word, self._word_width = width, word, width
         else:
             self._break_line()
 
     def _break_line(self) -> None:
         self._out.write("\n")
-        self._column, self._word, self._word_width = 0, "", 0
+        self.column, self._word, self._word_width = 0, "", 0
 
 
 def _width(text: str) -> int:

@@ -236,7 +236,10 @@ class ChatScreen(TalkScreen):
             return
         before = self.input.text
         commands = {command.word: COMPLETED.get(command.word) for command in COMMANDS}
-        found = await asyncio.to_thread(completions, before, commands)
+        if " " in before:  # names of models come from the disk
+            found = await asyncio.to_thread(completions, before, commands)
+        else:
+            found = completions(before, commands)
         if self.input.text != before or not found:
             return
         self.input.text = common_beginning(found)
