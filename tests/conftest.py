@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,23 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
 """Python's own 700 have a chat's tests look through everything once a second, half a second long."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of the fuzz and fault tests to run."""
+    parser.addoption(
+        "--attack-share",
+        type=float,
+        default=0.1,
+        help="which part of the cases the slow fuzz and fault tests run (0.1; all: 1)",
+    )
+
+
+@pytest.fixture(scope="session")
+def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """A number of cases -> how many of them to run."""
+    share: float = request.config.getoption("--attack-share")
+    return lambda cases: max(1, round(cases * share))
 
 
 def pytest_collection_finish() -> None:

@@ -76,24 +76,24 @@ def tried(work: Callable[[], Any], counts: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_wrong_calls_are_answered_or_refused_in_one_line() -> None:
-    source = random.Random(43)
+def test_thousands_of_wrong_calls_are_answered_or_refused_in_one_line(scaled: Callable[[int], int]) -> None:
+    source, calls = random.Random(43), scaled(CALLS)
     counts: Counter[str] = Counter()
     model = model_on(FakeEngine(drawn, 64), "{{ tools }}" + CHAT_TEMPLATE)
-    for _ in range(CALLS):
+    for _ in range(calls):
         tried(lambda: call(model, source), counts)
     print(dict(counts))
-    assert counts.total() == CALLS
-    assert counts["answered"] > CALLS // 20
-    assert counts["refused"] > CALLS // 4
+    assert counts.total() == calls
+    assert counts["answered"] > calls // 20
+    assert counts["refused"] > calls // 4
 
 
 @pytest.mark.slow
-def test_wrong_keywords_of_load_are_refused_in_one_line() -> None:
-    source = random.Random(44)
+def test_wrong_keywords_of_load_are_refused_in_one_line(scaled: Callable[[int], int]) -> None:
+    source, loads = random.Random(44), scaled(LOADS)
     counts: Counter[str] = Counter()
-    for _ in range(LOADS):
+    for _ in range(loads):
         wrong = {"model": "nowhere.gguf", source.choice(LOADING): odd(source)}
         tried(lambda wrong=wrong: edgeinfer.load(**wrong).close(), counts)  # type: ignore[misc]
     print(dict(counts))
-    assert counts["refused"] >= LOADS * 0.9
+    assert counts["refused"] >= loads * 0.9

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -242,10 +242,12 @@ def test_a_signal_ends_a_server_that_is_answering_without_a_traceback(number: si
 
 
 @pytest.mark.slow
-def test_thousands_of_mutated_requests_are_answered_or_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    source, counts = random.Random(45), Counter[int]()
+def test_thousands_of_mutated_requests_are_answered_or_refused(
+    capfd: pytest.CaptureFixture[str], scaled: Callable[[int], int]
+) -> None:
+    source, counts, requests = random.Random(45), Counter[int](), scaled(REQUESTS)
     with Served(fake(template=TOOL_TEMPLATE)) as served:
-        for index in range(REQUESTS):
+        for index in range(requests):
             path, body = BODIES[index % len(BODIES)]
             raw = json.dumps(mutated(body, source)).encode()
             if index % 10 == 0:
@@ -259,17 +261,17 @@ def test_thousands_of_mutated_requests_are_answered_or_refused(capfd: pytest.Cap
                 assert len(json.loads(reply)["error"]["message"]) < 700
         assert served.health() == 0
     print(dict(counts))
-    assert counts[200] > REQUESTS // 20
+    assert counts[200] > requests // 20
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
-def test_mutated_bytes_of_requests_never_stop_the_server() -> None:
+def test_mutated_bytes_of_requests_never_stop_the_server(scaled: Callable[[int], int]) -> None:
     source = random.Random(46)
     body = json.dumps(BODIES[0][1]).encode()
     sound = head(len(body)) + body
     with Served(fake()) as served:
-        for _ in range(600):
+        for _ in range(scaled(600)):
             data = bytearray(sound)
             for _ in range(source.choice((1, 2, 8))):
                 data[source.randrange(len(data))] = source.randrange(256)
@@ -309,18 +311,18 @@ def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_mixed_requests_leave_nothing_behind(tiny: Model) -> None:
-    process, counts = psutil.Process(), Counter[str]()
+def test_two_thousand_mixed_requests_leave_nothing_behind(tiny: Model, scaled: Callable[[int], int]) -> None:
+    process, counts, mixed = psutil.Process(), Counter[str](), 8 * scaled(MIXED // 8)
     with Served(tiny) as served:
-        for index in range(MIXED):
-            if index == MIXED // 4:
+        for index in range(mixed):
+            if index == mixed // 4:
                 warm = process.memory_info().rss, process.num_threads(), process.num_fds()
             mixed_request(served, index, counts)
         assert served.health() == 0
         grown = process.memory_info().rss - warm[0]
         threads, files = process.num_threads() - warm[1], process.num_fds() - warm[2]
     print(f"{dict(counts)}, memory +{grown >> 10} KiB, threads {threads:+}, files {files:+}")
-    assert counts == {"200": MIXED * 6 // 8, "left": MIXED // 8, "400": MIXED // 8}
+    assert counts == {"200": mixed * 6 // 8, "left": mixed // 8, "400": mixed // 8}
     assert grown < 32 << 20
     assert threads <= 2
     assert files <= 4

@@ -26,6 +26,7 @@ from edgeinfer_offload.expert_slots import ExpertSlots, Swap
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
+from tests.kernels.cuda.device_matrices import random_bits
 from tests.kernels.cuda.divided import divided
 from tests.kernels.cuda.test_split_backend import TOLERANCE, on_a_gpu, read_split
 from tests.random_models import ZOO
@@ -202,8 +203,7 @@ def test_experts_come_in_pieces(
 @pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
 def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernels, name: str) -> None:
     columns = 512
-    row_bytes = block_format(name).row_bytes(columns)
-    raw = np.random.default_rng(5).integers(0, 256, (48, row_bytes), np.uint8)
+    raw = random_bits(name, 48, columns)
     layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
     groups = torch.from_numpy(layout[: raw.size].reshape(3, -1).copy())
     assert torch.equal(rows_of_groups(groups, name), torch.from_numpy(raw))

@@ -251,7 +251,11 @@ def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
     widths: tuple[int, ...],
 ) -> None:
     small_gpu(1 << 40)
-    asked, told = [], object()
+    asked: list[Any] = []
+
+    def told(done: int, total: int) -> None:
+        pass
+
     monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: asked.append(given))
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     settings: dict[str, Any] = {"build_progress": told, "draft": draft}
