@@ -101,11 +101,14 @@ class PromptEncoding:
             self._check_tools(options.tools)
         hidden = self._guard.placeholders()
         variables = self._variables(options.over(self._defaults))
-        text = self._chat_format.render(
-            [hidden.hide_message(message) for message in messages],
-            tools=hidden.hide(list(options.tools)) or None,
-            **hidden.hide(variables),
-        )
+        try:
+            shown_messages = [hidden.hide_message(message) for message in messages]
+            tools, variables = hidden.hide(list(options.tools)) or None, hidden.hide(variables)
+        except RecursionError:
+            raise SettingError(
+                "messages: nested too deeply, wanted texts, lists and objects as JSON"
+            ) from None
+        text = self._chat_format.render(shown_messages, tools=tools, **variables)
         if options.constrained:
             text = with_closed_thought(text)
         ids = self._tokenizer.encode(text, special=True, restore=hidden.restore)

@@ -5,6 +5,7 @@ import pytest
 from edgeinfer.chat.chat_format import ChatFormat
 from edgeinfer.chat.special_text_guard import SpecialTextGuard
 from edgeinfer.chat.template_options import TemplateOptions
+from edgeinfer.errors import SettingError
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import TokenType
@@ -85,6 +86,14 @@ def test_reasoning_marks_of_an_assistant_reach_the_template(tokenizer: Tokenizer
     asked = [{"role": "user", "content": "<think>a</think>b"}]
     ids = encoding.of_messages(asked, TemplateOptions())
     assert tokenizer.decode(ids) == "<think>a</think>b"
+
+
+def test_values_nested_too_deeply_are_refused(encoding: PromptEncoding) -> None:
+    deep: object = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(SettingError, match="nested too deeply"):
+        encoding.of_messages([{"role": "user", "content": deep}], TemplateOptions())
 
 
 def test_placeholders_differ_from_rendering_to_rendering() -> None:
