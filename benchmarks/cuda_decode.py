@@ -5,7 +5,7 @@ python benchmarks/cuda_decode.py --llama-bench PATH --shapes llama-3-8b,llama-3.
 
 from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer_kernels.cuda.buffer_sizes import EVERY_WIDTH
+from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH
 
 
 def main() -> None:

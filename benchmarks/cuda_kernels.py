@@ -17,33 +17,38 @@ from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
-from edgeinfer_kernels.cuda.buffer_sizes import KEPT, REQUEST_SIZE, SLICE
-from edgeinfer_kernels.cuda.choice_kernels import choose_best_kernel
-from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_experts import DeviceExperts
-from edgeinfer_kernels.cuda.device_layers import CACHE_ELEMENTS, DeviceCache
+from edgeinfer_kernels.cuda.cache.shift_kernels import slide
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
+from edgeinfer_kernels.cuda.decode.sampling_kernels import choose_best_kernel
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel, embed_rows_kernel
-from edgeinfer_kernels.cuda.expert_products import ExpertRows, add_experts, grouped_product, grouped_tile
-from edgeinfer_kernels.cuda.flash_attention import attention_tile, flash_attention
-from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
-from edgeinfer_kernels.cuda.host_turns import StepTurns
-from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
-from edgeinfer_kernels.cuda.plane_formats import TILES
-from edgeinfer_kernels.cuda.prefill_experts import GROUPED_PAIRS
-from edgeinfer_kernels.cuda.prefill_products import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS
-from edgeinfer_kernels.cuda.prefill_rope import rope_append
-from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.sampling import SamplingBuffers, argmax, sample
-from edgeinfer_kernels.cuda.slide_kernels import slide
-from edgeinfer_kernels.cuda.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import usual_tuning
-from edgeinfer_kernels.cuda.targets import TARGETS, Launch, compile_launch, recorded_launches
-from edgeinfer_kernels.cuda.unpacking import unpack
-from edgeinfer_kernels.cuda.workspace import Workspace
-from edgeinfer_kernels.division import LayerDivision, device_half, turns_of
+from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
+from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.prefill.expert_matmul import (
+    ExpertRows,
+    add_experts,
+    grouped_product,
+    grouped_tile,
+)
+from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.prefill_experts import GROUPED_PAIRS
+from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS
+from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel, embed_rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.tuning.targets import TARGETS, Launch, compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS, DeviceCache
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.layer_split import LayerDivision, device_half, turns_of
+from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 from edgeinfer_quant_formats import block_format
 

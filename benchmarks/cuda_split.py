@@ -8,7 +8,7 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.split_runs import HEAD, SplitSuite
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer_offload.plan_facts import PROMPT
+from edgeinfer_offload.planner.plan_types import PROMPT
 
 
 def main() -> None:

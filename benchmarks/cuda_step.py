@@ -16,10 +16,10 @@ from edgeinfer.benchmarking.workloads import random_ids
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.planning import model_sizes
-from edgeinfer_kernels.cuda.device_sizes import matrix_bytes
-from edgeinfer_kernels.cuda.gpu_speed import gpu_speed
-from edgeinfer_kernels.cuda.step_profile import kernel_runs, step_shares
+from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer_kernels.cuda.tuning.gpu_speed import gpu_speed
+from edgeinfer_kernels.cuda.tuning.step_profile import kernel_runs, step_shares
+from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
 
 TOKENS = 48
 """Steps that are looked at."""

@@ -16,7 +16,7 @@ from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.expert_traces import recorded_traces
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer_offload.expert_slots import ExpertSlots, Replayed, replay
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Replayed, replay
 
 HEAD = (
     "model",

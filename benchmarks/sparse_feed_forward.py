@@ -14,7 +14,7 @@ from edgeinfer.benchmarking.sparse_runs import EXACT, PREDICTED, SparseRun, mode
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 
 HEAD = ("feed-forward", "threads", "way", "best decile", "of dense", "median", "of dense", "GB/s", "error")
 PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "recall", "named")

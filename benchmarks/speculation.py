@@ -21,11 +21,11 @@ from edgeinfer.benchmarking.random_files import random_file, random_files_folder
 from edgeinfer.benchmarking.scripted_engine import ScriptedEngine
 from edgeinfer.benchmarking.split_runs import overhead
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
-from edgeinfer.language_model import Engine
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.planning import model_sizes
+from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.results import Generation
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup

@@ -7,11 +7,11 @@ with edgeinfer.load("tiny") as model:
 
 from typing import TYPE_CHECKING, Any
 
+from edgeinfer.chat import Chat
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Speed, Token
-from edgeinfer.session import Chat
 
 if TYPE_CHECKING:
     from edgeinfer.quantizing import Quantization, quantize

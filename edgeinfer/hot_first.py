@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeinfer.errors import SettingError
 from edgeinfer.user_folders import user_folder
-from edgeinfer_offload.activity_profile import (
+from edgeinfer_offload.runtime.activity_profile import (
     ActivityProfile,
     ProfileError,
     find_profile,
@@ -14,7 +14,7 @@ from edgeinfer_offload.activity_profile import (
     save_profile,
 )
 from edgeinfer_quant_formats import FormatError, GGUFFile
-from edgeinfer_quant_formats.neuron_order import Order, hottest_first, neurons_a_block
+from edgeinfer_quant_formats.quantizer.neuron_order import Order, hottest_first, neurons_a_block
 
 
 def hot_first_orders(file: GGUFFile) -> tuple[dict[int, Order], ActivityProfile, str]:

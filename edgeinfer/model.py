@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.answer_counts import AnswerCounts
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
-from edgeinfer.chat.tool_calls import Tool
-from edgeinfer.decoding import TokenStream, context_overflow
+from edgeinfer.chat import Chat, ChatEngine
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
+from edgeinfer.chat_templates.tool_calls import Tool
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
+from edgeinfer.engine.model_lock import ModelLock
+from edgeinfer.engine.protocols import Engine, Progress, TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.language_model import Engine, Progress, TextTokenizer
-from edgeinfer.model_lock import ModelLock
+from edgeinfer.generation.context_shift import SINKS, OnFull, Sliding
+from edgeinfer.generation.request import Prompt, request_of
+from edgeinfer.generation.sequence_counts import AnswerCounts
+from edgeinfer.generation.token_stream import TokenStream, context_overflow
 from edgeinfer.prompt_encoding import PromptEncoding
-from edgeinfer.prompts import Prompt, request_of
 from edgeinfer.results import Generation
-from edgeinfer.session import Chat, ChatEngine
 from edgeinfer.shown import shown
-from edgeinfer.sliding import SINKS, OnFull, Sliding
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
-from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
-    from edgeinfer.async_stream import AsyncTokenStream
+    from edgeinfer.generation.async_stream import AsyncTokenStream
 
 
 class Model:
@@ -204,7 +204,9 @@ class Model:
 
     def stream_async(self, prompt: Prompt, **settings: Any) -> "AsyncTokenStream":
         """`stream` for `async for`; settings and `Raises` as there."""
-        from edgeinfer.async_stream import AsyncTokenStream  # with asyncio, which few programs need
+        from edgeinfer.generation.async_stream import (
+            AsyncTokenStream,  # with asyncio, which few programs need
+        )
 
         return AsyncTokenStream(self.stream(prompt, **settings))
 

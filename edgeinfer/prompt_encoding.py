@@ -4,15 +4,15 @@ import operator
 from collections.abc import Sequence
 from functools import cached_property
 
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.special_text_guard import SpecialTextGuard
-from edgeinfer.chat.template_options import TemplateOptions
-from edgeinfer.chat.thoughts import with_closed_thought
-from edgeinfer.chat.tool_calls import Tool, check_tools
+from edgeinfer.chat import Message
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.chat_templates.reasoning import with_closed_thought
+from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
+from edgeinfer.chat_templates.template_options import TemplateOptions
+from edgeinfer.chat_templates.tool_calls import Tool, check_tools
+from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.errors import SettingError
-from edgeinfer.language_model import TextTokenizer
-from edgeinfer.prompts import Prompt, messages_of
-from edgeinfer.session import Message
+from edgeinfer.generation.request import Prompt, messages_of
 from edgeinfer.shown import shown
 
 

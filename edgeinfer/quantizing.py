@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeinfer.catalogue import find_model
 from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import hot_first_orders, save_reordered
-from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer.registry.registry import find_model
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import BlockFormat, FormatError, GGUFFile
-from edgeinfer_quant_formats.importance_file import Importance, read_importance
-from edgeinfer_quant_formats.mixes import find_mix
-from edgeinfer_quant_formats.neuron_order import ReorderedFile, reordered_plan
-from edgeinfer_quant_formats.quantizing import (
+from edgeinfer_quant_formats.quantizer.importance_file import Importance, read_importance
+from edgeinfer_quant_formats.quantizer.mixes import find_mix
+from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, reordered_plan
+from edgeinfer_quant_formats.quantizer.quantizing import (
     IMPORTANCE_KEYS,
     QuantizationPlan,
     plan_as_it_is,
     plan_quantization,
     write_quantized,
 )
-from edgeinfer_quant_formats.type_choice import Override, TypeWishes, unmatched, weight_format
+from edgeinfer_quant_formats.quantizer.type_choice import Override, TypeWishes, unmatched, weight_format
 
 DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)

@@ -15,17 +15,17 @@ from edgeinfer.benchmarking.cuda_runs import own_seconds
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.tables import NOTHING
 from edgeinfer.benchmarking.workloads import Workload, random_ids
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.planning import model_sizes
-from edgeinfer.transformer import Transformer
+from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
-from edgeinfer_offload.measure import read_bandwidth, remembered_bandwidth, thread_choice
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.peak_memory import own_resident_bytes
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer_offload.machine.measure import read_bandwidth, remembered_bandwidth, thread_choice
+from edgeinfer_offload.machine.peak_memory import own_resident_bytes
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 HEAD = (
     "model", "budget", "share", "placed", "GPU MiB", "planned/held", "at most MiB", "CPU MiB", "planned/held",

@@ -7,11 +7,11 @@ from statistics import median
 
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import random_ids
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.loading.loading import load
-from edgeinfer.planning import model_sizes
-from edgeinfer.transformer import Transformer
-from edgeinfer_offload import plan
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer_offload.planner import planner
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 HEAD = ("model", "budget", "placement", "routing", "tokens", "ms a token", "on the GPU")
 STAYING, CHANGING = 0.0, float("inf")
@@ -32,9 +32,9 @@ def changing_rows(path: Path, share: float, context: int, threads: int | None) -
         "few": [few[0][i % FEW] for i in range(TOKENS)],
         "others": [few[1][i % FEW] for i in range(TOKENS)],
     }
-    usual = plan.CHANGING_WORTH
+    usual = planner.CHANGING_WORTH
     try:
-        for plan.CHANGING_WORTH in (STAYING, CHANGING):
+        for planner.CHANGING_WORTH in (STAYING, CHANGING):
             with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
                 assert isinstance(model.engine, Transformer)
                 backend = model.engine.backend
@@ -47,7 +47,7 @@ def changing_rows(path: Path, share: float, context: int, threads: int | None) -
                         cells = _cells(backend, ids[first : first + SHOWN], first)
                         yield [path.stem, f"{share:.0%}", name, routing, f"{first}-{first + SHOWN}", *cells]
     finally:
-        plan.CHANGING_WORTH = usual
+        planner.CHANGING_WORTH = usual
 
 
 def _cells(backend: SplitBackend, ids: Sequence[int], start: int) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.language_model import Engine
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.llama_cpp.context import LlamaCppContext
 
 LLAMA_CPP = "llama.cpp"

@@ -13,8 +13,8 @@ from edgeinfer.benchmarking.workloads import Workload, random_ids
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 HEAD = (
     "model", "GPU memory", "placed", "planned ms/token", "measured ms/token", "prompt t/s",

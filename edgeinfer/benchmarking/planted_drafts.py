@@ -8,7 +8,7 @@ model, whose logits nobody looks at.
 import random
 from collections.abc import Sequence
 
-from edgeinfer.language_model import Engine
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
 

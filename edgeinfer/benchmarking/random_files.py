@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import FORMATS, Bytes, RandomBlocks
 from edgeinfer.benchmarking.shapes import Shape, find_shape
-from edgeinfer.catalogue import find_model
 from edgeinfer.errors import OutOfMemoryError, SettingError
+from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
-from edgeinfer_quant_formats.mix_rules import ModelFacts
-from edgeinfer_quant_formats.mixes import find_mix
-from edgeinfer_quant_formats.type_choice import TypeWishes, choose_types
+from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mixes import find_mix
+from edgeinfer_quant_formats.quantizer.type_choice import TypeWishes, choose_types
 
 REVISION = 2
 """Goes into the files' names; to be raised when what is written changes."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.language_model import Engine, Progress, TokenChoice
+from edgeinfer.engine.protocols import Engine, Progress, TokenChoice
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 

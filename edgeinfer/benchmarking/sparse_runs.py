@@ -15,19 +15,19 @@ from edgeinfer.benchmarking.planted_neurons import (
     planted_inputs,
 )
 from edgeinfer.benchmarking.timings import Timings
+from edgeinfer.loading.load_options import Sparse
 from edgeinfer.loading.loading import load
-from edgeinfer.loading.wishes import Sparse
 from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.kernel_units import kernel_units
-from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.model_sizes import NEURON_GROUP
+from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format

@@ -11,12 +11,12 @@ from edgeinfer.benchmarking.contestants import Contestant, LlamaCppContestant, O
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, repeat
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context
-from edgeinfer.catalogue import find_model
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
-from edgeinfer_offload.measure import read_bandwidth
-from edgeinfer_offload.peak_memory import peak_resident_bytes, reset_peak
+from edgeinfer_offload.machine.measure import read_bandwidth
+from edgeinfer_offload.machine.peak_memory import peak_resident_bytes, reset_peak
 from edgeinfer_quant_formats import GGUFFile
 
 Report = Callable[[str, int, int], None]

@@ -12,10 +12,10 @@ from edgeinfer.benchmarking.tables import NOTHING, shown_rate
 from edgeinfer.benchmarking.timings import MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context
 from edgeinfer.loading.loading import load
-from edgeinfer.planning import model_sizes, plan_model
+from edgeinfer.planning.model_plan import model_sizes, plan_model
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
-from edgeinfer_offload.memory_plan import MemoryPlan
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 HEAD = (
     "model", "budget", "test", "edgeinfer", "best decile t/s", "llama.cpp", "ratio",

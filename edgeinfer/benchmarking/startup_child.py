@@ -29,8 +29,8 @@ def main(model: str, spawned: float) -> None:
     """Print the phases as JSON; `spawned`: when the parent asked for this process, by its clock."""
     import edgeinfer
     from edgeinfer.loading import cpu_loading
-    from edgeinfer_kernels.cpu.objects import load_kernels
-    from edgeinfer_offload.peak_memory import peak_resident_bytes
+    from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+    from edgeinfer_offload.machine.peak_memory import peak_resident_bytes
 
     imported = time.time()
     kernels = _Timed(load_kernels)

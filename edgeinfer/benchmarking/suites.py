@@ -21,7 +21,7 @@ from edgeinfer.benchmarking.speed_runs import (
 from edgeinfer.benchmarking.tables import speed_table, versus_table
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer_kernels.cpu.features import usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError
 
 ROUNDS = 12

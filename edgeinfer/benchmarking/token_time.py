@@ -10,7 +10,7 @@ import numpy as np
 
 from edgeinfer.benchmarking.measuring import SEED
 from edgeinfer.benchmarking.workloads import random_ids
-from edgeinfer.language_model import Engine
+from edgeinfer.engine.protocols import Engine
 
 TOKENS = 64
 

@@ -6,12 +6,12 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 from edgeinfer.errors import DownloadError
-from edgeinfer.model_support import ModelSupport, header_support, model_support, unsupported_type
+from edgeinfer.model_config.support import ModelSupport, header_support, model_support, unsupported_type
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError
-from edgeinfer_quant_formats.file_part import FilePart
-from edgeinfer_quant_formats.header_length import declared_bytes
-from edgeinfer_quant_formats.part_names import COUNT_KEY
+from edgeinfer_quant_formats.gguf.file_part import FilePart
+from edgeinfer_quant_formats.gguf.header_length import declared_bytes
+from edgeinfer_quant_formats.gguf.part_names import COUNT_KEY
 
 HeaderCheck = Callable[[bytes, str], bool]
 """Called with the first bytes of a file and its name: whether they were enough. Raises `DownloadError`."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Patience, read_start
 from edgeinfer.errors import DownloadError
-from edgeinfer.planning import model_sizes
-from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_kernels.private_folder import scratch_folder
+from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.system.private_folder import scratch_folder
 from edgeinfer_quant_formats.errors import FormatError
 
 READ_BYTES = (8 << 20, 32 << 20)

@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError, OfflineError
-from edgeinfer.model_file import LATER_PART, PROJECTOR
-from edgeinfer.quant_names import quant_of
+from edgeinfer.registry.model_file import LATER_PART, PROJECTOR
+from edgeinfer.registry.quant_names import quant_of
 
 ASK_SECONDS = 20.0
 ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")

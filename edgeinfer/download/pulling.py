@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from edgeinfer.catalogue import default_models_folder, find_model, first_few, list_models, split_quant
-from edgeinfer.catalogue_entries import CatalogueEntry, read_catalogue
 from edgeinfer.download.header_check import refuse_unsupported
 from edgeinfer.download.header_sizes import remote_sizes
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
@@ -17,12 +15,14 @@ from edgeinfer.download.quant_choice import QuantOption, choose_quant
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Fetched, Hearing, Patience, check_room, fetch
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
-from edgeinfer.fitting import known_machine
-from edgeinfer.found_models import OtherFolders
-from edgeinfer.loading.wishes import EngineName
-from edgeinfer.model_file import ModelFile, parts_of
-from edgeinfer.quant_names import bits_of
-from edgeinfer_offload.machine import Machine
+from edgeinfer.loading.load_options import EngineName
+from edgeinfer.planning.fit import known_machine
+from edgeinfer.registry.entries import CatalogueEntry, read_catalogue
+from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.model_file import ModelFile, parts_of
+from edgeinfer.registry.quant_names import bits_of
+from edgeinfer.registry.registry import default_models_folder, find_model, first_few, list_models, split_quant
+from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, printable
 

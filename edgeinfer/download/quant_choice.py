@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.errors import DownloadError, UnsupportedModelError
-from edgeinfer.fitting import Fit, fit
-from edgeinfer.quant_names import bits_of
-from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_offload.machine import Machine
+from edgeinfer.planning.fit import Fit, fit
+from edgeinfer.registry.quant_names import bits_of
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats.errors import FormatError
 
 FAST_ENOUGH = 15.0

@@ -21,7 +21,7 @@ from edgeinfer.download.partial_file import CHUNK, PartialFile, Version, held
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.errors import UnsupportedTypeError
-from edgeinfer_quant_formats.header_length import declared_bytes
+from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 
 MAGIC = b"GGUF"
 FIRST_LOOK_BYTES = 64 << 10

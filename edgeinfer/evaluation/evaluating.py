@@ -5,18 +5,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import find_model
+from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.evaluation.logit_sources import EngineSource, LlamaCppSource, LogitSource, window_slices
 from edgeinfer.evaluation.scores import Scores, score
 from edgeinfer.evaluation.summary import Evaluation, summarise
 from edgeinfer.evaluation.windows import Windows
-from edgeinfer.language_model import TextTokenizer
 from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.structures import SPARSE_TOKENS
+from edgeinfer.registry.registry import find_model
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.cpu.runtime.abi import SPARSE_TOKENS
 from edgeinfer_kernels.layer_cache import CacheType
 
 LLAMA_CPP = "llama.cpp"

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.evaluation.log_probabilities import Logits
 from edgeinfer.evaluation.windows import Window
-from edgeinfer.language_model import Engine
 from edgeinfer.llama_cpp.context import BATCH, LlamaCppContext
 
 SLICE_ELEMENTS = 1 << 23

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.catalogue import ModelFile
-from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer.language_model import Progress
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTISED_CACHES, llama_cpp_library, log_catcher
-from edgeinfer.loading.wishes import Wishes
+from edgeinfer.loading.load_options import Wishes
 from edgeinfer.model import Model
+from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer.special_splitting import SpecialSplitter, SpecialToken

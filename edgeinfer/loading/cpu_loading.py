@@ -2,26 +2,26 @@
 
 from dataclasses import replace
 
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.device_plan import DevicePlan, PlanRequest, plan_devices
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.loading.file_weights import left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.plan_request import request_for
-from edgeinfer.loading.sparse_choice import SparseChoice
-from edgeinfer.transformer import Transformer
+from edgeinfer.planning.device_plan import DevicePlan, PlanRequest, plan_devices
+from edgeinfer.planning.plan_request import request_for
+from edgeinfer.planning.sparse_choice import SparseChoice
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.kernel_units import kernel_formats, kernel_units
-from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
-from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_kernels.routing import Routing
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import CPU_BATCH, Repacking
-from edgeinfer_offload.this_machine import unmeasured_machine, with_cpu_speeds
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.measure import remembered_threads
+from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_cpu_speeds
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, Repacking
 
 
 def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | None) -> LoadedEngine:

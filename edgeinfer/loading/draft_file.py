@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from edgeinfer.catalogue import find_draft
-from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.file_sizes import file_sizes
+from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.registry.registry import find_draft
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
 NO_MODELS = (None, "lookup", "self")

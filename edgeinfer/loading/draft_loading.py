@@ -3,18 +3,18 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.cpu_loading import load_draft_on_cpu
 from edgeinfer.loading.draft_file import DraftFile
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.speculation.chained_drafter import FirstOf
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
-from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import LayeredBackend
 
 

@@ -6,10 +6,10 @@ Both are remembered, so that a new process begins with what is known.
 from contextlib import suppress
 from dataclasses import asdict, fields
 
+from edgeinfer.speculation.draft_controller import Learnt, Pace
 from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, Speculator
-from edgeinfer_offload.remembered import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import RememberedFigures
 
 LEARNT = tuple(field.name for field in fields(Learnt))
 

@@ -3,20 +3,20 @@
 from dataclasses import dataclass, field, replace
 
 from edgeinfer.loading.cpu_loading import load_on_cpu
-from edgeinfer.loading.device_plan import plan_devices
-from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.loading.plan_request import request_for
-from edgeinfer.loading.sparse_choice import SparseChoice, choose_sparse
+from edgeinfer.planning.device_plan import plan_devices
+from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.plan_request import request_for
+from edgeinfer.planning.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_formats, kernel_units
-from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.measure import remembered_threads
-from edgeinfer_offload.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.measure import remembered_threads
+from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 
 MAX_ATTEMPTS = 3
 """Plans that are tried while other programs take memory of the GPU, each with less of it."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from edgeinfer_kernels.division import Block
+from edgeinfer_kernels.layer_split import Block
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, Matrix
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_text import mebibytes
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_quant_formats import GGUFFile
 
 

@@ -2,25 +2,25 @@
 
 from dataclasses import replace
 
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.device_plan import DevicePlan, plan_devices
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.plan_request import request_for
-from edgeinfer.loading.sparse_choice import SparseChoice
-from edgeinfer.transformer import Transformer
+from edgeinfer.planning.device_plan import DevicePlan, plan_devices
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.plan_request import request_for
+from edgeinfer.planning.sparse_choice import SparseChoice
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.buffer_sizes import CHUNK, EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import DRAFT, SHARED_ITEMS
-from edgeinfer_offload.this_machine import unmeasured_machine, with_gpu
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
 
 TUNING_SECONDS = 9.0
 """What finding the best cuts of a step may take, once for a GPU and the shape of a model: on an H200 as good

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.catalogue import ModelFile, find_model
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.template_options import TemplateOptions, Thinking
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
 from edgeinfer.embedding import pooling_of
+from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import (
     EdgeInferError,
     KernelError,
@@ -17,16 +15,18 @@ from edgeinfer.errors import (
     SettingError,
     UnsupportedModelError,
 )
-from edgeinfer.language_model import Progress
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.engine_loading import load_engine
+from edgeinfer.loading.load_options import EngineName, Sparse, Wishes
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.loading.wishes import EngineName, Sparse, Wishes
 from edgeinfer.model import Model
-from edgeinfer.model_support import open_model
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.support import open_model
+from edgeinfer.model_config.weights import embedding_rows
 from edgeinfer.plain_numbers import plain_number
+from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.shown import shown
 from edgeinfer.sizes import parse_bytes
 from edgeinfer.snapshots.fingerprint import file_fingerprint
@@ -34,11 +34,11 @@ from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose, usable_cpus
-from edgeinfer_kernels.cpu.memory import UnsupportedFormatError
-from edgeinfer_kernels.cpu.objects import KernelBuildError, source_digest
+from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose, usable_cpus
+from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError, source_digest
+from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_offload.measure import remembered_figures
+from edgeinfer_offload.machine.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
 
 

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import read_weights, rope_factors
-from edgeinfer.loading.wishes import Wishes
-from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.loading.load_options import Wishes
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import read_weights, rope_factors
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_facts import Place
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import Place
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096

@@ -2,33 +2,33 @@
 
 from dataclasses import dataclass
 
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.loading.device_plan import DevicePlan
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
 from edgeinfer.loading.gpu_loading import draft_gpu_bytes, made_ready
-from edgeinfer.loading.known_routing import known_routing
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
-from edgeinfer.loading.sparse_choice import SparseChoice
-from edgeinfer.transformer import Transformer
+from edgeinfer.planning.device_plan import DevicePlan
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.known_routing import known_routing
+from edgeinfer.planning.sparse_choice import SparseChoice
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.host_half import HostHalf
-from edgeinfer_kernels.cpu.kernel_units import SERVICE, kernel_units
-from edgeinfer_kernels.cpu.objects import Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
+from edgeinfer_kernels.cpu.cpu_shard import HostHalf
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.buffer_sizes import CHUNK
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
-from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.division import LayerDivision, host_batch
+from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_offload.expert_slots import ExpertSlots
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan_text import mebibytes
-from edgeinfer_offload.split_backend import SplitBackend
-from edgeinfer_offload.this_machine import meets_in_graph
+from edgeinfer_kernels.layer_split import LayerDivision, host_batch
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
+from edgeinfer_offload.machine.this_machine import meets_in_graph
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_text import mebibytes
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
 def load_split(source: ModelSource, gpu: Gpu, planned: DevicePlan, sparse: SparseChoice) -> LoadedEngine:

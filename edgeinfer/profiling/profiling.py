@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.catalogue import find_model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
@@ -24,13 +23,14 @@ from edgeinfer.profiling.recording import (
     told_by,
     windows_of,
 )
+from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import FeedForwardWeights
-from edgeinfer_offload.activity_profile import ActivityProfile, model_hash, save_profile
-from edgeinfer_offload.concentration import Coverage, coverage
+from edgeinfer_offload.planner.concentration import Coverage, coverage
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, model_hash, save_profile
 
 TEXT_TOKENS = 8192
 PREDICTOR_TOKENS = 4096

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import SettingError
 from edgeinfer.model import Model
-from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.specification import Activation, ExpertsSpecification, FeedForwardSpecification

@@ -17,17 +17,25 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgeinfer.async_stream import AsyncTokenStream
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
+from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.model import Model
 from edgeinfer.serving import replies
 from edgeinfer.serving.access import LOCAL_HOSTS, Access
-from edgeinfer.serving.asks import Ask, EmbeddingAsk, body_of, chat_ask, embedding_ask, prompts_of, text_ask
 from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_gone
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.forms import ChatForm, Form, TextForm
+from edgeinfer.serving.queue import Turns
 from edgeinfer.serving.replies import failure
-from edgeinfer.serving.turns import Turns
+from edgeinfer.serving.requests import (
+    Ask,
+    EmbeddingAsk,
+    body_of,
+    chat_ask,
+    embedding_ask,
+    prompts_of,
+    text_ask,
+)
 from edgeinfer.shown import shortened, shown
 
 CLIENT_LEFT = 499

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from edgeinfer.chat.tool_calls import Said, parse_tool_calls
+from edgeinfer.chat_templates.tool_calls import Said, parse_tool_calls
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
 from edgeinfer.serving import replies
-from edgeinfer.serving.asks import Ask
+from edgeinfer.serving.requests import Ask
 
 Piece = dict[str, Any]
 

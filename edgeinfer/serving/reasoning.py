@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgeinfer.chat.template_options import Thinking
+from edgeinfer.chat_templates.template_options import Thinking
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.shown import shown
 

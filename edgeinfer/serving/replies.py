@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from starlette.responses import JSONResponse
 
-from edgeinfer.chat.tool_calls import Said
-from edgeinfer.language_model import TextTokenizer
+from edgeinfer.chat_templates.tool_calls import Said
+from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.results import Generation, Token
 
 FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}

@@ -1,7 +1,7 @@
 """An engine and its snapshots on the disk: what saves reading is brought back, what took reading is kept."""
 
-from edgeinfer.language_model import Engine
-from edgeinfer.sliding import SlidingEngine
+from edgeinfer.engine.protocols import Engine
+from edgeinfer.generation.context_shift import SlidingEngine
 from edgeinfer.snapshots.store import SnapshotStore
 
 WORTH_TOKENS = 64

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgeinfer.kv_cache import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.snapshots.snapshot_file import (
     PART_SUFFIX,
     DamagedSnapshotError,
@@ -20,7 +20,7 @@ from edgeinfer.snapshots.snapshot_file import (
     write_snapshot,
 )
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.private_folder import ensure_private
+from edgeinfer_kernels.system.private_folder import ensure_private
 from edgeinfer_quant_formats.processes import is_alive
 
 Result = TypeVar("Result")

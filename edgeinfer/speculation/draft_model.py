@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.kv_cache import shared_prefix
-from edgeinfer.language_model import Engine, GuessingEngine
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.protocols import Engine, GuessingEngine
 from edgeinfer.sampling.penalties import penalties_are_on
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.speculation.autoregressive_drafter import OneByOne
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer.speculation.one_by_one import OneByOne
-from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
+from edgeinfer_kernels.draft_loop import Guesses, Manner, Wanted
 
 
 class DraftModel(OneByOne):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.speculation.one_by_one import OneByOne
-from edgeinfer.transformer import Transformer
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.speculation.autoregressive_drafter import OneByOne
 
 KEPT_SHARE, KEPT_BELOW = 0.5, 0.3
 """Of the layers: what is kept, and what of all lies below the gap. Measured on the built-in model, a gap from

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer.speculation.reference_index import ReferenceIndex
+from edgeinfer.speculation.lookup_index import ReferenceIndex
 
 LONGEST, SHORTEST = 4, 2
 """Tokens at the end of the text that are looked for, in turn."""

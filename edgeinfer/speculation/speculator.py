@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.chosen_token import Chosen
-from edgeinfer.language_model import Engine
+from edgeinfer.engine.protocols import Engine
+from edgeinfer.generation.sampled_token import Chosen
 from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.speculation.draft_controller import Learnt, Pace
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED, MeasuredCosts
 from edgeinfer.speculation.drafts import Draft, Drafter
-from edgeinfer.speculation.pacing import Learnt, Pace
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import leaf_taken, verify
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.language_model import Engine
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
 
 

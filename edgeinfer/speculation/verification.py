@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.chosen_token import Chosen
+from edgeinfer.generation.sampled_token import Chosen
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafts import Draft

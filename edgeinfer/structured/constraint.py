@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.language_model import TextTokenizer
 from edgeinfer.structured.compiler import one_line
 from edgeinfer.structured.endings import CHECK_INTERVAL, MAX_ENDING, SEARCH_INTERVAL, SPARE_TOKENS, Endings
 from edgeinfer.structured.grammars import Grammar, engine

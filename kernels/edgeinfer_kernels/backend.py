@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.expert_routing import PairCounts
 from edgeinfer_kernels.layer_cache import LANES
-from edgeinfer_kernels.routing import PairCounts
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cache_elements import (
+from edgeinfer_kernels.cache_formats import (
     nibble_bytes,
     packed_in_groups,
     packed_in_pairs,
@@ -18,7 +18,7 @@ from edgeinfer_kernels.cache_elements import (
     unpacked_pairs,
     widened,
 )
-from edgeinfer_kernels.cpu.structures import SCALED
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16

@@ -1,11 +1,11 @@
 """What the bytes mean: GGUF files and the block formats inside them."""
 
-from edgeinfer_quant_formats.block_formats import FORMATS, BlockFormat, block_format
 from edgeinfer_quant_formats.codecs import decode, encode
 from edgeinfer_quant_formats.errors import FormatError
-from edgeinfer_quant_formats.reader import GGUFFile
-from edgeinfer_quant_formats.tensor_index import TensorInfo
-from edgeinfer_quant_formats.writer import GGUFWriter
+from edgeinfer_quant_formats.formats import FORMATS, BlockFormat, block_format
+from edgeinfer_quant_formats.gguf.reader import GGUFFile
+from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
+from edgeinfer_quant_formats.gguf.writer import GGUFWriter
 
 __all__ = [
     "FORMATS",

@@ -7,8 +7,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.block_formats import block_format
 from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.formats import block_format
 
 F16_EXPONENT, BF16_EXPONENT, F32_EXPONENT, E8M0_EXPONENT = 0x7C00, 0x7F80, 0x7F800000, 0xFF
 """The exponent bits of a number; all of them are set in NaN and infinity."""

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer import Model
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.language_model import Progress
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.engine.protocols import Progress
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer import Tokenizer

@@ -10,9 +10,9 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.branches import BranchesInTurn, CacheFullError, PagedBranches, branches_of
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import SettingError
-from edgeinfer.transformer import Transformer
+from edgeinfer.generation.shared_prefix import BranchesInTurn, CacheFullError, PagedBranches, branches_of
 from tests.edgeinfer.fake_engine import END, FakeEngine, drawn, model_on
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
@@ -87,7 +87,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
 def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     got = tiny.generate(PROMPT, **settings)
-    monkeypatch.setattr("edgeinfer.beam_search.branches_of", BranchesInTurn)
+    monkeypatch.setattr("edgeinfer.generation.beam_search.branches_of", BranchesInTurn)
     want = tiny.generate(PROMPT, **settings)
     assert [answer.ids for answer in got] == [answer.ids for answer in want]
     means = [answer.mean_logprob or 0.0 for answer in got]

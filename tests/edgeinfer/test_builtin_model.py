@@ -12,7 +12,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.catalogue import find_model
+from edgeinfer.registry.registry import find_model
 
 STORIES = (Path(__file__).parent / "data" / "tiny_stories.txt").read_text(encoding="utf-8").splitlines()
 PROMPT = "Once upon a time"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.catalogue import find_model, list_models, read_catalogue
 from edgeinfer.errors import CatalogueError, NotPulledError, UnknownModelError
-from edgeinfer.found_models import OtherFolders
-from edgeinfer.quant_names import quant_of
+from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.registry import find_model, list_models, read_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.errors import ContextOverflowError, LogitsError, SettingError
-from edgeinfer.kv_cache import shared_prefix
 from tests.edgeinfer.fake_engine import (
     END,
     FakeEngine,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgeinfer.device_choice import DeviceChoice
-from edgeinfer.kv_cache import KVCache
+from edgeinfer.engine.device_sampling import DeviceChoice
+from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplerSettings
 
 VOCABULARY = 50

@@ -81,7 +81,7 @@ def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         ours = model.embed(TEXTS, pooling=pooling)
-        path = edgeinfer.catalogue.find_model("tiny").path
+        path = edgeinfer.registry.registry.find_model("tiny").path
     theirs = llama_cpp.Llama(str(path), embedding=True, pooling_type=number, n_ctx=512, verbose=False)
     for text, vector in zip(TEXTS, ours, strict=True):
         other = np.array(theirs.embed(text), np.float64)

@@ -10,11 +10,11 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.structured.helper_thread import HelperThread
-from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cpu.memory import allocate
-from edgeinfer_kernels.fork_locks import fork_safe_lock
+from edgeinfer_kernels.cpu.layout.packed_matrix import allocate
+from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 from tests.edgeinfer.conftest import ZooFile
 
 pytestmark = [
@@ -109,9 +109,9 @@ def test_a_helper_thread_is_started_again_in_a_child() -> None:
 def test_a_child_of_a_model_on_a_gpu_is_told_so(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from edgeinfer import transformer
+    from edgeinfer.engine import native_engine
 
-    monkeypatch.setattr(transformer, "FORKABLE_BACKENDS", ())
+    monkeypatch.setattr(native_engine, "FORKABLE_BACKENDS", ())
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:
         assert isinstance(model.engine, Transformer)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.catalogue import find_model, list_models
-from edgeinfer.found_models import OtherFolders, found_models
+from edgeinfer.registry.found_models import OtherFolders, found_models
+from edgeinfer.registry.registry import find_model, list_models
 
 HUB = "models--bartowski--Llama-3.2-1B-Instruct-GGUF/snapshots/0123abc"
 FILE = "Llama-3.2-1B-Instruct-Q4_K_M.gguf"

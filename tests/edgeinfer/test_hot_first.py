@@ -9,9 +9,9 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer.profiling.profiling import profile
-from edgeinfer_offload.activity_profile import find_profile
+from edgeinfer_offload.runtime.activity_profile import find_profile
 from edgeinfer_quant_formats import FormatError, GGUFFile
-from edgeinfer_quant_formats.neuron_order import ReorderedFile, hottest_first, neurons_a_block
+from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_a_block
 from tests.random_models import ZOO
 
 TEXT = "the heron ate in the rain on a stone " * 30

@@ -8,8 +8,8 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
-from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, saying

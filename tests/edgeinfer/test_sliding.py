@@ -11,10 +11,10 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import SettingError
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.sliding import Sliding
-from edgeinfer.transformer import Transformer
+from edgeinfer.generation.context_shift import Sliding
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.reference import backend as reference
 from edgeinfer_kernels.reference.backend import attention_weights

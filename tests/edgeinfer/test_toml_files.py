@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.catalogue_entries import read_catalogue
 from edgeinfer.errors import CatalogueError
-from edgeinfer.toml_files import MAX_BYTES, TomlError, read_toml
+from edgeinfer.registry.entries import read_catalogue
+from edgeinfer.registry.toml_files import MAX_BYTES, TomlError, read_toml
 
 HOSTILE = {
     "deep arrays": b"a = " + b"[" * 100_000,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer import use_record
-from edgeinfer.model_file import ModelFile
+from edgeinfer.registry import use_record
+from edgeinfer.registry.model_file import ModelFile
 
 
 @pytest.fixture(autouse=True)

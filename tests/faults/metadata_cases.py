@@ -11,9 +11,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import edgeinfer
-from edgeinfer.planning import model_sizes
+from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
-from edgeinfer_tui.file_report import file_report, print_report
+from edgeinfer_tui.output.file_report import file_report, print_report
 from tests.faults.outcomes import Case, report
 from tests.quant_formats import raw_gguf as raw
 from tests.random_models import VOCABULARY, ZOO

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.catalogue_entries import read_catalogue
-from edgeinfer.chats.store import ChatStore
-from edgeinfer.chats.tree import ChatTree, line_to
+from edgeinfer.history.store import ChatStore
+from edgeinfer.history.tree import ChatTree, line_to
+from edgeinfer.registry.entries import read_catalogue
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.objects import DIGEST_BYTES, KernelCache, objects_folder
-from edgeinfer_offload.remembered import RememberedFigures
-from edgeinfer_tui.settings import sound_settings
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import DIGEST_BYTES, KernelCache, objects_folder
+from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_tui.options.settings import sound_settings
 from tests.faults.outcomes import Case, report
 
 Damage = Callable[[bytearray, random.Random], None]

@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.features import InstructionSet, choose, detect
-from edgeinfer_kernels.cpu.kernel_units import EXPERTS, SERVICE, row_units, sparse_units
-from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.neuron_layout import NEURON_FORMATS
-from edgeinfer_kernels.cpu.objects import BLOCKS, KernelCache, Kernels
+from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
+from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import EXPERTS, SERVICE, row_units, sparse_units
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
 from tests.kernels.row_matrices import FLOATS
 
 ISA_NAMES = [isa.name for isa in detect().available]

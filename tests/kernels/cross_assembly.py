@@ -9,8 +9,8 @@ import sys
 
 import llvmlite.binding as llvm
 
-from edgeinfer_kernels.cpu.native.build_object import linked_module, optimise, stop_before_linking
-from edgeinfer_kernels.cpu.native.units import Target
+from edgeinfer_kernels.cpu.compiler.build_object import linked_module, optimise, stop_before_linking
+from edgeinfer_kernels.cpu.compiler.units import Target
 
 
 def assembly(unit: str, triple: str, target: Target) -> str:

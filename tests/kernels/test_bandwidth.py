@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_kernels.cpu import bandwidth
-from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.runtime import bandwidth
 
 
 def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, shared: str) -> None:

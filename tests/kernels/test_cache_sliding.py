@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cache_sliding import forget
+from edgeinfer_kernels.context_shift import forget
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference.backend import rotate
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification

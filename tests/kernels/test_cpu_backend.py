@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.transformer import Transformer
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import BlockBackend
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError
-from edgeinfer_kernels.cpu.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification

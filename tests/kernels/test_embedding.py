@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch, embedding_scratch
-from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.memory import Arena, address
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import STEP_TOKENS
-from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
 from edgeinfer_kernels.weights import Matrix
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.row_matrices import FLOATS, random_matrix

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
-from edgeinfer.kv_cache import KVCache
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
 from edgeinfer_kernels import specification
-from edgeinfer_kernels.cpu import structures
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.runtime import abi
+from edgeinfer_kernels.expert_routing import NO_EXPERTS, Routing
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.routing import route
-from edgeinfer_kernels.routing import NO_EXPERTS, Routing
 from edgeinfer_kernels.specification import ExpertsSpecification, Gating, NormSpecification
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
@@ -229,4 +229,4 @@ def test_equal_scores_choose_the_lower_expert_and_tiny_sums_are_not_divided_by()
 
 def test_kernels_and_formulas_have_the_same_constants() -> None:
     for name in ("CLAMPED_SWIGLU_SLOPE", "CLAMPED_SWIGLU_LIMIT", "LEAST_WEIGHT_SUM"):
-        assert getattr(structures, name) == getattr(specification, name)
+        assert getattr(abi, name) == getattr(specification, name)

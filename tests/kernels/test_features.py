@@ -4,8 +4,8 @@ import platform
 
 import pytest
 
-from edgeinfer_kernels.cpu import features
-from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, detect
+from edgeinfer_kernels.cpu.compiler import features
+from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, detect
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 import edgeinfer
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.sampling import Sampler, SamplerSettings
-from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.cpu.structures import LOGITS_A_PART, MOST_CANDIDATES
-from edgeinfer_kernels.guessing import Guesses, Manner, Wanted
+from edgeinfer_kernels.cpu.runtime.abi import LOGITS_A_PART, MOST_CANDIDATES
+from edgeinfer_kernels.draft_loop import Guesses, Manner, Wanted
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import cpu, engine_for
 from tests.random_models import VOCABULARY, ZOO

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.cpu.host_half import HostHalf, MailboxRows
-from edgeinfer_kernels.cpu.kernel_units import SERVICE, row_units, sparse_units
-from edgeinfer_kernels.cpu.memory import address
-from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
+from edgeinfer_kernels.cpu.cpu_shard import HostHalf, MailboxRows
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
+from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.cpu.sparse import SparseLayers
-from edgeinfer_kernels.cpu.structures import MAILBOX, MAILBOX_BYTES
-from edgeinfer_kernels.division import Block, LayerDivision, turns_of
 from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.layer_split import Block, LayerDivision, turns_of
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, built_kernels

@@ -12,19 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
-from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS, choose, detect
-from edgeinfer_kernels.cpu.kernel_folders import (
-    DAY,
-    mark_used,
-    remove_unused,
-)
-from edgeinfer_kernels.cpu.kernel_folders import (
-    kernel_folders as folders_below,
-)
-from edgeinfer_kernels.cpu.kernel_units import kernel_units, sparse_units
-from edgeinfer_kernels.cpu.objects import (
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, choose, detect
+from edgeinfer_kernels.cpu.compiler.kernel_cache import (
     KernelBuildError,
     KernelCache,
     build_groups,
@@ -33,13 +24,16 @@ from edgeinfer_kernels.cpu.objects import (
     objects_folder,
     source_digest,
 )
-from edgeinfer_kernels.private_folder import distrust_reason, temporary_root
+from edgeinfer_kernels.cpu.compiler.kernel_folders import DAY, mark_used, remove_unused
+from edgeinfer_kernels.cpu.compiler.kernel_folders import kernel_folders as folders_below
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, sparse_units
+from edgeinfer_kernels.system.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO
 
 LOADED = """
 import sys
-import edgeinfer_kernels.cpu.native.build_object
+import edgeinfer_kernels.cpu.compiler.build_object
 for name, module in sorted(sys.modules.items()):
     if name.startswith("edgeinfer_kernels.") and not module.__file__.endswith("__init__.py"):
         print(module.__file__)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.kernel_speed import kernel_speed
-from edgeinfer_kernels.cpu.kernel_units import row_units
-from edgeinfer_kernels.cpu.objects import load_kernels
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import row_units
+from edgeinfer_kernels.cpu.runtime.kernel_speed import kernel_speed
 from edgeinfer_kernels.one_layer import WIDTH, one_layer, wide_layers
 
 

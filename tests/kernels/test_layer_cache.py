@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.cache_elements import (
+from edgeinfer_kernels.cache_formats import (
     packed_in_groups,
     packed_in_pairs,
     rotated,

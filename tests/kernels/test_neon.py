@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_kernels.cpu.features import INSTRUCTION_SETS
+from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CHILD = Path(__file__).with_name("cross_assembly.py")

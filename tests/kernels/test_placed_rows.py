@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.transformer import Transformer
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import ISA_NAMES

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cpu.returned_rows import MOST_KEPT, ReturnedRows
-from edgeinfer_kernels.cpu.structures import STEP_TOKENS
+from edgeinfer_kernels.cpu.layout.unpacked_rows import MOST_KEPT, ReturnedRows
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 
 
 def at(array: npt.NDArray[np.float32]) -> int:

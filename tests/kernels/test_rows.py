@@ -6,10 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.memory import UnsupportedFormatError, interleave, interleaved_bytes, kernel_format
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import PANEL_TOKENS
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.layout.packed_matrix import (
+    UnsupportedFormatError,
+    interleave,
+    interleaved_bytes,
+    kernel_format,
+)
+from edgeinfer_kernels.cpu.runtime.abi import PANEL_TOKENS
 from edgeinfer_kernels.weights import Matrix
 from edgeinfer_quant_formats import FORMATS, block_format
 from tests.kernels.conftest import ISA_NAMES, TILE_ISAS

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.kernel_units import kernel_units, row_units, sparse_units
-from edgeinfer_kernels.cpu.memory import address, allocate
-from edgeinfer_kernels.cpu.neuron_layout import (
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units, sparse_units
+from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
     lay_out_columns,
@@ -18,9 +18,8 @@ from edgeinfer_kernels.cpu.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
-from edgeinfer_kernels.cpu.structures import (
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
+from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
     ACTIVE_LISTS,
@@ -29,6 +28,7 @@ from edgeinfer_kernels.cpu.structures import (
     SPARSE_TOKENS,
     lane_activations_bytes,
 )
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.reference import ReferenceBackend

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.memory import address
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CACHE_LINE
-from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
 
 
 def add_up(kernels: Kernels, team: Team) -> int:

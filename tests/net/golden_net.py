@@ -63,7 +63,7 @@ def random_files(folder: Path) -> Iterator[tuple[str, Path, RandomModel]]:
 
 def cpu_entries(folder: Path) -> Iterator[Entry]:
     """A prompt, all logits, single steps and greedy ids, with every instruction set."""
-    from edgeinfer_kernels.cpu.features import detect
+    from edgeinfer_kernels.cpu.compiler.features import detect
 
     for name, path, _ in random_files(folder):
         for isa in detect().available:
@@ -109,9 +109,9 @@ def plan_entries(_: Path) -> Iterator[Entry]:
     """Plans as JSON."""
     from edgeinfer.benchmarking.empty_decoders import empty_decoder
     from edgeinfer.benchmarking.shapes import find_shape
-    from edgeinfer.loading.device_plan import PlanRequest, plan_devices
-    from edgeinfer_kernels.model_sizes import ModelSizes
-    from edgeinfer_offload.machine_description import describe_machine
+    from edgeinfer.planning.device_plan import PlanRequest, plan_devices
+    from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+    from edgeinfer_offload.machine.description import describe_machine
 
     for shape in SHAPES:
         sizes = ModelSizes.of(*empty_decoder(find_shape(shape), "Q4_K_M"))

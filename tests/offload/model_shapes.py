@@ -2,11 +2,17 @@
 
 from dataclasses import replace
 
-from edgeinfer_kernels.model_sizes import ExpertSizes, FeedForwardSizes, LayerSizes, MatrixSize, ModelSizes
-from edgeinfer_offload.machine import Graphics, Link, Machine, Processor
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_kernels.sizes.model_sizes import (
+    ExpertSizes,
+    FeedForwardSizes,
+    LayerSizes,
+    MatrixSize,
+    ModelSizes,
+)
+from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 WISHES = PlanWishes(8192)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer_offload.activity_profile import (
+from edgeinfer_offload.runtime.activity_profile import (
     ActivityProfile,
     ProfileError,
     beside_model,
@@ -115,7 +115,7 @@ def test_counts_that_cannot_be_are_refused(
 def test_an_older_version_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "p.npz"
     with monkeypatch.context() as patch:
-        patch.setattr("edgeinfer_offload.activity_profile.VERSION", 0)
+        patch.setattr("edgeinfer_offload.runtime.activity_profile.VERSION", 0)
         a_profile(model).save(path)
     with pytest.raises(ProfileError, match="an activity profile of version 0, wanted 1"):
         ActivityProfile.load(path)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edgeinfer_offload.activity_profile import ActivityProfile
-from edgeinfer_offload.expert_chances import expert_chances
+from edgeinfer_offload.planner.expert_probs import expert_chances
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile
 from tests.offload.model_shapes import dense_model, mixture_model
 
 

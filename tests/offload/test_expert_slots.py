@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_offload.expert_slots import ExpertSlots, Habits, replay
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Habits, replay
 
 EXPERTS, USED = 64, 4
 

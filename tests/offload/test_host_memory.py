@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from edgeinfer_offload.host_memory import host_memory
+from edgeinfer_offload.machine.host_memory import host_memory
 
 MIB = 1 << 20
 

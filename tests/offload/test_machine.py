@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_offload.machine import Machine
+from edgeinfer_offload.machine.hardware import Machine
 from tests.offload.model_shapes import cpu_only, laptop, server
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgeinfer_offload.graphics_cards import cards, find_card
-from edgeinfer_offload.machine_description import DescriptionError, describe_machine
+from edgeinfer_offload.machine.description import DescriptionError, describe_machine
+from edgeinfer_offload.machine.graphics_cards import cards, find_card
 from tests.offload.model_shapes import GIB
 
 

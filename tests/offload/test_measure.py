@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.user_folders import user_folder
-from edgeinfer_offload import measure
+from edgeinfer_offload.machine import measure
 
 
 def test_few_processors_are_all_used() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer_offload.peak_memory import own_resident_bytes, peak_resident_bytes, reset_peak
+from edgeinfer_offload.machine.peak_memory import own_resident_bytes, peak_resident_bytes, reset_peak
 
 
 def test_the_peak_remembers_memory_that_was_given_back() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.model_sizes import MatrixSize, ModelSizes
-from edgeinfer_offload.machine import CPU_BLOCK_SECONDS
-from edgeinfer_offload.memory_plan import PlanError
-from edgeinfer_offload.plan import CHANGING_WORTH, STAYING, plan_memory
-from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes
+from edgeinfer_kernels.sizes.model_sizes import MatrixSize, ModelSizes
+from edgeinfer_offload.machine.hardware import CPU_BLOCK_SECONDS
+from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanWishes
+from edgeinfer_offload.planner.planner import CHANGING_WORTH, STAYING, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,

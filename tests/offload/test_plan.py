@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.cpu.memory import interleaved_bytes
-from edgeinfer_kernels.cuda import device_sizes
-from edgeinfer_kernels.cuda.buffer_sizes import SENT_PIECES, sent_piece_bytes
-from edgeinfer_kernels.model_sizes import NEURON_GROUP
-from edgeinfer_offload.memory_plan import PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes, Repacking, SparseLayer, SparseWish
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
+from edgeinfer_kernels.sizes import cuda_matrices
+from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES, sent_piece_bytes
+from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
+from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.plan_types import PlanWishes, Repacking, SparseLayer, SparseWish
+from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,
@@ -127,9 +127,9 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     model = dense_model()
     plan = planned(model, 8)
     items = {item.item: item.bytes for item in plan.items}
-    assert items["layer 3 attention"] == device_sizes.attention_bytes(model.layers[3])
-    assert items["layer 3 feed-forward"] == device_sizes.feed_forward_bytes(model.layers[3].divisible())
-    assert items["head"] == device_sizes.head_bytes(model)
+    assert items["layer 3 attention"] == cuda_matrices.attention_bytes(model.layers[3])
+    assert items["layer 3 feed-forward"] == cuda_matrices.feed_forward_bytes(model.layers[3].divisible())
+    assert items["head"] == cuda_matrices.head_bytes(model)
 
 
 def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cpu.memory import interleaved_bytes
-from edgeinfer_kernels.cuda import device_sizes
-from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
-from edgeinfer_offload.machine import Link, Machine
-from edgeinfer_offload.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.model_placing import PROMPT_WORTH
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import LayerPlacement, PlanWishes
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
+from edgeinfer_kernels.sizes import cuda_matrices
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine.hardware import Link, Machine
+from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
+from edgeinfer_offload.planner.placement_problem import PROMPT_WORTH
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
 
 MODELS = {
@@ -35,18 +35,18 @@ def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
     sides = [0, 0]
     always = layer.experts.always() if layer.experts else []
     if placed.attention == "gpu":
-        sides[1] += device_sizes.attention_bytes(layer)
-        sides[1] += device_sizes.shared_bytes(layer.experts) if layer.experts else 0
+        sides[1] += cuda_matrices.attention_bytes(layer)
+        sides[1] += cuda_matrices.shared_bytes(layer.experts) if layer.experts else 0
     else:
         sides[0] += sum(map(interleaved_bytes, (*layer.attention_matrices(), *always)))
     if layer.experts:
         hot = len(placed.gpu_experts)
-        sides[1] += hot * device_sizes.feed_forward_bytes(layer.experts.expert)
+        sides[1] += hot * cuda_matrices.feed_forward_bytes(layer.experts.expert)
         sides[0] += (layer.experts.count - hot) * sum(map(interleaved_bytes, layer.experts.expert.matrices()))
         return sides[0], sides[1]
     block = layer.divisible()
     if placed.hot_neurons:
-        sides[1] += device_sizes.feed_forward_bytes(block.part(placed.hot_neurons))
+        sides[1] += cuda_matrices.feed_forward_bytes(block.part(placed.hot_neurons))
     if placed.hot_neurons < block.neurons:
         cold = block.part(block.neurons - placed.hot_neurons)
         sides[0] += sum(map(interleaved_bytes, cold.matrices()))
@@ -122,8 +122,8 @@ def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanWishes) -> tup
 
 def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
     model = dense_model()
-    from edgeinfer_offload.model_placing import ModelPlacing
-    from edgeinfer_offload.placement_search import CPU, GPU, Choice
+    from edgeinfer_offload.planner.placement_problem import ModelPlacing
+    from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice
 
     for gibibytes in (2, 3, 4, 5):
         placing = ModelPlacing(model, laptop(), PlanWishes(4096, vram=gibibytes * GIB))

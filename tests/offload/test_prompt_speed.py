@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.model_sizes import ModelSizes
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.memory_plan import MemoryPlan
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
-from edgeinfer_offload.prompt_speed import BESIDE
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
+from edgeinfer_offload.planner.prompt_speed import BESIDE
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
 
 WISHES = PlanWishes(1024)

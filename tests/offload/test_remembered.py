@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_offload import remembered
-from edgeinfer_offload.remembered import RememberedFigures
+from edgeinfer_offload.machine import measured_figures
+from edgeinfer_offload.machine.measured_figures import RememberedFigures
 
 
 def test_figures_are_kept_and_added_to(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_another_machine_or_another_way_of_measuring_forgets_them(
 ) -> None:
     RememberedFigures(tmp_path, "8 cores").keep({"reading": 1e9})
     assert RememberedFigures(tmp_path, "16 cores").known() == {}
-    monkeypatch.setattr(remembered, "REVISION", remembered.REVISION + 1)
+    monkeypatch.setattr(measured_figures, "REVISION", measured_figures.REVISION + 1)
     assert RememberedFigures(tmp_path, "8 cores").known() == {}
     RememberedFigures(tmp_path, "8 cores").keep({"copying": 2e9})
     assert RememberedFigures(tmp_path, "8 cores").known() == {"copying": 2e9}

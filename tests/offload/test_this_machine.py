@@ -5,12 +5,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeinfer_kernels.cpu.kernel_speed import KernelSpeed, StepSpeed
+from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, StepSpeed
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_offload import this_machine
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.measure import remembered_figures
-from edgeinfer_offload.this_machine import GPU_FIGURES, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.machine import this_machine
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.measure import remembered_figures
+from edgeinfer_offload.machine.this_machine import GPU_FIGURES, unmeasured_machine, with_cpu_speeds, with_gpu
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 4060 Laptop GPU", 89, 8 << 30)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_quant_formats import GGUFWriter
-from edgeinfer_quant_formats.mixes import MIXES, find_mix
+from edgeinfer_quant_formats.quantizer.mixes import MIXES, find_mix
 
 CHOICES = Path(__file__).parent / "goldens" / "llama_cpp_choices.json"
 # One sign a format, so that the choices for a model are a short text.

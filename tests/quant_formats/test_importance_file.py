@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats import FormatError, GGUFWriter
-from edgeinfer_quant_formats.importance_file import read_importance
+from edgeinfer_quant_formats.quantizer.importance_file import read_importance
 
 SUMS = np.array([[2, 4, 6], [1, 1, 1]], np.float32)
 

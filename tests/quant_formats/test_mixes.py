@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from edgeinfer_quant_formats import FORMATS, FormatError
-from edgeinfer_quant_formats.mix_rules import ModelFacts
-from edgeinfer_quant_formats.mixes import ALIASES, MIXES, find_mix
-from edgeinfer_quant_formats.tensor_index import TensorInfo
-from edgeinfer_quant_formats.tensor_roles import OUTPUT, is_quantised
-from edgeinfer_quant_formats.type_choice import Override, TypeChoice, TypeWishes, choose_types, unmatched
+from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
+from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, find_mix
+from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantised
+from edgeinfer_quant_formats.quantizer.type_choice import (
+    Override,
+    TypeChoice,
+    TypeWishes,
+    choose_types,
+    unmatched,
+)
 from tests.quant_formats import mix_models
 from tests.quant_formats.mix_models import MODELS, MixModel, Shapes
 

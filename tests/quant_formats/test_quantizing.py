@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, encode, quantizing
-from edgeinfer_quant_formats.encoding_pool import EncodingPool, Piece, WorkerError
-from edgeinfer_quant_formats.importance_file import Importance
-from edgeinfer_quant_formats.mixes import MIXES, find_mix
-from edgeinfer_quant_formats.quantizing import plan_quantization, write_quantized
-from edgeinfer_quant_formats.tensor_roles import is_quantised
+from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, encode
+from edgeinfer_quant_formats.quantizer import quantizing
+from edgeinfer_quant_formats.quantizer.encoding_pool import EncodingPool, Piece, WorkerError
+from edgeinfer_quant_formats.quantizer.importance_file import Importance
+from edgeinfer_quant_formats.quantizer.mixes import MIXES, find_mix
+from edgeinfer_quant_formats.quantizer.quantizing import plan_quantization, write_quantized
+from edgeinfer_quant_formats.quantizer.tensor_roles import is_quantised
 from tests.quant_formats.mix_models import MODELS, MixModel, columns_of
 
 ARCEE = MixModel("arcee", 2)

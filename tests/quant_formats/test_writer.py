@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgeinfer_quant_formats import FORMATS, FormatError, GGUFFile, GGUFWriter, decode, encode
-from edgeinfer_quant_formats.metadata import Metadata
-from edgeinfer_quant_formats.value_types import ValueType
+from edgeinfer_quant_formats.gguf.metadata import Metadata
+from edgeinfer_quant_formats.gguf.value_types import ValueType
 
 WEIGHTS = np.random.default_rng(51).standard_normal((6, 512)).astype(np.float32)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from edgeinfer import warming
-from edgeinfer_kernels.cpu.features import choose
-from edgeinfer_kernels.cpu.layout import FIELDS
-from edgeinfer_kernels.cpu.neuron_layout import NEURON_FORMATS
-from edgeinfer_kernels.cpu.objects import KernelCache, object_file
-from edgeinfer_tui import machine_probes
-from edgeinfer_tui.doctor_report import gather, print_report
+from edgeinfer.engine import warming
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelCache, object_file
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
+from edgeinfer_tui.output.doctor_report import gather, print_report
+from edgeinfer_tui.system import machine_probes
 from tests.tui.conftest import CommandLine
 
 

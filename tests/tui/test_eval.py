@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_tui.progress_line import ProgressLine, shown_time
+from edgeinfer_tui.output.progress_line import ProgressLine, shown_time
 from tests.tui.conftest import CommandLine
 
 LICENCE = str(Path(__file__).parents[2] / "LICENSE")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from edgeinfer_tui.commands import app
+from edgeinfer_tui.command_list import app
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import FakeModel
 from tests.tui.terminal import ROOT, Terminal, environment
@@ -92,7 +92,7 @@ def command_line(random_: random.Random, files: list[str]) -> list[str]:
 @pytest.fixture
 def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
     """Nothing is served, pulled, or drawn."""
-    from edgeinfer_tui import chat_command, pull_command, serve_command
+    from edgeinfer_tui.commands import chat_command, pull_command, serve_command
 
     def refuse(*given: object, **named: object) -> None:
         raise OSError("not in this test")
@@ -100,7 +100,7 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
     monkeypatch.setattr(serve_command, "_serve", refuse)
     monkeypatch.setattr(chat_command, "_program", refuse)
     monkeypatch.setattr(pull_command, "pull_model", refuse)
-    monkeypatch.setattr("edgeinfer_tui.run_command.pull_model", refuse)
+    monkeypatch.setattr("edgeinfer_tui.commands.run_command.pull_model", refuse)
 
 
 def check(words: list[str], code: int, out: str, err: str) -> None:

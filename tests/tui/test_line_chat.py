@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_tui.line_chat import LineChat
-from edgeinfer_tui.line_input import LineInput
+from edgeinfer_tui.terminal_chat.line_chat import LineChat
+from edgeinfer_tui.terminal_chat.line_input import LineInput
 from tests.tui.fake_library import ANSWER, FakeChat, FakeModel
 
 

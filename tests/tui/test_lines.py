@@ -9,14 +9,14 @@ import pytest
 
 from edgeinfer.results import Generation, Speed, Token
 from edgeinfer.sampling import SamplerSettings
-from edgeinfer_tui import run_wishes, sampler_options
-from edgeinfer_tui.byte_sizes import shown_bytes
-from edgeinfer_tui.columns import one_line
 from edgeinfer_tui.failures import one_line as failure_line
-from edgeinfer_tui.file_report import shown_count
-from edgeinfer_tui.progress_line import ProgressLine, shown_time
+from edgeinfer_tui.options import run_options, sampler_options
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import one_line
+from edgeinfer_tui.output.file_report import shown_count
+from edgeinfer_tui.output.progress_line import ProgressLine, shown_time
+from edgeinfer_tui.output.status_line import status_line
 from edgeinfer_tui.prompt_source import unescaped
-from edgeinfer_tui.status_line import status_line
 
 
 class Terminal(io.StringIO):
@@ -128,7 +128,7 @@ def test_the_defaults_that_help_shows_are_the_librarys() -> None:
     settings = SamplerSettings()
     aliases = {
         "".join(part.title() for part in name.split("_")): name
-        for name in run_wishes.SAMPLING
+        for name in run_options.SAMPLING
         if name != "seed"
     }
     compared = 0
@@ -146,4 +146,4 @@ def test_the_defaults_that_help_shows_are_the_librarys() -> None:
 
 
 def test_every_sampler_setting_has_its_option() -> None:
-    assert set(run_wishes.SAMPLING) == set(SamplerSettings.__dataclass_fields__)
+    assert set(run_options.SAMPLING) == set(SamplerSettings.__dataclass_fields__)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import typer
 
-from edgeinfer.near_names import nearest
+from edgeinfer.registry.near_names import nearest
 from edgeinfer_tui.command_class import REFUSED
-from edgeinfer_tui.commands import app
-from edgeinfer_tui.option_names import ALIASES
+from edgeinfer_tui.command_list import app
+from edgeinfer_tui.options.option_names import ALIASES
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import FakeModel
 from tests.tui.test_run import pipe_in

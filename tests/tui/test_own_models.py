@@ -50,7 +50,7 @@ def test_last_used_is_when_edgeinfer_loaded_it(edgeinfer: CommandLine, own: Path
     assert {row["name"]: row["last_used"] for row in json.loads(edgeinfer("list", "--json").out)}[
         "mine"
     ] is None
-    from edgeinfer.catalogue import find_model
+    from edgeinfer.registry.registry import find_model
 
     find_model("mine").note_use()
     line = next(line for line in edgeinfer("list").out.splitlines() if line.startswith("mine "))
@@ -109,7 +109,7 @@ def test_a_script_is_not_asked(edgeinfer: CommandLine, pulled: Path) -> None:
 
 
 def test_deleting_a_chat_asks_too(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeinfer.chats.store import ChatStore
+    from edgeinfer.history.store import ChatStore
 
     with ChatStore() as store:
         store.add_turn(store.new_chat("tiny").id, None, "user", "Hi")
@@ -123,7 +123,7 @@ def test_deleting_a_chat_asks_too(edgeinfer: CommandLine, monkeypatch: pytest.Mo
 
 
 def test_a_search_that_finds_nothing_exits_with_1(edgeinfer: CommandLine) -> None:
-    from edgeinfer.chats.store import ChatStore
+    from edgeinfer.history.store import ChatStore
 
     with ChatStore() as store:
         store.add_turn(store.new_chat("tiny").id, None, "user", "Of foxes")
@@ -140,10 +140,10 @@ def test_config_exits_with_1_on_what_means_nothing(
 
 
 def test_list_and_plan_expect_the_same_speed() -> None:
-    from edgeinfer.catalogue import find_model
-    from edgeinfer.fitting import known_machine
-    from edgeinfer.model_listing import listed
-    from edgeinfer.planning import plan_model
+    from edgeinfer.planning.fit import known_machine
+    from edgeinfer.planning.model_plan import plan_model
+    from edgeinfer.registry.model_listing import listed
+    from edgeinfer.registry.registry import find_model
 
     planned = plan_model("tiny", draft=None).plan
     found = listed(find_model("tiny"), known_machine()).fit

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import edgeinfer as library
-from edgeinfer import planning
+from edgeinfer.planning import model_plan
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_offload import measure
-from edgeinfer_offload.plan_text import _Line
-from edgeinfer_offload.remembered import RememberedFigures
-from edgeinfer_offload.this_machine import with_gpu
+from edgeinfer_offload.machine import measure
+from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.this_machine import with_gpu
+from edgeinfer_offload.planner.plan_text import _Line
 from tests.edgeinfer.description.test_file_sizes import write_mixture
 from tests.random_models import ZOO
 from tests.tui.conftest import CommandLine
@@ -99,7 +99,7 @@ def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "usable_gpu", lambda wished: None)
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
     assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
 
@@ -123,10 +123,10 @@ def test_a_gpu_here_is_measured_and_planned_for(
     pytest.importorskip("triton")
     gpu = Gpu(0, "NVIDIA GeForce RTX 4060", 89, 8 << 30)
     measured = []
-    monkeypatch.setattr(planning, "usable_gpu", lambda wished: gpu)
-    monkeypatch.setattr(planning, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: gpu)
+    monkeypatch.setattr(model_plan, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
     monkeypatch.setattr("edgeinfer_kernels.cuda.device_parts.free_bytes", lambda index: 7 << 30)
-    monkeypatch.setattr(planning, "with_gpu", with_gpu)
+    monkeypatch.setattr(model_plan, "with_gpu", with_gpu)
     told = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
     assert measured == [["Q4_K", "Q6_K"]]
     assert told["machine"]["graphics"]["free_bytes"] == 7 << 30

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_tui.transfer_progress import TransferProgress
+from edgeinfer_tui.output.transfer_progress import TransferProgress
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.fake_hub import FakeHub
 from tests.edgeinfer.download.hostile_server import HostileServer

@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn")
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
-from edgeinfer_tui import http_server
+from edgeinfer_tui.system import http_server
 from tests.edgeinfer.serving.asking import HELLO, JSON, TOOL_TEMPLATE, fake
 from tests.edgeinfer.serving.mutations import mutated
 from tests.tui.test_serve import ask, serving

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.chats.recorder import Recorder
-from edgeinfer.chats.records import StoredChat
-from edgeinfer.chats.store import ChatStore
-from edgeinfer.chats.tree import ChatTree, Turn
-from edgeinfer_tui.kept_conversation import KeptConversation
+from edgeinfer.history.recorder import Recorder
+from edgeinfer.history.records import StoredChat
+from edgeinfer.history.store import ChatStore
+from edgeinfer.history.tree import ChatTree, Turn
+from edgeinfer_tui.terminal_chat.kept_conversation import KeptConversation
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import ANSWER, FakeChat, FakeModel
 from tests.tui.terminal import Terminal

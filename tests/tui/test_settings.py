@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_tui.settings import setting_kinds
+from edgeinfer_tui.options.settings import setting_kinds
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import FakeModel
 from tests.tui.terminal import ROOT, environment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_tui.run_wishes import template_args
+from edgeinfer_tui.options.run_options import template_args
 from tests.tui.conftest import CommandLine
 
 TEMPLATE = (

@@ -14,13 +14,13 @@ from typing import TextIO
 
 import pytest
 
-from edgeinfer_tui.answer_output import print_answer, print_text
-from edgeinfer_tui.columns import print_columns
 from edgeinfer_tui.failures import MAX_LINE, one_line, say
-from edgeinfer_tui.progress_line import ERASE, ProgressLine
-from edgeinfer_tui.terminal_output import OutputStream, control, guarded_output, help_output
-from edgeinfer_tui.transfer_progress import TransferProgress
-from edgeinfer_tui.word_wrap import WordWrap
+from edgeinfer_tui.output.answer_output import print_answer, print_text
+from edgeinfer_tui.output.columns import print_columns
+from edgeinfer_tui.output.progress_line import ERASE, ProgressLine
+from edgeinfer_tui.output.terminal_output import OutputStream, control, guarded_output, help_output
+from edgeinfer_tui.output.transfer_progress import TransferProgress
+from edgeinfer_tui.output.word_wrap import WordWrap
 from tests.tui.fake_library import FakeStream
 from tests.tui.terminal import ROOT, Terminal, environment
 

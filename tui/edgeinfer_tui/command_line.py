@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.interrupts import INTERRUPTED
-from edgeinfer_tui.terminal_output import discard, guarded_output, reserve_standard_descriptors
+from edgeinfer_tui.output.terminal_output import discard, guarded_output, reserve_standard_descriptors
 
 OBJECTS_A_COLLECTION = 50_000
 """Python's 700 would have the collector look through all imported modules' objects again and again."""
@@ -45,7 +45,7 @@ def exit_code(arguments: list[str] | None = None) -> int:
 def _dispatch(arguments: list[str] | None) -> int:
     import typer
 
-    from edgeinfer_tui.commands import app
+    from edgeinfer_tui.command_list import app
     from edgeinfer_tui.failures import WRONG_USAGE, is_usage_error, report, say
 
     try:

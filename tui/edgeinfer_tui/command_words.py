@@ -24,7 +24,7 @@ def common_beginning(lines: Sequence[str]) -> str:
 
 def no_such_command(word: str, commands: Sequence[str]) -> str:
     """What to say of a word that is no command."""
-    from edgeinfer.near_names import nearest
+    from edgeinfer.registry.near_names import nearest
 
     near = nearest(word, commands)
     shown = word if len(word) <= 40 else f"{word[:37]}..."

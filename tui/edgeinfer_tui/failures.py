@@ -10,7 +10,7 @@ from typing import ParamSpec
 import typer
 
 from edgeinfer_tui.interrupts import INTERRUPTED
-from edgeinfer_tui.terminal_output import discard
+from edgeinfer_tui.output.terminal_output import discard
 
 FAILED = 1
 WRONG_USAGE = 2

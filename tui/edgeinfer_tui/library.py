@@ -80,7 +80,7 @@ def check_model(name: str | None) -> None:
 
     Raises: as `edgeinfer.load` does of a name that leads nowhere, or of a file that is none.
     """
-    from edgeinfer.catalogue import find_model
+    from edgeinfer.registry.registry import find_model
     from edgeinfer_quant_formats import GGUFFile
 
     GGUFFile.open(find_model(name).path).close()

@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, Places
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
-from edgeinfer_kernels.cpu.calls import PlaceTable, fill_call
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.draft_loop import MOST_GUESSES, GuessLoop
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
-from edgeinfer_kernels.cpu.features import usable_cpus
-from edgeinfer_kernels.cpu.guessing import MOST_GUESSES, GuessLoop
-from edgeinfer_kernels.cpu.memory import (
+from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     address,
     float_rows,
@@ -21,29 +21,24 @@ from edgeinfer_kernels.cpu.memory import (
     interleaved_bytes,
     quick_address,
 )
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.program import LayerBlocks, Programs
-from edgeinfer_kernels.cpu.repacking import OnPlaced, leave_in_file, repack
-from edgeinfer_kernels.cpu.returned_rows import ReturnedRows
+from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
+from edgeinfer_kernels.cpu.layout.unpacked_rows import ReturnedRows
+from edgeinfer_kernels.cpu.runtime.abi import CALL, ENDS_BY_TOKEN, HEAD, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.schedule import LayerBlocks, Programs
+from edgeinfer_kernels.cpu.runtime.step_args import PlaceTable, fill_call
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.cpu.structures import (
-    CALL,
-    ENDS_BY_TOKEN,
-    HEAD,
-    STEP_TOKENS,
-)
-from edgeinfer_kernels.cpu.threads import Team
-from edgeinfer_kernels.cpu.workspace import Workspace, group_offset
-from edgeinfer_kernels.guessing import Guesses, Wanted
+from edgeinfer_kernels.draft_loop import Guesses, Wanted
+from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import LayerCache, padded
-from edgeinfer_kernels.model_sizes import ModelSizes
 from edgeinfer_kernels.reference.backend import last_norm
-from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 

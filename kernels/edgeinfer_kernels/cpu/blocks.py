@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from edgeinfer_kernels.cpu.memory import (
+from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     bits,
     group_bytes,
@@ -12,7 +12,7 @@ from edgeinfer_kernels.cpu.memory import (
     padded_rows,
     padded_vector,
 )
-from edgeinfer_kernels.cpu.structures import (
+from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_CODES,
     ATTENTION,
     CACHE_KINDS,
@@ -23,8 +23,8 @@ from edgeinfer_kernels.cpu.structures import (
     NORM,
     TILE_TOKENS,
 )
-from edgeinfer_kernels.cpu.workspace import Workspace
 from edgeinfer_kernels.layer_cache import LayerCache, padded
+from edgeinfer_kernels.sizes.cpu_workspace import Workspace
 from edgeinfer_kernels.specification import (
     AttentionSpecification,
     FeedForwardSpecification,

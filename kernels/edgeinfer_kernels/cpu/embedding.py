@@ -6,12 +6,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cpu.calls import fill_call
-from edgeinfer_kernels.cpu.layout import ROWS_A_GROUP
-from edgeinfer_kernels.cpu.memory import Arena, RowLayout, address, bits, int_fields, quick_address
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import CALL, EMBED, STEP_TOKENS
-from edgeinfer_kernels.cpu.threads import Team
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.packed_matrix import (
+    Arena,
+    RowLayout,
+    address,
+    bits,
+    int_fields,
+    quick_address,
+)
+from edgeinfer_kernels.cpu.runtime.abi import CALL, EMBED, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.step_args import fill_call
+from edgeinfer_kernels.cpu.runtime.thread_pool import Team
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format
 

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
-from edgeinfer_kernels.cpu.memory import bits, is_float_format, padded_vector
-from edgeinfer_kernels.cpu.structures import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantised_bytes
-from edgeinfer_kernels.cpu.workspace import aligned
+from edgeinfer_kernels.cpu.layout.packed_matrix import bits, is_float_format, padded_vector
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantised_bytes
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.sizes.cpu_workspace import aligned
 from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import ExpertWeights, FeedForwardWeights, Matrix
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
-from edgeinfer_kernels.cpu.memory import Arena, allocate, padded_vector
-from edgeinfer_kernels.cpu.neuron_layout import (
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
     lay_out_columns,
@@ -13,8 +13,8 @@ from edgeinfer_kernels.cpu.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cpu.structures import (
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate, padded_vector
+from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     INPUT,
     MOST_NEURONS_A_PIECE,

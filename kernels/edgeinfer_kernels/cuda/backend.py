@@ -9,17 +9,16 @@ import numpy.typing as npt
 import torch
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cache_sliding import check_gone
-from edgeinfer_kernels.cuda.buffer_sizes import FEW_WIDTHS, MOST_TOKENS, RECENT
-from edgeinfer_kernels.cuda.captured_steps import CapturedSteps
-from edgeinfer_kernels.cuda.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_caches import DeviceCaches
-from edgeinfer_kernels.cuda.device_choices import DeviceChoices
+from edgeinfer_kernels.context_shift import check_gone
+from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
+from edgeinfer_kernels.cuda.decode.device_sampling import DeviceChoices
+from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_errors import device_errors
-from edgeinfer_kernels.cuda.device_experts import DeviceExperts
-from edgeinfer_kernels.cuda.device_logits import DeviceLogits
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
-from edgeinfer_kernels.cuda.device_model import OnPlaced
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
     DeviceParts,
@@ -27,25 +26,31 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronise,
 )
-from edgeinfer_kernels.cuda.device_rows import DeviceRows, SampledSettings
-from edgeinfer_kernels.cuda.expert_refills import ChangingLayer, CountingHost, ExpertRefills, SlotPolicy
-from edgeinfer_kernels.cuda.host_turns import Host, PromptTurns, StepTurns
-from edgeinfer_kernels.cuda.mailbox import Mailbox
-from edgeinfer_kernels.cuda.sampling import DrawSettings
-from edgeinfer_kernels.cuda.sent_layers import SendingHost
-from edgeinfer_kernels.cuda.step_compiling import OnCompiled
-from edgeinfer_kernels.cuda.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import Tuning, usual_tuning
-from edgeinfer_kernels.cuda.step_timer import StepTimer
-from edgeinfer_kernels.cuda.tuner import (
+from edgeinfer_kernels.cuda.offload.cpu_stages import Host, PromptTurns, StepTurns
+from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox
+from edgeinfer_kernels.cuda.offload.expert_loading import (
+    ChangingLayer,
+    CountingHost,
+    ExpertRefills,
+    SlotPolicy,
+)
+from edgeinfer_kernels.cuda.offload.streamed_layers import SendingHost
+from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
+from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
+from edgeinfer_kernels.cuda.tuning.tuner import (
     RejectedTrialError,
     remember_tuning,
     remembered_tuning,
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.division import device_half, host_feed_forward, turns_of
+from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
+from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows, SampledSettings
+from edgeinfer_kernels.layer_split import device_half, host_feed_forward, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
+from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MOST_TOKENS, RECENT
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
@@ -54,7 +59,7 @@ DEPENDENT_LAUNCH_FROM = 90
 
 
 class ServingHost(Host, SendingHost, CountingHost, Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.host_half.HostHalf`."""
+    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
 
 
 class CudaBackend:

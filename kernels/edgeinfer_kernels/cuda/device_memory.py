@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.device_sizes import ALIGNMENT
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import PlaneShapes
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
+from edgeinfer_kernels.sizes.cuda_matrices import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeinfer_kernels.cuda.buffer_sizes import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
+from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
+from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import DeviceModel, Part
-from edgeinfer_kernels.cuda.prefill import Prefill
-from edgeinfer_kernels.cuda.sampling import SamplingBuffers
-from edgeinfer_kernels.cuda.sent_layers import SentLayers, can_send
-from edgeinfer_kernels.cuda.workspace import Workspace
-from edgeinfer_kernels.division import LayerDivision, device_half
+from edgeinfer_kernels.cuda.offload.streamed_layers import SentLayers, can_send
+from edgeinfer_kernels.cuda.prefill.prefill import Prefill
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer_kernels.layer_split import LayerDivision, device_half
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 

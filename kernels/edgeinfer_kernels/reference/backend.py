@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Places
+from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference.routing import route
-from edgeinfer_kernels.routing import Routing
 from edgeinfer_kernels.specification import (
     CLAMPED_SWIGLU_LIMIT,
     CLAMPED_SWIGLU_SLOPE,

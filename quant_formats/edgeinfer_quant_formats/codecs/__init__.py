@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edgeinfer_quant_formats.block_formats import BlockFormat, block_format
 from edgeinfer_quant_formats.codecs import (
     codebooks,
     float_types,
@@ -17,6 +16,7 @@ from edgeinfer_quant_formats.codecs import (
     ternary,
 )
 from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.formats import BlockFormat, block_format
 
 Decoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 DECODERS: Mapping[str, Decoder] = MappingProxyType(

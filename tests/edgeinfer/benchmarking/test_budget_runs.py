@@ -17,8 +17,8 @@ from edgeinfer.benchmarking.budget_runs import (
 from edgeinfer.benchmarking.random_files import write_random_file
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer.loading.loading import load
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 
 SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)

@@ -10,10 +10,10 @@ import pytest
 
 from edgeinfer.benchmarking import changing_runs
 from edgeinfer.benchmarking.changing_runs import HEAD, changing_rows
-from edgeinfer.transformer import Transformer
-from edgeinfer_kernels.routing import PairCounts
-from edgeinfer_offload import plan
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer_kernels.expert_routing import PairCounts
+from edgeinfer_offload.planner import planner
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
 class Choosing(SplitBackend):
@@ -36,12 +36,12 @@ def test_both_placements_are_run_over_each_kind_of_routing(monkeypatch: pytest.M
 
     @contextmanager
     def loaded(path: Path, **options: Any) -> Iterator[Any]:
-        worths.append(plan.CHANGING_WORTH)
+        worths.append(planner.CHANGING_WORTH)
         assert options["vram"] == 1000 + 500
         backends.append(Choosing())
         engine = Transformer.__new__(Transformer)
         engine.backend = backends[-1]
-        layer = SimpleNamespace(changing=plan.CHANGING_WORTH > 1)
+        layer = SimpleNamespace(changing=planner.CHANGING_WORTH > 1)
         yield SimpleNamespace(engine=engine, plan=SimpleNamespace(layers=[layer]))
 
     def ids(count: int, vocabulary: int, seed: int) -> Sequence[int]:
@@ -54,9 +54,9 @@ def test_both_placements_are_run_over_each_kind_of_routing(monkeypatch: pytest.M
     monkeypatch.setattr(changing_runs, "model_sizes", lambda path: SimpleNamespace(nbytes=1000, vocabulary=9))
     monkeypatch.setattr(changing_runs, "TOKENS", 20)
     monkeypatch.setattr(changing_runs, "SHOWN", 10)
-    usual = plan.CHANGING_WORTH
+    usual = planner.CHANGING_WORTH
     rows = list(changing_rows(Path("some/mixture.gguf"), 0.5, 64, None))
-    assert usual == plan.CHANGING_WORTH
+    assert usual == planner.CHANGING_WORTH
     assert worths == [0.0, float("inf")]
     assert [row[2:5] for row in rows] == [
         [f"placed, {name}", routing, span]

@@ -8,8 +8,8 @@ import pytest
 
 from edgeinfer.benchmarking.divided_runs import CLOSE, HEAD, DividedRow, distance, divided_rows
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 from tests.random_models import ZOO
 

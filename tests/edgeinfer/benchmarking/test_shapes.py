@@ -6,7 +6,7 @@ from edgeinfer.benchmarking.random_files import matrix_formats
 from edgeinfer.benchmarking.shapes import SHAPES, find_shape
 from edgeinfer.errors import SettingError
 from edgeinfer_quant_formats import FormatError, block_format
-from edgeinfer_quant_formats.mixes import MIXES
+from edgeinfer_quant_formats.quantizer.mixes import MIXES
 
 
 @pytest.mark.parametrize(

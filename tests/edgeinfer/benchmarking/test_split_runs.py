@@ -13,10 +13,10 @@ from edgeinfer.benchmarking.split_runs import (
 )
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer.planning import model_sizes
+from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_offload.plan import plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model
 from tests.random_models import ZOO
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.engine.protocols import TextDecoder
 from edgeinfer.errors import ChatTemplateError
-from edgeinfer.language_model import TextDecoder
 
 HELLO = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]

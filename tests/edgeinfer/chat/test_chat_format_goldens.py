@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.errors import ChatTemplateError
 
 FOLDER = Path(__file__).parents[1] / "data" / "templates"

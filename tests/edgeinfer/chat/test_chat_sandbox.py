@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgeinfer.chat import budget as chat_budget
-from edgeinfer.chat.chat_format import ChatFormat
+from edgeinfer.chat_templates import budget as chat_budget
+from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.errors import ChatTemplateError
 
 HELLO = [{"role": "user", "content": "Hi"}]

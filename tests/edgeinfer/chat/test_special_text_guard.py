@@ -2,9 +2,9 @@
 
 import pytest
 
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.special_text_guard import SpecialTextGuard
-from edgeinfer.chat.template_options import TemplateOptions
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
+from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.errors import SettingError
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.tokenizer import Tokenizer

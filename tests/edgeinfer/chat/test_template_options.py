@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.chat.template_options import TemplateOptions, Thinking, thinking_levels
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking, thinking_levels
 from edgeinfer.errors import SettingError
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat.tool_calls import Said, ToolCall, parse_tool_calls
+from edgeinfer.chat_templates.tool_calls import Said, ToolCall, parse_tool_calls
 
 TOOLS: list[dict[str, Any]] = [
     {

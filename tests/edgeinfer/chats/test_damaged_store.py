@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.chats.damaged_store import DamagedStoreError
-from edgeinfer.chats.store import ChatStore, ChatStoreError
-from edgeinfer.chats.tree import ChatTree, line_to
+from edgeinfer.history.damaged_store import DamagedStoreError
+from edgeinfer.history.store import ChatStore, ChatStoreError
+from edgeinfer.history.tree import ChatTree, line_to
 
 
 def filled(path: Path, turns: int = 40) -> Path:

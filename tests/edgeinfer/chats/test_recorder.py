@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.chats.recorder import Recorder
-from edgeinfer.chats.store import ChatStore
-from edgeinfer.chats.tree import ChatTree, line_to, newest_end, read_by_the_model
+from edgeinfer.history.recorder import Recorder
+from edgeinfer.history.store import ChatStore
+from edgeinfer.history.tree import ChatTree, line_to, newest_end, read_by_the_model
 
 
 @pytest.fixture

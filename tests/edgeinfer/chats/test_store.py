@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from edgeinfer.chats.export import as_json_lines, as_markdown
-from edgeinfer.chats.records import StoredChat
-from edgeinfer.chats.store import ChatStore, ChatStoreError
-from edgeinfer.chats.turn_writer import TurnWriter
+from edgeinfer.history.export import as_json_lines, as_markdown
+from edgeinfer.history.records import StoredChat
+from edgeinfer.history.store import ChatStore, ChatStoreError
+from edgeinfer.history.turn_writer import TurnWriter
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 
@@ -125,7 +125,7 @@ def test_a_chat_is_forgotten_with_all_its_branches(store: ChatStore) -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from edgeinfer.chats.store import ChatStore
+from edgeinfer.history.store import ChatStore
 store = ChatStore(Path(sys.argv[1]))
 chat = store.new_chat("tiny", name=sys.argv[2])
 asked = store.add_turn(chat.id, None, "user", "Count!")

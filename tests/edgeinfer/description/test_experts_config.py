@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
 from edgeinfer_kernels.specification import ExpertsSpecification, FeedForwardSpecification
 from edgeinfer_kernels.weights import ExpertWeights
 from edgeinfer_quant_formats import GGUFFile

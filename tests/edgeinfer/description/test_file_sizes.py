@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.file_sizes import file_sizes
+from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO

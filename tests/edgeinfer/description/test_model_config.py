@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.description.architectures import ARCHITECTURES
-from edgeinfer.description.model_config import ModelConfig
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.architectures import ARCHITECTURES
+from edgeinfer.model_config.config import ModelConfig
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 

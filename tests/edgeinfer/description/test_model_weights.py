@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
 from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import VOCABULARY, ZOO, RandomModel

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, rope_factors
-from edgeinfer.description.rope_scaling import RopeScaling, rope_specification, yarn_magnitude, yarn_ramp
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification, yarn_magnitude, yarn_ramp
+from edgeinfer.model_config.weights import embedding_rows, rope_factors
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO, RandomModel
 

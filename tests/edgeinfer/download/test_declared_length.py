@@ -8,7 +8,7 @@ from edgeinfer.download import transfer
 from edgeinfer.download.pulling import Pull, pull
 from edgeinfer.download.transfer import Hearing
 from edgeinfer.errors import DownloadError
-from edgeinfer_quant_formats.header_length import declared_bytes
+from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.fetching import fetched, hasty, refusal
 from tests.edgeinfer.download.hostile_server import HostileServer

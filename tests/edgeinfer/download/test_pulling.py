@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.catalogue import find_model
 from edgeinfer.download import transfer
 from edgeinfer.download.pulling import Pull, Pulled, pull
 from edgeinfer.download.transfer import Hearing, Patience
 from edgeinfer.errors import DownloadError, UnknownModelError
-from edgeinfer.found_models import OtherFolders
-from edgeinfer_offload.machine import Machine, Processor
+from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.registry import find_model
+from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.fake_hub import FakeHub

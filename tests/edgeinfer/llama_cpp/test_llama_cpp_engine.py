@@ -11,7 +11,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.chat.special_text_guard import SpecialTextGuard
+from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFWriter

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.loading.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
-from edgeinfer_kernels.model_sizes import ModelSizes
+from edgeinfer.planning.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
+from edgeinfer.speculation.draft_controller import EVIDENCE, Learnt, Pace
 from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.pacing import EVIDENCE, Learnt, Pace
 from edgeinfer.speculation.speculator import KINDS
-from edgeinfer_offload.remembered import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import RememberedFigures
 
 COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
 

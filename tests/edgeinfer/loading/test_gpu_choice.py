@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 import edgeinfer
-from edgeinfer.loading import gpu_choice
-from edgeinfer.loading.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning import gpu_choice
+from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer_kernels.cuda.driver import Gpu
 
 ADA = Gpu(0, "RTX 4060 Laptop", 89, 8 << 30)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.loading.known_routing import known_routing
-from edgeinfer.planning import model_sizes
-from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer.planning.known_routing import known_routing
+from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
 from tests.random_models import ZOO
 
 

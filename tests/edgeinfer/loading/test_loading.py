@@ -21,10 +21,10 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.loading import cpu_loading
-from edgeinfer.loading.wishes import MOST_THREADS
+from edgeinfer.loading.load_options import MOST_THREADS
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer_kernels.cpu.features import UnsupportedProcessorError, choose
-from edgeinfer_kernels.cpu.objects import KernelBuildError
+from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError
 from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.errors import FormatError
 from tests.edgeinfer.conftest import ZooFile

@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.planning import plan_model
+from edgeinfer.planning.model_plan import plan_model
 
 DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 Outcome = str | dict[tuple[str, Any], int]

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.description.file_sizes import file_sizes
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.kv_cache import KVCache
-from edgeinfer.transformer import Transformer
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.file_sizes import file_sizes
+from edgeinfer.model_config.weights import embedding_rows
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.memory import HUGE_PAGE
+from edgeinfer_kernels.cpu.layout.packed_matrix import HUGE_PAGE
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_offload.machine import Machine, Processor
-from edgeinfer_offload.memory_plan import PlanError
-from edgeinfer_offload.plan import largest_context, plan_memory
-from edgeinfer_offload.plan_facts import PlanWishes
+from edgeinfer_offload.machine.hardware import Machine, Processor
+from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO

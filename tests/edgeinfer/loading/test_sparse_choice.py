@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import SettingError
-from edgeinfer.transformer import Transformer
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
 from tests.random_models import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("Q8_0",), layers=3)

@@ -15,7 +15,7 @@ from edgeinfer.profiling.recording import active_neurons, cpu_engine, record
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from edgeinfer_kernels.specification import ExpertsSpecification
 from edgeinfer_kernels.weights import FeedForwardWeights
-from edgeinfer_offload.activity_profile import find_profile
+from edgeinfer_offload.runtime.activity_profile import find_profile
 from tests.kernels.row_matrices import random_matrix
 from tests.random_models import ZOO
 

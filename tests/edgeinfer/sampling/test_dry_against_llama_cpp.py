@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.catalogue import find_model
+from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties
 

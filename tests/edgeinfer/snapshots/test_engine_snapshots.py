@@ -8,9 +8,9 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
-from edgeinfer.transformer import Transformer
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
 

@@ -13,8 +13,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
+from edgeinfer.speculation.chained_drafter import FirstOf
 from edgeinfer.speculation.draft_model import DraftModel, manner_of
-from edgeinfer.speculation.first_of import FirstOf
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.engine.native_engine import Transformer
 from edgeinfer.errors import SettingError
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
-from edgeinfer.transformer import Transformer
 from tests.kernels.test_cpu_backend import cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 

@@ -4,8 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from edgeinfer.speculation.draft_controller import (
+    ALLOWANCE,
+    EVIDENCE,
+    FIRST_LENGTH,
+    FIRST_PURSE,
+    TRIALS,
+    Pace,
+)
 from edgeinfer.speculation.draft_costs import MOST_DRAFTED, PLAIN_EVERY, PLAIN_RUN, MeasuredCosts
-from edgeinfer.speculation.pacing import ALLOWANCE, EVIDENCE, FIRST_LENGTH, FIRST_PURSE, TRIALS, Pace
 
 
 def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> Pace:

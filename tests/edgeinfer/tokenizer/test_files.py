@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer.chat.chat_format import ChatFormat
-from edgeinfer.language_model import TextTokenizer
+from edgeinfer.chat_templates.chat_format import ChatFormat
+from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.tokenizer import Tokenizer, TokenType
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 

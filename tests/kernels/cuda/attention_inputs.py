@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgeinfer_kernels.cache_elements import rotated, rounded_to_nibbles
+from edgeinfer_kernels.cache_formats import rotated, rounded_to_nibbles
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 

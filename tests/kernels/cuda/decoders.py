@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer.description.model_config import ModelConfig
-from edgeinfer.description.model_weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.cache_sliding import forget
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer_kernels.context_shift import forget
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.specification import DecoderSpecification

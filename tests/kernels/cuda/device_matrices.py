@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
-from edgeinfer_kernels.cuda.plane_formats import BLOCK, PlaneShapes, padded_blocks
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, raw_row_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, PlaneShapes, padded_blocks
 from edgeinfer_quant_formats import block_format, encode
 
 Raw = npt.NDArray[np.uint8]

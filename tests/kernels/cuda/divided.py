@@ -5,15 +5,15 @@ from contextlib import contextmanager
 
 import torch
 
-from edgeinfer_kernels.cpu.host_half import HostHalf
-from edgeinfer_kernels.cpu.objects import Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.cpu_shard import HostHalf
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.mailbox import Mailbox, most_used
-from edgeinfer_kernels.cuda.step_shapes import Tuning
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
 CHUNK = 16

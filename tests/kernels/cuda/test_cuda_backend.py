@@ -11,8 +11,8 @@ import torch
 
 from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
-from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.cuda.step_shapes import Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, opened, read, worst

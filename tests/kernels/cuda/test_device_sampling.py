@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeinfer.sampling import Sampler, SamplerSettings
-from edgeinfer_kernels.cuda.sampling import (
+from edgeinfer_kernels.cuda.decode.sampling import (
     CHOSEN,
     NO_NUMBERS,
     TOO_FEW,

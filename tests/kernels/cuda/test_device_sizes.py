@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda import buffer_sizes, device_sizes
-from edgeinfer_kernels.cuda.device_model import Part
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
-from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.cuda.weights.device_model import Part
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.random_models import ZOO, RandomModel
 
@@ -30,15 +30,15 @@ def counted(parts: list[Part], ending: str) -> int:
 
 def feed_forward_bytes(layer: LayerSizes) -> int:
     if layer.experts is None:
-        return device_sizes.feed_forward_bytes(layer.divisible())
-    each = device_sizes.feed_forward_bytes(layer.experts.expert)
-    return layer.experts.count * each + device_sizes.shared_bytes(layer.experts)
+        return cuda_matrices.feed_forward_bytes(layer.divisible())
+    each = cuda_matrices.feed_forward_bytes(layer.experts.expert)
+    return layer.experts.count * each + cuda_matrices.shared_bytes(layer.experts)
 
 
 def most_over(layer: LayerSizes) -> int:
     """Each expert's biases are rounded up in the count, those of all in one vector on the device."""
     experts = layer.experts
-    return 0 if experts is None else experts.count * len(experts.expert.vectors) * device_sizes.ALIGNMENT
+    return 0 if experts is None else experts.count * len(experts.expert.vectors) * cuda_matrices.ALIGNMENT
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
@@ -53,7 +53,9 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
             DeviceOptions(kv=kind),
         )
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
-    attention = sum(map(device_sizes.attention_bytes, sizes.layers)) + device_sizes.rope_bytes(sizes, CONTEXT)
+    attention = sum(map(cuda_matrices.attention_bytes, sizes.layers)) + cuda_matrices.rope_bytes(
+        sizes, CONTEXT
+    )
     blocks = sum(map(feed_forward_bytes, sizes.layers))
     if MODELS[name].experts:  # a mixture's norm is counted with the attention's
         blocks += attention - counted(parts, "attention")
@@ -61,12 +63,12 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         assert attention == counted(parts, "attention")
     over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
-    caches = sum(device_sizes.cache_bytes(layer, CONTEXT, kind) for layer in sizes.layers)
+    caches = sum(cuda_matrices.cache_bytes(layer, CONTEXT, kind) for layer in sizes.layers)
     assert caches == counted(parts, "keys and values")
-    assert device_sizes.head_bytes(sizes) == counted(parts, "head")
-    embedding = device_sizes.matrix_bytes(sizes.embedding) if sizes.embedding else 0
+    assert cuda_matrices.head_bytes(sizes) == counted(parts, "head")
+    embedding = cuda_matrices.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
-    assert buffer_sizes.workspace_bytes(sizes) == counted(parts, "workspace")
+    assert cuda_buffers.workspace_bytes(sizes) == counted(parts, "workspace")
 
 
 SENDING = {
@@ -98,9 +100,9 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
             for send_from in (None, 1)
         ]
     attends = not all(division.attention for division in divisions)
-    counted = buffer_sizes.sent_bytes(sizes, CONTEXT, attends)
+    counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
-    pieces = buffer_sizes.SENT_PIECES * buffer_sizes.sent_piece_bytes(sizes)
+    pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)
     assert taken[1] >= taken[0] + pieces
 
 
@@ -109,7 +111,7 @@ def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) ->
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         with pytest.raises(UnsupportedOnDeviceError) as one:
-            device_sizes.attention_bytes(sizes.layers[0])
+            cuda_matrices.attention_bytes(sizes.layers[0])
         with pytest.raises(UnsupportedOnDeviceError) as other:
             count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
     assert str(one.value) == str(other.value)

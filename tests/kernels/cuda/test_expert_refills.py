@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.memory import interleave
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.cuda import expert_refills
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.expert_refills import rows_of_groups
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.cuda.offload import expert_loading
+from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.routing import Routing
+from edgeinfer_kernels.layer_split import LayerDivision
 from edgeinfer_kernels.weights import Matrix
-from edgeinfer_offload.expert_slots import ExpertSlots, Swap
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Swap
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
@@ -147,7 +147,7 @@ def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
         assert policy.noted.sum() in heard
 
 
-class Garbling(expert_refills.Packer):
+class Garbling(expert_loading.Packer):
     """Turns the groups round."""
 
     def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
@@ -165,7 +165,7 @@ def exhausted(*arguments: object) -> None:
 def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
 ) -> None:
-    monkeypatch.setattr(expert_refills, "Packer", packer)
+    monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
         divisions, ids = changing(decoder), decoder.ids(6)
         facts = decoder.specification.layers[0].feed_forward
@@ -184,8 +184,8 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
 def test_experts_come_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    monkeypatch.setattr(expert_refills, "REFILL_BYTES", 1)
-    monkeypatch.setattr(expert_refills, "PIECES_A_STEP", pieces)
+    monkeypatch.setattr(expert_loading, "REFILL_BYTES", 1)
+    monkeypatch.setattr(expert_loading, "PIECES_A_STEP", pieces)
     model = replace(ZOO["granitemoe"], expert_length=32)
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)
@@ -222,7 +222,7 @@ def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name:
     for slot, expert in enumerate(order):
         loaded.fill(slot * rows, sources[expert].to(where))
     pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
-    packers = {count: expert_refills.Packer(stack, count, where, pool) for count in (3, 1)}
+    packers = {count: expert_loading.Packer(stack, count, where, pool) for count in (3, 1)}
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cache_elements import rotated
-from edgeinfer_kernels.cuda.flash_attention import AttentionTile, attention_tile, flash_attention
+from edgeinfer_kernels.cache_formats import rotated
+from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.backend import attend
 from edgeinfer_kernels.specification import AttentionSpecification

@@ -5,8 +5,8 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda import gpu_speed, mailbox_speed
-from edgeinfer_kernels.cuda.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.tuning import exchange_speed, gpu_speed
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 
 
 def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,8 +19,8 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
 
 
 def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox_speed, "PATIENCE", 0.01)
-    exchange = mailbox_speed._Exchange(torch.device(device))
+    monkeypatch.setattr(exchange_speed, "PATIENCE", 0.01)
+    exchange = exchange_speed._Exchange(torch.device(device))
     exchange.mailbox.begin(answered=0)
     assert not exchange.answer()
     exchange.launch()  # on a GPU this would hang if it weren't let go

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.expert_products import ExpertRows, add_experts, grouped_product, grouped_tile
-from edgeinfer_kernels.cuda.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.expert_matmul import (
+    ExpertRows,
+    add_experts,
+    grouped_product,
+    grouped_tile,
+)
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
 from tests.kernels.cuda.test_packing import columns_for, decoded
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.host_caches import HostCaches
-from edgeinfer_kernels.cuda.rope_tables import head_order
+from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import edgeinfer
-from edgeinfer_kernels.cuda.packing import has_non_finite
-from edgeinfer_kernels.cuda.plane_formats import TILES
+from edgeinfer_kernels.cuda.weights.packing import has_non_finite
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import FormatError, block_format, encode
 from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS
 from tests.edgeinfer.loading.test_non_finite_weights import MATRIX, model_file

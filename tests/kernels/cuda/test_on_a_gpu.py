@@ -14,10 +14,10 @@ from triton.runtime.jit import JITFunction
 
 import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.buffer_sizes import EVERY_WIDTH, FEW_WIDTHS
-from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
-from edgeinfer_kernels.cuda.step_timer import StepTimer
-from edgeinfer_kernels.cuda.tuner import RejectedTrialError, tune
+from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
+from edgeinfer_kernels.cuda.tuning.tuner import RejectedTrialError, tune
+from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, choose_best, opened, read, worst
 from tests.random_models import ZOO

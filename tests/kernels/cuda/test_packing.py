@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.embedding_kernels import dequantise_kernel
-from edgeinfer_kernels.cuda.packing import DeviceMatrix, raw_row_bytes
-from edgeinfer_kernels.cuda.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, raw_row_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
 from edgeinfer_quant_formats import block_format, decode
 from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_rows, rows_from
 

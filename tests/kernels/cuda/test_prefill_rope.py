@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cache_elements import rotated
-from edgeinfer_kernels.cuda.prefill_rope import rope_append
+from edgeinfer_kernels.cache_formats import rotated
+from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.backend import normalise, rotate
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification

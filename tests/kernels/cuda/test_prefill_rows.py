@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
 from edgeinfer_kernels.reference.backend import activate, normalise
 from edgeinfer_kernels.specification import Activation, NormSpecification
 

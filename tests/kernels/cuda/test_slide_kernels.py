@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.device_layers import DeviceCache as LayerCache
-from edgeinfer_kernels.cuda.prefill_rope import rope_append
-from edgeinfer_kernels.cuda.rope_tables import rope_table
-from edgeinfer_kernels.cuda.slide_kernels import slide
+from edgeinfer_kernels.cuda.cache.shift_kernels import slide
+from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.weights.device_layers import DeviceCache as LayerCache
+from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import AttentionSpecification, RopeSpecification
 from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts

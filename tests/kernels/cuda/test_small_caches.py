@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.division import LayerDivision
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.layer_split import LayerDivision
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.divided import device_layer, divided

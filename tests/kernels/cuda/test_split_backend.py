@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cpu.objects import Kernels
-from edgeinfer_kernels.division import LayerDivision
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
 from tests.kernels.cuda.divided import HERE, device_layer, divided

@@ -12,21 +12,21 @@ import torch
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import engine_loading
-from edgeinfer.loading.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.buffer_sizes import EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_offload import model_placing
-from edgeinfer_offload import plan as planning
-from edgeinfer_offload.activity_profile import ActivityProfile, beside_model, model_hash
-from edgeinfer_offload.machine import Machine
-from edgeinfer_offload.split_backend import SplitBackend
+from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner import placement_problem
+from edgeinfer_offload.planner import planner as planning
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.random_models import ZOO
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
         monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
         for module in (gpu_loading, split_loading, device_parts):
             monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-        for module in (planning, model_placing):
+        for module in (planning, placement_problem):
             monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
 
     return set_bytes
@@ -141,8 +141,8 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # What would be more than these models are: staging, and more room for prompts where none are sent.
-    monkeypatch.setattr(model_placing, "STAGING_BYTES", 0)
-    monkeypatch.setattr(model_placing.ModelPlacing, "sends", False)
+    monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
+    monkeypatch.setattr(placement_problem.ModelPlacing, "sends", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
@@ -340,7 +340,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
     small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
     small_gpu(1 << 40)
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    monkeypatch.setattr(model_placing, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
+    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
     whole = gpu_bytes(path)
     small_gpu(whole - 1)
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
@@ -372,10 +372,10 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
 def test_experts_change_places_where_main_memory_holds_all_of_them(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeinfer_offload import plan
+    from edgeinfer_offload.planner import planner
 
-    monkeypatch.setattr(plan, "CHANGING_WORTH", 100.0)
-    monkeypatch.setattr(model_placing.ModelPlacing, "sends", False)  # or the CPU's buffers depend on it
+    monkeypatch.setattr(planner, "CHANGING_WORTH", 100.0)
+    monkeypatch.setattr(placement_problem.ModelPlacing, "sends", False)  # or the CPU's buffers depend on it
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))

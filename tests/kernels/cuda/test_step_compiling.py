@@ -24,12 +24,12 @@ driver.set_active(SimpleNamespace(
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer_kernels.cuda import step_compiling
-from edgeinfer_kernels.cuda.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.device_model import DeviceModel
-from edgeinfer_kernels.cuda.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.step_shapes import usual_tuning
-from edgeinfer_kernels.cuda.workspace import Workspace
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.decode.workspace import Workspace
 
 arena, shape = Arena(), Shape("tiny", 2, 64, 64, 2, 2, 64, 64, head_dim=32)
 model = DeviceModel(*empty_decoder(shape, "Q8_0"), arena, 64)

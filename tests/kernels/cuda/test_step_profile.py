@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from edgeinfer_kernels.cuda.step_profile import KernelRun, KernelShare, step_shares
+from edgeinfer_kernels.cuda.tuning.step_profile import KernelRun, KernelShare, step_shares
 
 LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel", "residual_kernel")
 

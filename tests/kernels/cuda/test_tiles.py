@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.norm_kernels import join_kernel
-from edgeinfer_kernels.cuda.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.plane_formats import TILES
-from edgeinfer_kernels.cuda.row_kernels import gated_kernel, rows_kernel
+from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import block_format, decode
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.device_matrices import (

@@ -8,9 +8,8 @@ import pytest
 
 from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import find_shape
-from edgeinfer_kernels.cuda.device_layers import CACHE_ELEMENTS
-from edgeinfer_kernels.cuda.step_shapes import Shape, Tuning
-from edgeinfer_kernels.cuda.tuner import (
+from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.tuner import (
     FILE,
     TRIALS,
     RejectedTrialError,
@@ -19,6 +18,7 @@ from edgeinfer_kernels.cuda.tuner import (
     tune,
     tuning_key,
 )
+from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS
 
 ALL = sum(len(trials.changes) for trials in TRIALS)
 KERNELS = ("gated", "down", "head", "qkv", "output")

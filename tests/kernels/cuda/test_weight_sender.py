@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda import weight_sender
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.weight_sender import WeightSender
+from edgeinfer_kernels.cuda.offload import weight_streamer
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
 from tests.kernels.cuda.conftest import HAS_GPU
 
 PIECE, COUNT = 4096, 200_000
@@ -18,7 +18,7 @@ def sender(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightSender]:
     if request.param == "refused":
-        monkeypatch.setattr(weight_sender, "pin_in_place", lambda memory: False)
+        monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory: False)
     counting = Arena()
     WeightSender(counting, PIECE)
     found = WeightSender(Arena(torch.device(device), counting.used), PIECE)
@@ -50,8 +50,8 @@ def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sende
 
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
 def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, register = [memory(), memory()], weight_sender.pin_in_place
-    monkeypatch.setattr(weight_sender, "pin_in_place", lambda each: each is here[1] and register(each))
+    here, register = [memory(), memory()], weight_streamer.pin_in_place
+    monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
     sender = WeightSender(Arena(torch.device(device), 4 * PIECE), PIECE)
     assert sender.connect(here) == COUNT
     sender.begin()

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from edgeinfer.chats.records import StoredChat, StoredTurn
-from edgeinfer.chats.store import ChatStore
 from edgeinfer.errors import UnknownModelError
+from edgeinfer.history.records import StoredChat, StoredTurn
+from edgeinfer.history.store import ChatStore
 from edgeinfer_tui import library
-from edgeinfer_tui.chat.app import ChatApp
-from edgeinfer_tui.chat.keeping import Keeping
-from edgeinfer_tui.chat.turn_view import TurnView
-from edgeinfer_tui.run_wishes import RunWishes
+from edgeinfer_tui.app.app import ChatApp
+from edgeinfer_tui.app.keeping import Keeping
+from edgeinfer_tui.app.turn_view import TurnView
+from edgeinfer_tui.options.run_options import RunWishes
 from tests.tui.fake_library import FakeModel
 
 PATIENCE_SECONDS = 10.0

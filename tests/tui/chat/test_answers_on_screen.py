@@ -5,10 +5,10 @@ import functools
 import pytest
 from textual.widgets.markdown import MarkdownBlock
 
-from edgeinfer_tui.chat.code_block import AnswerText, CodeBlock, CopyLabel
-from edgeinfer_tui.chat.running_answer import Progress
-from edgeinfer_tui.chat.status_bar import status_text
-from edgeinfer_tui.chat.turn_view import MOST_LINES
+from edgeinfer_tui.app.code_block import AnswerText, CodeBlock, CopyLabel
+from edgeinfer_tui.app.running_answer import Progress
+from edgeinfer_tui.app.status_bar import status_text
+from edgeinfer_tui.app.turn_view import MOST_LINES
 from tests.tui.chat.conftest import Chat, Opened, PacedModel, run
 from tests.tui.fake_library import FakeModel
 

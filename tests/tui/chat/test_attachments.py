@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from edgeinfer.errors import SettingError
-from edgeinfer_tui.chat.attachments import MOST_BYTES, mention_of, with_files
+from edgeinfer_tui.app.attachments import MOST_BYTES, mention_of, with_files
 from tests.tui.chat.conftest import Opened, run
 from tests.tui.fake_library import FakeModel
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edgeinfer.chats.store import ChatStore
+from edgeinfer.history.store import ChatStore
 from tests.tui.chat.conftest import Chat, Opened, run
 from tests.tui.fake_library import ANSWER, FakeModel
 

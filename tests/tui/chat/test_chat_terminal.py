@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.chats.store import ChatStore
+from edgeinfer.history.store import ChatStore
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)

@@ -6,9 +6,9 @@ import pytest
 from textual.widgets import Input, OptionList, TextArea
 from textual.widgets._toast import Toast
 
-from edgeinfer.chats.store import ChatStore
-from edgeinfer_tui.chat.chat_commands import COMMANDS
-from edgeinfer_tui.chat.help_screen import help_text
+from edgeinfer.history.store import ChatStore
+from edgeinfer_tui.app.chat_commands import COMMANDS
+from edgeinfer_tui.app.help_screen import help_text
 from tests.tui.chat.conftest import Opened, run
 from tests.tui.fake_library import ANSWER, FakeModel
 

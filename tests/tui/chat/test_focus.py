@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from edgeinfer.chats.store import ChatStore
-from edgeinfer.chats.titles import title_of, written_part
 from edgeinfer.errors import SettingError
-from edgeinfer_tui.chat.attachments import with_files
-from edgeinfer_tui.chat.status_bar import StatusBar, keys_text
+from edgeinfer.history.store import ChatStore
+from edgeinfer.history.titles import title_of, written_part
+from edgeinfer_tui.app.attachments import with_files
+from edgeinfer_tui.app.status_bar import StatusBar, keys_text
 from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
 from tests.tui.chat.conftest import Chat, Opened, run
 from tests.tui.fake_library import FakeModel

@@ -3,7 +3,7 @@
 import os
 import pty
 
-from edgeinfer_tui.chat.lost_terminal import Screen
+from edgeinfer_tui.app.lost_terminal import Screen
 
 
 def test_what_a_closed_terminal_cannot_take_is_dropped_and_leaves_nothing_to_fail_with() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.chats.store import ChatStore
+from edgeinfer.history.store import ChatStore
 from tests.tui.chat.conftest import Opened, PacedModel, run
 from tests.tui.fake_library import ANSWER, FakeModel
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from edgeinfer.chat.thoughts import Reply, closing_mark, parted, with_closed_thought, without_thought
+from edgeinfer.chat_templates.reasoning import (
+    Reply,
+    closing_mark,
+    parted,
+    with_closed_thought,
+    without_thought,
+)
 from tests.tui.chat.conftest import Opened, PacedModel, run
 from tests.tui.fake_library import FakeModel
 

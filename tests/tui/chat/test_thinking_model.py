@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer import Model
-from edgeinfer.chats.store import ChatStore
-from edgeinfer_tui.chat.status_bar import StatusBar
+from edgeinfer.history.store import ChatStore
+from edgeinfer_tui.app.status_bar import StatusBar
 from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on
 from tests.random_models import VOCABULARY, vocabulary_metadata
 from tests.tui.chat.conftest import Chat, Opened, run

@@ -1,0 +1,96 @@
+"""What a caller may set in a chat template: thinking on or off, its effort, any variable that it reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from edgeinfer.chat_templates.tool_calls import Tool
+from edgeinfer.errors import SettingError
+
+Thinking = Literal["on", "off", "low", "medium", "high"]
+EFFORTS = ("low", "medium", "high")
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables with which templates turn reasoning on or off (Qwen3, GLM, SmolLM3; DeepSeek, Granite)."""
+EFFORT = "reasoning_effort"
+BUDGET = "thinking_budget"
+"""Most tokens of reasoning (Seed-OSS): 0 turns it off."""
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "strftime_now"}
+)
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    """How messages become a prompt.
+
+    `thinking`: None leaves it to the template. `args`: template variables by name. `tools`: the functions
+    that the model may call. `constrained`: the answer follows a schema or grammar, so reasoning that the
+    template opens is closed at once.
+    """
+
+    thinking: Thinking | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Tool] = ()
+    constrained: bool = False
+
+    def __post_init__(self) -> None:
+        if self.thinking is not None and self.thinking not in get_args(Thinking):
+            wanted = ", ".join(get_args(Thinking))
+            raise SettingError(f"thinking: saw {str(self.thinking)[:40]!r}, wanted one of {wanted}, or None")
+        if not isinstance(self.args, Mapping) or not all(isinstance(name, str) for name in self.args):
+            raise SettingError(
+                f"template_args: saw {str(self.args)[:40]!r}, wanted template variables by name"
+            )
+        if taken := RESERVED & self.args.keys():
+            raise SettingError(f"template_args: {min(taken)!r} is set by edgeinfer; leave it out")
+
+    def over(self, defaults: "TemplateOptions") -> "TemplateOptions":
+        """These options, and `defaults` for what they leave open."""
+        args = {**defaults.args, **self.args}
+        return replace(self, thinking=self.thinking or defaults.thinking, args=args)
+
+    def variables(self, known: frozenset[str]) -> dict[str, Any]:
+        """The template's variables. `known`: those that the template reads.
+
+        Raises:
+            SettingError: the template has no such variable, or can't do what `thinking` wants.
+        """
+        for name in self.args:
+            if name not in known:
+                shown = ", ".join(sorted(known - RESERVED)) or "none"
+                raise SettingError(
+                    f"template_args: the chat template doesn't read {name[:40]!r}; it reads: {shown}"
+                )
+        if self.thinking is None:
+            return dict(self.args)
+        return {**thinking_variables(self.thinking, known), **self.args}
+
+
+DEFAULTS = TemplateOptions()
+"""All is left to the template."""
+
+
+def thinking_variables(thinking: Thinking, known: frozenset[str]) -> dict[str, Any]:
+    """Template variables for a level of thinking. Raises `SettingError` if the template has no such level."""
+    switches = [name for name in SWITCHES if name in known]
+    if EFFORT in known and thinking in EFFORTS:
+        return {EFFORT: thinking} | dict.fromkeys(switches, True)
+    if switches and thinking in ("on", "off"):
+        return dict.fromkeys(switches, thinking == "on")
+    if BUDGET in known and thinking in ("on", "off"):
+        return {BUDGET: -1 if thinking == "on" else 0}
+    raise SettingError(f"thinking: saw {thinking!r}, but {_levels(known)}")
+
+
+def thinking_levels(known: frozenset[str]) -> tuple[Thinking, ...]:
+    """The levels of thinking that a template with these variables has."""
+    switchable = BUDGET in known or any(name in known for name in SWITCHES)
+    levels: tuple[Thinking, ...] = ("on", "off") if switchable else ()
+    return levels + (("low", "medium", "high") if EFFORT in known else ())
+
+
+def _levels(known: frozenset[str]) -> str:
+    levels = thinking_levels(known)
+    if not levels:
+        return "the model's chat template has no setting for it"
+    return f"the model's chat template knows {', '.join(levels)}"

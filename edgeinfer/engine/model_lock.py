@@ -1,0 +1,33 @@
+"""The lock of a model: one computation at a time, and an error where a callback would wait for itself."""
+
+import threading
+from types import TracebackType
+
+from edgeinfer.errors import EdgeInferError
+from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+
+
+class ModelLock:
+    """A lock for `with`.
+
+    Raises:
+        EdgeInferError: on entering, where the same thread holds it: a callback called the model.
+    """
+
+    def __init__(self) -> None:
+        self._lock = fork_safe_lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident() and self._lock.locked():
+            raise EdgeInferError(
+                "the model is computing on this thread: a callback can't call it; call it after the callback"
+            )
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owner = None
+        self._lock.release()

@@ -1,0 +1,294 @@
+"""The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.device_failures import DEVICE_FAILURES
+from edgeinfer.engine.device_sampling import DeviceChoice
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.protocols import Progress, TokenChoice
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
+from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.attention_scores import attention_votes
+from edgeinfer_kernels.backend import (
+    AskingBackend,
+    Backend,
+    CachingBackend,
+    DividingBackend,
+    ForgettingBackend,
+    LayeredBackend,
+    Places,
+    PlacingBackend,
+    Rows,
+    SteppingBackend,
+)
+from edgeinfer_kernels.context_shift import forget
+from edgeinfer_kernels.draft_loop import Guesses, GuessingBackend, Wanted
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_quant_formats.errors import FormatError
+
+FORKABLE_BACKENDS = ("cpu", "reference")
+"""Those without a device, whose driver refuses forked processes."""
+
+
+class Transformer:
+    """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in
+    prefill.
+    """
+
+    def __init__(
+        self,
+        specification: DecoderSpecification,
+        backend: Backend[Any],
+        cache: KVCache,
+        batch: int,
+        bytes_per_token: int = 0,
+        largest_context: int = 0,
+        check_file: Callable[[], None] | None = None,
+    ) -> None:
+        self.specification = specification
+        self.backend = backend
+        self.cache = cache
+        self.batch = batch
+        self.bytes_per_token = bytes_per_token
+        self.largest_context = max(largest_context, cache.context)
+        self._closed = False
+        self._check_file = check_file
+        """Raises if the file that weights are read from has been cut."""
+        self._process = None if backend.name in FORKABLE_BACKENDS else os.getpid()
+        """The only process that may use the backend; None: forked children may."""
+        self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
+        # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
+        self._guesser = backend if isinstance(backend, GuessingBackend) else None
+        self._forgetter = backend if isinstance(backend, ForgettingBackend) else None
+        self.most_given = self._guesser.most_given if self._guesser else 0
+        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
+        self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
+
+    @property
+    def context(self) -> int:
+        return self.cache.context
+
+    @property
+    def ids(self) -> list[int]:
+        return self.cache.ids
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.specification.vocabulary_size
+
+    @property
+    def expert_pairs(self) -> tuple[int, int]:
+        """How many experts tokens have asked for in layers where they are divided, and how many of them the
+        CPU computed.
+        """
+        return self.backend.pairs if isinstance(self.backend, DividingBackend) else (0, 0)
+
+    def _forward(self, ids: Sequence[int]) -> Rows:
+        """One step: the rows above the last layer; the cache then holds the tokens."""
+        start = len(self.cache.ids)
+        with DEVICE_FAILURES:
+            x: Rows = self.backend.embed(ids)
+            self.backend.all_layers(x, start)
+        self.cache.append(ids)
+        return x
+
+    def _logits(self, x: Rows) -> npt.NDArray[np.float32]:
+        with DEVICE_FAILURES:
+            return self.backend.logits(x)
+
+    def _normed(self, x: Rows) -> npt.NDArray[np.float32]:
+        with DEVICE_FAILURES:
+            return self.backend.normed(x)
+
+    def _steps(self, ids: Sequence[int]) -> Iterator[Rows]:
+        self._check(ids)
+        for first in range(0, len(ids), self.batch):
+            yield self._forward(ids[first : first + self.batch])
+
+    def _check(self, ids: Sequence[int], more: int = 0) -> None:
+        """Raise if `ids` can't be read, or if there is no room for so many more."""
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        if self._process not in (None, os.getpid()):
+            raise EdgeInferError(
+                "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
+                "child with multiprocessing's 'spawn'"
+            )
+        try:
+            if self._check_file is not None:
+                self._check_file()
+        except FormatError as error:
+            raise ModelFileError(str(error)) from error
+        if len(ids) + more > self.cache.free:
+            raise ContextOverflowError(
+                f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"
+            )
+        wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
+        if wrong or not ids:
+            raise ValueError(
+                f"token id {wrong[0]}: wanted 0 to {self.vocabulary_size - 1}"
+                if wrong
+                else "no tokens to read"
+            )
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """Read `ids`; return the logits (vocabulary,) behind the last of them."""
+        if len(ids) == 1 and self._logits_behind:
+            logits = self._step(ids)
+            if progress:
+                progress(1, 1)
+            only: npt.NDArray[np.float32] = logits[0]
+            return only
+        done = 0
+        for x in self._steps(ids):
+            done += len(x)
+            if progress:
+                progress(done, len(ids))
+        last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
+        return last
+
+    def _step(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read a few tokens in one piece; the logits behind each."""
+        assert self._logits_behind is not None
+        self._check(ids)
+        with DEVICE_FAILURES:
+            logits = self._logits_behind(ids, len(self.cache.ids))
+        self.cache.append(ids)
+        return logits
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
+        if len(ids) <= self._most_stepped:
+            return self._step(ids)
+        found = [self._logits(x) for x in self._steps(ids)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def guesses(self, ids: Sequence[int], wanted: Wanted) -> Guesses:
+        """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; the cache holds what was read."""
+        self._check(ids, len(wanted.least))
+        assert self._guesser is not None
+        with DEVICE_FAILURES:
+            found = self._guesser.guesses(ids, len(self.cache.ids), wanted)
+        self.cache.append([*ids, *found.ids][: found.read])
+        return found
+
+    def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
+        """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
+
+        What the cache is known to hold stays as it is: who keeps such texts says where they may lie.
+        """
+        if self._closed:
+            raise EdgeInferError("the model has been closed; load it again")
+        assert isinstance(self.backend, PlacingBackend)
+        with DEVICE_FAILURES:
+            x = self.backend.embed(ids)
+            self.backend.all_layers_at(x, places)
+        return self._logits(x)
+
+    def read_by_some_layers(
+        self, token: int, position: int, layers: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Logits (vocabulary,) of one token that went up some layers only; the cache holds what it held.
+
+        Their keys and values are written at `position`, which must lie behind the text.
+        """
+        assert isinstance(self.backend, LayeredBackend)
+        with DEVICE_FAILURES:
+            x = self.backend.embed([token])
+            self.backend.some_layers(x, position, layers)
+        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        return logits
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""
+        return np.concatenate([self._normed(x) for x in self._steps(ids)])
+
+    def snapshot(self) -> Snapshot:
+        """Keys and values of all tokens held; arrays of main memory are views, to be written soon."""
+        end = len(self.cache.ids)
+        arrays: list[npt.NDArray[np.generic]] = []
+        for layer in self.cache.layers:
+            arrays += layer.first(end)
+        if isinstance(self.backend, CachingBackend):
+            with DEVICE_FAILURES:
+                arrays += self.backend.cached(end)
+        return Snapshot(list(self.cache.ids), arrays)
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """Hold the first `length` tokens of a snapshot, in place of all others.
+
+        Raises:
+            ValueError: it is of another cache, or longer than this one.
+        """
+        if length > min(self.context, len(snapshot.ids)):
+            raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
+        here = [view for layer in self.cache.layers for view in layer.first(length)]
+        given = snapshot.arrays
+        cut = [array[:, : view.shape[1]] for view, array in zip(here, given, strict=False)]
+        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in here]:
+            raise ValueError("the snapshot is of another cache")
+        self.cache.rewind(0)
+        for view, array in zip(here, cut, strict=True):
+            view[...] = array
+        if isinstance(self.backend, CachingBackend):
+            with DEVICE_FAILURES:
+                self.backend.put_cached(given[len(here) :], length)
+        elif len(given) > len(here):
+            raise ValueError("the snapshot is of another cache")
+        self.cache.append(snapshot.ids[:length])
+
+    @property
+    def can_vote(self) -> bool:
+        """Whether it can say which tokens are looked at."""
+        return isinstance(self.backend, AskingBackend)
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens that it holds, with all that it has forgotten between them."""
+        return self.cache.text
+
+    @property
+    def slid_at(self) -> int | None:
+        """How many first tokens were read with all tokens before them in place; None: all were."""
+        return self.cache.slid_at
+
+    def held_of(self, length: int) -> int:
+        """How many tokens it holds of the first `length` of `text`."""
+        return self.cache.held_of(length)
+
+    def forget(self, gone: Sequence[int]) -> None:
+        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        places, end = np.asarray(gone, np.int64), len(self.cache.ids)
+        if self._forgetter is not None:
+            with DEVICE_FAILURES:
+                self._forgetter.forget(places, end)
+        else:
+            for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
+                forget(layer, facts.attention, places, end)
+        self.cache.forget(gone)
+
+    def votes(self, count: int) -> npt.NDArray[np.float64]:
+        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
+        assert isinstance(self.backend, AskingBackend)
+        ids = self.cache.ids
+        start = max(0, len(ids) - min(count, self.batch))
+        return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
+
+    def choice(self, sampler: Sampler) -> TokenChoice | None:
+        """The backend as chooser of a stream's tokens, where it can be that."""
+        return DeviceChoice.offered(self.backend, self.cache, sampler)
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.cache.rewind(length)
+
+    def close(self) -> None:
+        """Give back the backend's threads and memory; reading on is refused from now on."""
+        self._closed = True
+        self.backend.close()

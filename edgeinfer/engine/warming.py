@@ -1,0 +1,67 @@
+"""Building the kernels ahead of their first use, so that no first run has to wait for the compiler."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.engine.protocols import Progress
+from edgeinfer.errors import KernelError, UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.registry.registry import find_model
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelBuildError, KernelCache
+from edgeinfer_kernels.cpu.compiler.kernel_units import every_unit, kernel_units
+from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
+from edgeinfer_quant_formats import GGUFFile
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What was done: `units` are there now, `built` of them were compiled just now."""
+
+    instruction_set: str
+    units: tuple[str, ...]
+    built: int
+    seconds: float
+    folder: Path
+    bytes: int
+    """Of all kernels in the folder."""
+
+
+def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = None) -> Warmed:
+    """Compile what these models need and isn't cached yet; without models, what any of them may need.
+
+    `progress` hears of units built, if any have to be.
+
+    Raises:
+        UnknownModelError, FormatError, UnsupportedModelError: a model that isn't there or can't be run.
+        KernelError: this machine can't build the kernels, or the cache can't be written.
+        OSError: a file can't be opened.
+    """
+    needed = sorted(set().union(*map(_units, models))) if models else every_unit()
+    units = [BLOCKS, *needed]
+    begin = time.perf_counter()
+    try:
+        store = KernelCache(user_folder("cache"), choose())
+        built = sum(store.find(unit) is None for unit in units)
+        store.objects(units, progress)
+        if store.note:
+            raise KernelError(store.note)
+    except (UnsupportedProcessorError, KernelBuildError) as error:
+        raise KernelError(str(error)) from error
+    nbytes = sum(file.stat().st_size for file in store.folder.glob("*.o"))
+    seconds = time.perf_counter() - begin
+    return Warmed(store.isa.name, tuple(units), built, seconds, store.folder, nbytes)
+
+
+def _units(model: str | Path) -> list[str]:
+    """The units of kernels that a model needs."""
+    with GGUFFile.open(find_model(model).path) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        try:
+            return kernel_units(read_weights(file, config))
+        except UnsupportedFormatError as error:
+            raise UnsupportedModelError(str(error)) from error

@@ -1,0 +1,60 @@
+"""How many answers are asked for, and which: any, the best of some, or those that a search finds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edgeinfer.engine.protocols import Engine, TextTokenizer
+from edgeinfer.errors import SettingError
+from edgeinfer.generation.beam_search import BeamSearch
+from edgeinfer.generation.sequences import AnswerGroup, best_answers
+from edgeinfer.generation.token_stream import Request
+from edgeinfer.plain_numbers import plain_number
+from edgeinfer.results import Generation
+from edgeinfer.shown import shown
+from edgeinfer.structured.constraint import Constraint
+
+MOST_ANSWERS = 256
+
+
+@dataclass(frozen=True)
+class AnswerCounts:
+    """`n` answers are given, None: one; of `best_of` that are drawn, or of `beams` that are searched."""
+
+    n: int | None = None
+    best_of: int | None = None
+    beams: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n", "best_of", "beams"):
+            value = plain_number(getattr(self, name))
+            object.__setattr__(self, name, value)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and 1 <= value <= MOST_ANSWERS):
+                wanted = f"a whole number from 1 to {MOST_ANSWERS}"
+                raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}")
+        if self.best_of is not None and self.beams is not None:
+            raise SettingError("best_of and beams: answers are drawn or searched; leave one of them out")
+        for name in ("best_of", "beams"):
+            most = getattr(self, name)
+            if most is not None and most < (self.n or 1):
+                raise SettingError(f"{name}: saw {most}, wanted at least the {self.n} answers of n")
+
+    def answers(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        constraint: Callable[[], Constraint | None],
+    ) -> list[Generation]:
+        """`n` answers; `constraint` gives what each has to keep to. `Raises` as the model's `generate`."""
+        wanted = self.n or 1
+        if self.beams is not None:
+            if request.stop:
+                raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
+            if constraint() is not None:
+                raise SettingError("schema and grammar: beams keep to none; leave these out, or beams")
+            return BeamSearch(engine, tokenizer, request, self.beams).run()[:wanted]
+        if self.best_of is None:
+            return AnswerGroup(engine, tokenizer, request, wanted, constraint).run()
+        told = replace(request, logprobs=request.logprobs or 0)
+        return best_answers(AnswerGroup(engine, tokenizer, told, self.best_of, constraint).run(), wanted)

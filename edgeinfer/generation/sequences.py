@@ -1,0 +1,182 @@
+"""Several answers to one prompt, drawn side by side: read once; a pass takes a token of each."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.protocols import Engine, TextTokenizer
+from edgeinfer.generation.detokenizer import TextRelease
+from edgeinfer.generation.sampled_token import Chosen
+from edgeinfer.generation.shared_prefix import Branches, CacheFullError, branches_of
+from edgeinfer.generation.timer import AnswerClock
+from edgeinfer.generation.token_stream import Request, described, read_prompt
+from edgeinfer.results import FinishReason, Generation, Token
+from edgeinfer.sampling import Sampler
+from edgeinfer.structured.constraint import Constraint
+
+
+@dataclass
+class _Answer:
+    """One of them, as far as it has come; `read`: how many of its ids its branch of the cache holds."""
+
+    sampler: Sampler
+    text: TextRelease
+    ids: list[int]
+    read: int
+    branch: int | None = None
+    said: list[Token] = field(default_factory=list)
+    shown: list[Token] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+class AnswerGroup:
+    """`count` answers to `request`, each with a sampler of its own: with a seed, one more for each.
+
+    Answer 0 is what a stream would give. Where the cache has no room for all at once, the last begun wait.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        count: int,
+        constraint: Callable[[], Constraint | None],
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._request = request
+        self._clock = AnswerClock()
+        self._passes = self._drawn = 0
+        seed = request.sampling.seed
+        self._answers = [
+            _Answer(
+                Sampler(
+                    replace(request.sampling, seed=None if seed is None else seed + index),
+                    engine.vocabulary_size,
+                    tokenizer.token_bytes,
+                    constraint(),
+                ),
+                TextRelease(tokenizer, request.stop),
+                list(request.prompt_ids),
+                len(request.prompt_ids),
+            )
+            for index in range(count)
+        ]
+        self._most = request.most_tokens(engine.context)
+        for answer in self._answers:
+            if isinstance(answer.sampler.constraint, Constraint):
+                answer.sampler.constraint.limit(self._most)
+
+    def run(self) -> list[Generation]:
+        """All answers, in the order of their seeds."""
+        logits = read_prompt(self._engine, self._request, self._clock)
+        if self._most == 0:
+            reason = self._request.full_reason(self._engine.context)
+            return [self._generation(replace(answer, reason=reason)) for answer in self._answers]
+        for answer in self._answers:
+            self._draw(answer, logits)
+        self._clock.decoded(len(self._answers))
+        self._draw_all(branches_of(self._engine))
+        return [self._generation(answer) for answer in self._answers]
+
+    def _draw_all(self, branches: Branches) -> None:
+        waiting = deque(answer for answer in self._answers if answer.reason is None)
+        active: list[_Answer] = []
+        most = branches.together
+        while active or waiting:
+            while waiting and len(active) < most:
+                active.append(waiting.popleft())
+                active[-1].branch = branches.fork()
+                active[-1].read = len(self._request.prompt_ids)
+            self._clock.resume()
+            try:
+                rows = self._read(branches, active)
+            except CacheFullError:
+                self._put_off(branches, active, waiting)
+                most = max(1, len(active))
+                continue
+            for answer, logits in zip(active, rows, strict=True):
+                self._draw(answer, logits)
+            self._clock.decoded(len(active))
+            self._passes += 1
+            self._drawn += len(active)
+            for answer in [answer for answer in active if answer.reason is not None]:
+                assert answer.branch is not None
+                branches.drop(answer.branch)
+                active.remove(answer)
+                most = branches.together  # there is room again
+
+    def _read(self, branches: Branches, active: Sequence[_Answer]) -> list[npt.NDArray[np.float32]]:
+        """Logits behind each answer; most often a token of each is read, more where one had to wait."""
+        tokens: list[tuple[int, int]] = []
+        last: list[int] = []
+        for answer in active:
+            assert answer.branch is not None
+            tokens += [(answer.branch, token) for token in answer.ids[answer.read :]]
+            last.append(len(tokens) - 1)
+        logits = branches.read(tokens)
+        for answer in active:
+            answer.read = len(answer.ids)
+        return [logits[row] for row in last]
+
+    @staticmethod
+    def _put_off(branches: Branches, active: list[_Answer], waiting: deque[_Answer]) -> None:
+        """Let the answer begun last wait until another has ended; the only one ends here."""
+        answer = active.pop()
+        assert answer.branch is not None
+        branches.drop(answer.branch)
+        answer.branch = None
+        if active:
+            waiting.appendleft(answer)
+        else:
+            answer.reason = "context"
+
+    def _draw(self, answer: _Answer, logits: npt.NDArray[np.float32]) -> None:
+        """The next token of an answer, and whether it is the last."""
+        chosen = answer.sampler.sample(logits, answer.ids)
+        answer.sampler.accept(chosen)
+        constraint = answer.sampler.constraint
+        closed = isinstance(constraint, Constraint) and constraint.closed_early
+        complete = self._request.full_reason(self._engine.context) if closed else "stop"
+        if chosen in self._tokenizer.end_ids:
+            answer.reason = complete
+        else:
+            answer.ids.append(chosen)
+            token = described(Chosen(chosen, logits), self._request.logprobs)
+            answer.said.append(token)
+            answer.shown += answer.text.push(token)
+            if answer.text.stopped:
+                answer.reason = "stop"
+            elif isinstance(constraint, Constraint) and constraint.finished:
+                answer.reason = complete
+            elif len(answer.said) == self._most:
+                answer.reason = self._request.full_reason(self._engine.context)
+        if answer.reason is not None:
+            answer.shown += answer.text.finish()
+
+    def _generation(self, answer: _Answer) -> Generation:
+        speed = self._clock.speed(len(answer.said), self._engine.bytes_per_token)
+        if self._passes:
+            speed = speed.side_by_side(self._drawn / self._passes)
+        chances = [token.logprob for token in answer.said if token.logprob is not None]
+        assert answer.reason is not None
+        return Generation(
+            text="".join(token.text for token in answer.shown),
+            ids=[token.id for token in answer.shown],
+            finish_reason=answer.reason,
+            speed=speed,
+            prompt_ids=self._request.prompt_ids,
+            tokens=answer.shown,
+            mean_logprob=sum(chances) / len(chances) if chances else None,
+        )
+
+
+def best_answers(answers: Sequence[Generation], count: int) -> list[Generation]:
+    """The `count` that the model finds most probable, token for token, the best first."""
+    worst = -np.inf
+    ranked = sorted(answers, key=lambda a: worst if a.mean_logprob is None else a.mean_logprob, reverse=True)
+    return ranked[:count]

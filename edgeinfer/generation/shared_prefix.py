@@ -1,0 +1,202 @@
+"""Several continuations of one text, side by side in one cache: what they share is held once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.protocols import Engine
+from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+
+Logits = npt.NDArray[np.float32]
+
+
+class CacheFullError(Exception):
+    """No page is left for another token of a branch; another branch has to be dropped first."""
+
+
+class Branches(Protocol):
+    """Continuations of what an engine holds. While they live the engine may not be used otherwise."""
+
+    together: int
+    """Branches that are read in one pass; 1: side by side costs as much as one after the other."""
+
+    def fork(self, branch: int | None = None) -> int:
+        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        ...
+
+    def drop(self, branch: int) -> None:
+        """Forget a branch."""
+        ...
+
+    def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
+        """Append (branch, token) each; logits (len(tokens), vocabulary) behind each.
+
+        Raises:
+            CacheFullError: nothing has been read; the cache has no room for all of these.
+        """
+        ...
+
+
+def branches_of(engine: Engine) -> Branches:
+    """Branches behind what the engine holds now: by pages where its backend can, else one after another."""
+    paged = isinstance(engine, Transformer) and engine.cache.layers
+    if paged and isinstance(engine, Transformer) and isinstance(engine.backend, PlacingBackend):
+        return PagedBranches(engine)
+    return BranchesInTurn(engine)
+
+
+@dataclass
+class _Text:
+    """Where a branch lies: pages of the cache, the last of them begun perhaps."""
+
+    pages: list[int]
+    length: int
+
+
+class PagedBranches:
+    """Branches whose common pages are held once; a page is copied when one of its holders goes on in it.
+
+    A page holds PAGE positions. The engine's own text stays as it is: only behind its end, in the page that
+    it has begun, one branch may go on.
+    """
+
+    def __init__(self, engine: Transformer) -> None:
+        self._engine = engine
+        backend = engine.backend
+        assert isinstance(backend, PlacingBackend)
+        self.together = backend.most_placed
+        length = len(engine.ids)
+        own = -(-length // PAGE)
+        self._holders = dict.fromkeys(range(own), 1)
+        self._begun = own - 1 if length % PAGE else None
+        self._free = list(range(-(-engine.context // PAGE) - 1, own - 1, -1))
+        self._stem = _Text(list(range(own)), length)
+        self._texts: dict[int, _Text] = {}
+        self._next = 0
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def fork(self, branch: int | None = None) -> int:
+        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        source = self._stem if branch is None else self._texts[branch]
+        for page in source.pages:
+            self._holders[page] += 1
+        self._next += 1
+        self._texts[self._next] = _Text(list(source.pages), source.length)
+        return self._next
+
+    def drop(self, branch: int) -> None:
+        """Forget a branch; pages that nobody else holds are free again."""
+        for page in self._texts.pop(branch).pages:
+            self._release(page)
+
+    def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
+        """Append (branch, token) each, several of one branch in their order; logits behind each.
+
+        Raises:
+            CacheFullError: nothing has been read; the cache has no room for all of these.
+        """
+        self._make_room([branch for branch, _ in tokens])
+        found = [
+            self._step(tokens[first : first + self.together])
+            for first in range(0, len(tokens), self.together)
+        ]
+        return np.concatenate(found)
+
+    def _step(self, tokens: Sequence[tuple[int, int]]) -> Logits:
+        texts = [self._texts[branch] for branch, _ in tokens]
+        positions = np.zeros(len(tokens), np.int64)
+        pages = np.zeros((len(tokens), max(len(text.pages) for text in texts)), np.int64)
+        for row, text in enumerate(texts):
+            positions[row] = text.length
+            pages[row, : len(text.pages)] = text.pages
+            text.length += 1
+        return self._engine.read_at([token for _, token in tokens], Places(positions, pages))
+
+    def _make_room(self, branches: Sequence[int]) -> None:
+        """Pages of their own for the tokens to come, or `CacheFullError` before anything has changed."""
+        wanted = {branch: branches.count(branch) for branch in dict.fromkeys(branches)}
+        needed = 0
+        for branch, count in wanted.items():
+            text = self._texts[branch]
+            needed += -(-(text.length + count) // PAGE) - len(text.pages)
+            needed += self._shares_begun_page(text)
+        if needed > len(self._free):
+            raise CacheFullError
+        for branch, count in wanted.items():
+            text = self._texts[branch]
+            if self._shares_begun_page(text):
+                self._own_begun_page(text)
+            while len(text.pages) * PAGE < text.length + count:
+                text.pages.append(self._take())
+
+    def _shares_begun_page(self, text: _Text) -> bool:
+        if text.length % PAGE == 0:
+            return False
+        page = text.pages[text.length // PAGE]
+        return self._holders[page] - (page == self._begun) > 1
+
+    def _own_begun_page(self, text: _Text) -> None:
+        place = text.length // PAGE
+        old, new = text.pages[place], self._take()
+        for layer in self._engine.cache.layers:
+            layer.copy(old * PAGE, new * PAGE, text.length % PAGE)
+        self._release(old)
+        text.pages[place] = new
+
+    def _take(self) -> int:
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def _release(self, page: int) -> None:
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            del self._holders[page]
+            self._free.append(page)
+
+
+class BranchesInTurn:
+    """Branches of an engine that holds one text at a time: what differs is read anew for each."""
+
+    together = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stem = list(engine.ids)
+        self._texts: dict[int, list[int]] = {}
+        self._next = 0
+
+    def fork(self, branch: int | None = None) -> int:
+        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        self._next += 1
+        self._texts[self._next] = list(self._stem if branch is None else self._texts[branch])
+        return self._next
+
+    def drop(self, branch: int) -> None:
+        """Forget a branch."""
+        del self._texts[branch]
+
+    def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
+        """Append (branch, token) each; logits (len(tokens), vocabulary) behind each.
+
+        Raises:
+            CacheFullError: a branch is as long as the context.
+        """
+        branches = [branch for branch, _ in tokens]
+        if any(len(self._texts[b]) + branches.count(b) > self._engine.context for b in set(branches)):
+            raise CacheFullError
+        return np.stack([self._one(self._texts[branch], token) for branch, token in tokens])
+
+    def _one(self, text: list[int], token: int) -> Logits:
+        text.append(token)
+        held = min(shared_prefix(self._engine.ids, text), len(text) - 1)
+        self._engine.rewind(held)
+        return self._engine.append(text[held:])

@@ -1,0 +1,66 @@
+"""A chat as a text: Markdown to read, JSON lines for programs."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from edgeinfer.chat_templates.reasoning import parted
+from edgeinfer.history.records import StoredChat, StoredTurn
+
+SPEAKERS = {"user": "You", "assistant": "Model"}
+
+
+def as_markdown(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
+    """The turns of one branch, each under a heading; thoughts are quoted. How a turn ended is said where it
+    isn't whole.
+    """
+    lines = [f"# {chat.title or chat.label}", "", f"{chat.model}, {_day(chat.created)}", ""]
+    if chat.system:
+        lines += ["## System", "", chat.system, ""]
+    for turn in turns:
+        ending = (
+            "" if turn.state == "whole" else " (cut off)" if turn.state == "coming" else f" ({turn.state})"
+        )
+        lines += [f"## {SPEAKERS[turn.role]}{ending}", "", _told(turn), ""]
+    return "\n".join(lines)
+
+
+def _told(turn: StoredTurn) -> str:
+    """A turn's text; what a model thought before it is quoted."""
+    reply = parted(turn.text)
+    if turn.role != "assistant" or not reply.thought:
+        return turn.text.strip()
+    quoted = "\n".join(f"> {line}".rstrip() for line in reply.thought.splitlines())
+    return f"{quoted}\n\n{reply.said.strip()}".strip()
+
+
+def as_json_lines(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
+    """One object a line: the chat, then its turns; of all branches, if `turns` holds them."""
+    head = {
+        "chat": chat.id,
+        "name": chat.name,
+        "model": chat.model,
+        "system": chat.system,
+        "created": _moment(chat.created),
+    }
+    rows = [head, *map(_fields, turns)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _fields(turn: StoredTurn) -> dict[str, object]:
+    return {
+        "id": turn.id,
+        "parent": turn.parent,
+        "role": turn.role,
+        "content": turn.text,
+        "state": turn.state,
+        "created": _moment(turn.created),
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

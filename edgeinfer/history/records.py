@@ -1,0 +1,103 @@
+"""What the store of chats gives back: a chat's head, its turns, what a search found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from edgeinfer.history.titles import title_of
+
+Role = Literal["user", "assistant"]
+State = Literal["coming", "whole", "stopped", "failed"]
+"""coming: being written, or cut off by a crash; stopped: by the user."""
+
+
+@dataclass(frozen=True)
+class StoredChat:
+    """One conversation. `tip`: the turn that it was left at; None: nothing has been said."""
+
+    id: int
+    name: str | None
+    title: str
+    """The beginning of what was said first."""
+    model: str
+    system: str | None
+    created: float
+    """Seconds since 1970, as `changed`."""
+    changed: float
+    tip: int | None
+    turns: int
+
+    @property
+    def label(self) -> str:
+        """What a user calls it: its name, or its number."""
+        return self.name or str(self.id)
+
+
+@dataclass(frozen=True)
+class StoredTurn:
+    """One message. `parent`: the turn that it follows; turns of one parent are alternatives."""
+
+    id: int
+    chat: int
+    parent: int | None
+    role: Role
+    text: str
+    state: State
+    created: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A turn that a search found, and the place in it."""
+
+    chat: StoredChat
+    turn: StoredTurn
+    excerpt: str
+
+
+def stored_chat(row: Sequence[object]) -> StoredChat:
+    """A chat from a row of the store: id, name, first text, model, system, created, changed, tip, turns.
+
+    Values of other types, which a damaged store may hold, become the nearest that can be shown.
+    """
+    id_, name, said, model, system, created, changed, tip, turns = row
+    return StoredChat(
+        _whole(id_) or 0,
+        None if name is None else _text(name),
+        title_of(_text(said)),
+        _text(model),
+        None if system is None else _text(system),
+        _seconds(created),
+        _seconds(changed),
+        _whole(tip),
+        _whole(turns) or 0,
+    )
+
+
+def stored_turn(row: Sequence[object]) -> StoredTurn:
+    """A turn from a row of the store: id, chat, parent, role, text, state, created; as `stored_chat`."""
+    id_, chat, parent, role, text, state, created = row
+    return StoredTurn(
+        _whole(id_) or 0,
+        _whole(chat) or 0,
+        _whole(parent),
+        "assistant" if role == "assistant" else "user",
+        _text(text),
+        state if state in get_args(State) else "failed",  # type: ignore[arg-type]
+        _seconds(created),
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return "" if value is None else str(value)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _seconds(value: object) -> float:
+    """A time from 1970 to 9999."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 2.5e11 else 0.0

@@ -1,0 +1,316 @@
+"""The store of chats: one SQLite file; the turns of a chat form a tree, so that nothing said is lost."""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgeinfer.history.damaged_store import ChatStoreError as ChatStoreError
+from edgeinfer.history.damaged_store import CheckedConnection, check_store, decoded, is_damage, move_aside
+from edgeinfer.history.records import Found, Role, State, StoredChat, StoredTurn, stored_chat, stored_turn
+from edgeinfer.history.turn_writer import TurnWriter, storable
+from edgeinfer.snapshots.store import delete_snapshots
+from edgeinfer.user_folders import user_folder
+
+VERSION = 1
+BUSY_SECONDS = 5.0
+NAME_LENGTH = 80
+EXCERPT_LENGTH = 60
+SCHEMA = """
+CREATE TABLE chats (
+    id INTEGER PRIMARY KEY, name TEXT UNIQUE, model TEXT NOT NULL, system TEXT,
+    created REAL NOT NULL, changed REAL NOT NULL, tip INTEGER REFERENCES turns
+);
+CREATE TABLE turns (
+    id INTEGER PRIMARY KEY, chat INTEGER NOT NULL REFERENCES chats ON DELETE CASCADE,
+    parent INTEGER REFERENCES turns, role TEXT NOT NULL, text TEXT NOT NULL, state TEXT NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX turns_of_chat ON turns (chat);
+CREATE TABLE pieces (
+    turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE, number INTEGER NOT NULL, text TEXT NOT NULL,
+    PRIMARY KEY (turn, number)
+) WITHOUT ROWID;
+"""
+TABLES = {"chats", "turns", "pieces"}
+CHATS = """
+SELECT chats.id, name,
+    coalesce((SELECT text FROM turns WHERE chat = chats.id AND role = 'user' ORDER BY id LIMIT 1), ''),
+    model, system, created, changed, tip, (SELECT count(*) FROM turns WHERE chat = chats.id)
+FROM chats
+"""
+PIECES = "SELECT text FROM pieces WHERE turn = turns.id ORDER BY number"
+TEXT = f"text || coalesce((SELECT group_concat(text, '') FROM ({PIECES})), '')"
+"""A turn's whole text: what was finished, and pieces that a crash has left."""
+TURNS = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
+
+
+class ChatStore:
+    """All chats of a user. A context manager; several programs may have it open at once.
+
+    Source: SQLite's write-ahead log, with synchronous=NORMAL: what was committed survives the end of this
+    program at any moment; a power cut may take the last moments, and leaves the file sound.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Open the store at `path` (None: in the state folder); made if it isn't there. One that is damaged
+        is moved aside with a warning.
+
+        Raises:
+            ChatStoreError: no store, one of a later release, or a folder that can't be written.
+        """
+        self.path = path or user_folder("state") / "chats.sqlite"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists() and not self.path.is_file():
+                raise ChatStoreError(f"{self.path}: can't keep chats there: no regular file")
+            try:
+                self._open()
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                move_aside(self.path, error)
+                self._open()
+        except (sqlite3.Error, OSError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ChatStoreError(f"{self.path}: can't keep chats there: {why}") from error
+
+    def _open(self) -> None:
+        if self.path.exists():
+            check_store(self.path, VERSION, TABLES)
+        new = not self.path.exists()
+        self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, factory=CheckedConnection)
+        self._connection.path = str(self.path)
+        self._connection.text_factory = decoded
+        try:
+            if new:
+                with suppress(OSError):  # what is said is nobody else's business
+                    os.chmod(self.path, 0o600)
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        self._connection.create_function("folded", 1, _folded, deterministic=True)
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise ChatStoreError(
+                f"{self.path}: written by a later edgeinfer (its version {version}, wanted {VERSION} at most)"
+            )
+        if version == 0:
+            self._make()
+
+    def _make(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:  # otherwise another program was quicker
+            for statement in filter(str.strip, SCHEMA.split(";")):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        self._connection.commit()
+
+    def new_chat(self, model: str, system: str | None = None, name: str | None = None) -> StoredChat:
+        """Begin a chat.
+
+        Raises:
+            ChatStoreError: the name is taken, or none that `check_name` takes.
+        """
+        if name is not None:
+            check_name(name)
+        now = time.time()
+        try:
+            with self._connection:
+                cursor = self._connection.execute(
+                    "INSERT INTO chats (name, model, system, created, changed) VALUES (?, ?, ?, ?, ?)",
+                    (name, model, system, now, now),
+                )
+        except sqlite3.IntegrityError as error:
+            raise ChatStoreError(f"{name}: there is a chat of that name already") from error
+        return self.chat(str(cursor.lastrowid))
+
+    def chat(self, label: str) -> StoredChat:
+        """A chat by its name or number.
+
+        Raises:
+            ChatStoreError: there is none.
+        """
+        by = "name = ?" if not label.isdecimal() else "chats.id = ?"
+        found = self._chats(f"WHERE {by}", (label,))
+        if not found:
+            raise ChatStoreError(f"{label}: no such chat; `edgeinfer chats` lists them")
+        return found[0]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a chat of that name or number."""
+        return bool(self._chats("WHERE name = ? OR CAST(chats.id AS TEXT) = ?", (name, name)))
+
+    def chats(self, most: int = -1) -> list[StoredChat]:
+        """The chats in which something was said, the one changed last first."""
+        return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
+
+    def add_turn(
+        self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
+    ) -> StoredTurn:
+        """A turn that has ended, behind `parent` (None: the first); the chat's tip is there now.
+
+        Raises:
+            ChatStoreError: the parent is of another chat.
+            sqlite3.Error: it can't be written.
+        """
+        return self.turn(self._insert(chat, parent, role, text, state))
+
+    def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> TurnWriter:
+        """A turn that comes in pieces; `Raises` as `add_turn`."""
+        return TurnWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
+
+    def turn(self, turn: int) -> StoredTurn:
+        """One turn. Raises ChatStoreError where there is none."""
+        found = self._turns("WHERE id = ?", (turn,))
+        if not found:
+            raise ChatStoreError(f"turn {turn}: no such turn")
+        return found[0]
+
+    def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredTurn]:
+        """The turns from the first one to `tip` (None: where the chat was left), in order."""
+        by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
+        line = []
+        at = chat.tip if tip is None else tip
+        while at in by_id:
+            turn = by_id[at]
+            line.append(turn)
+            # A parent is older; one that isn't, in a damaged store, would lead round and round.
+            at = turn.parent if turn.parent is not None and turn.parent < turn.id else None
+        return line[::-1]
+
+    def turns(self, chat: StoredChat) -> list[StoredTurn]:
+        """The turns of all branches in the order in which they came, so each behind its parent."""
+        return self._turns("WHERE chat = ? ORDER BY id", (chat.id,))
+
+    def alternatives(self, turn: StoredTurn) -> list[StoredTurn]:
+        """All turns that follow the same one, in the order in which they came; `turn` among them."""
+        return self._turns("WHERE chat = ? AND parent IS ? ORDER BY id", (turn.chat, turn.parent))
+
+    def move_to(self, turn: StoredTurn) -> StoredChat:
+        """Leave the chat at the newest end of the branch that goes through `turn`."""
+        at = turn.id
+        while children := self._turns("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
+            at = children[0].id
+        with self._connection:
+            self._connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, turn.chat))
+        return self.chat(str(turn.chat))
+
+    def search(self, text: str, most: int = 50) -> list[Found]:
+        """The turns that hold a text, whatever its case, newest first."""
+        turns = self._turns(
+            f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
+            "ORDER BY id DESC LIMIT ?",
+            (text, most),
+        )
+        numbers = {turn.chat for turn in turns}
+        chats = {chat.id: chat for number in numbers for chat in self._chats("WHERE chats.id = ?", (number,))}
+        return [
+            Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns if turn.chat in chats
+        ]
+
+    def set_system(self, chat: StoredChat, text: str | None) -> None:
+        """What the model of a chat is told first from now on."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
+
+    def set_model(self, chat: StoredChat, model: str) -> None:
+        """The model that goes on with a chat."""
+        with self._connection:
+            self._connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
+
+    def rename(self, chat: StoredChat, name: str) -> StoredChat:
+        """Give a chat a name. Raises ChatStoreError where it is taken, or none that `check_name` takes."""
+        check_name(name)
+        try:
+            with self._connection:
+                self._connection.execute("UPDATE chats SET name = ? WHERE id = ?", (name, chat.id))
+        except sqlite3.IntegrityError as error:
+            raise ChatStoreError(f"{name}: there is a chat of that name already") from error
+        return self.chat(str(chat.id))
+
+    def snapshot_owner(self, chat: int) -> str:
+        """What `Model.keep_snapshot` takes, so that the chat's snapshots are deleted with it."""
+        return hashlib.sha256(f"{self.path.absolute()}\0{chat}".encode()).hexdigest()[:16]
+
+    def delete(self, chat: StoredChat) -> None:
+        """Forget a chat with all its branches and what was kept of it to continue it faster.
+
+        Raises `OSError`: a snapshot can't be deleted; the chat itself is.
+        """
+        with self._connection:
+            self._connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
+            self._connection.execute("UPDATE turns SET parent = NULL WHERE chat = ?", (chat.id,))
+            self._connection.execute("DELETE FROM chats WHERE id = ?", (chat.id,))
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        delete_snapshots(self.snapshot_owner(chat.id))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _insert(self, chat: int, parent: int | None, role: Role, text: str, state: State) -> int:
+        if parent is not None and self.turn(parent).chat != chat:
+            raise ChatStoreError(f"turn {parent}: of another chat")
+        now = time.time()
+        with self._connection:
+            cursor = self._connection.execute(
+                "INSERT INTO turns (chat, parent, role, text, state, created) VALUES (?, ?, ?, ?, ?, ?)",
+                (chat, parent, role, storable(text), state, now),
+            )
+            self._connection.execute(
+                "UPDATE chats SET tip = ?, changed = ? WHERE id = ?", (cursor.lastrowid, now, chat)
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
+        rows = self._connection.rows(f"{CHATS} {condition}", values)
+        return [stored_chat(row) for row in rows]
+
+    def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
+        return [stored_turn(row) for row in self._connection.rows(f"{TURNS} {condition}", values)]
+
+
+def check_name(name: str) -> None:
+    """Raise ChatStoreError unless a chat can be called so: it fits a line, and no number is meant."""
+    if not name.strip() or name.isdecimal():
+        raise ChatStoreError(f"{name!r}: wanted a name that isn't a number")
+    if len(name) > NAME_LENGTH or not name.isprintable():
+        raise ChatStoreError(
+            f"{name[:NAME_LENGTH]!r}: wanted a name of {NAME_LENGTH} characters at most, on one line"
+        )
+
+
+def _folded(text: bytes) -> str:
+    """Text without regard to case; given as bytes, for SQLite hands over no text that isn't UTF-8."""
+    return decoded(text).casefold()
+
+
+def _excerpt(text: str, wanted: str) -> str:
+    """The line around what was found."""
+    at = max(text.casefold().find(wanted.casefold()), 0)
+    start = max(0, at - EXCERPT_LENGTH // 2)
+    part = " ".join(text[start : at + len(wanted) + EXCERPT_LENGTH].split())
+    return ("..." if start else "") + part

@@ -1,0 +1,120 @@
+"""What the caller of `load` asks for, checked on the way in."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
+from edgeinfer.engine.protocols import Progress
+from edgeinfer.errors import SettingError
+from edgeinfer.shown import shown
+from edgeinfer_kernels.layer_cache import CacheType
+
+MOST_THREADS = max(64, 2 * (os.cpu_count() or 1))
+"""They wait for each other by turning in circles: many more than processors stop a machine."""
+MOST_LEAVES = 8
+EngineName = Literal["edgeinfer", "llama.cpp"]
+Sparse = Literal["auto", "exact", "predicted", "off"]
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "kv": ("f16", "f32", "q8_0", "q4_0"),
+    "engine": ("edgeinfer", "llama.cpp"),
+    "sparse": ("auto", "exact", "predicted", "off"),
+}
+
+
+def is_device(name: str) -> bool:
+    """Whether `name` is one that `load` takes: "auto", "cpu", "cuda", "cuda:N"."""
+    return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+
+
+def check_wishes(context: int | None, threads: int | None, draft: str | None) -> None:
+    """Raise `SettingError` for what neither loading nor planning takes."""
+    for name, value in (("context", context), ("threads", threads)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 1, or None")
+    if threads is not None and threads > MOST_THREADS:
+        raise SettingError(f"threads: saw {threads}, wanted {MOST_THREADS} at most")
+    if draft is not None and (not isinstance(draft, str) or draft.lower() in ("", "none")):
+        raise SettingError(f"draft: saw {shown(draft)}, wanted 'auto', 'lookup', 'self', a model, or None")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of `load` asked for, checked."""
+
+    context: int | None = None
+    device: str = "auto"
+    vram: int | None = None
+    """Bytes of the GPU's memory to use at most."""
+    ram: int | None = None
+    """Bytes of main memory to use at most."""
+    threads: int | None = None
+    repack: bool = True
+    sparse: Sparse = "auto"
+    """Whether the CPU reads active neurons only, see `sparse_choice`."""
+    instruction_set: str | None = None
+    draft: str | None = "auto"
+    draft_leaves: int = 0
+    """Tokens of a draft beside its branch."""
+    references: tuple[Path, ...] = ()
+    """Files whose text the answer may repeat."""
+    kv: CacheType = "f16"
+    engine: EngineName = "edgeinfer"
+    chat_template: str | None = None
+    assume_pre_tokenizer: str | None = None
+    template_options: TemplateOptions = DEFAULTS
+    snapshots: bool = False
+    progress: Progress | None = None
+    build_progress: Progress | None = None
+
+    @property
+    def drafts_on_gpu(self) -> bool:
+        """Whether anything drafts for a model on a GPU: only if that is asked for, since a step of several
+        tokens isn't the same to the last bit there.
+        """
+        return bool(self.references) or self.draft not in (None, "auto")
+
+    @property
+    def asks_sparse(self) -> bool:
+        """Whether layers are to be sparse whatever a profile says."""
+        return self.sparse in ("exact", "predicted")
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                listed = ", ".join("None" if choice is None else repr(choice) for choice in choices)
+                raise SettingError(f"{name}: saw {shown(value)}, wanted one of {listed}")
+        for name in ("instruction_set", "chat_template", "assume_pre_tokenizer"):
+            if not isinstance(getattr(self, name), str | None):
+                raise SettingError(f"{name}: saw {shown(getattr(self, name))}, wanted a text, or None")
+        for name in ("progress", "build_progress"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise SettingError(f"{name}: saw {shown(getattr(self, name))}, wanted a function, or None")
+        if not isinstance(self.snapshots, bool):
+            raise SettingError(f"snapshots: saw {shown(self.snapshots)}, wanted True or False")
+        if not isinstance(self.device, str) or not is_device(self.device):
+            raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        check_wishes(self.context, self.threads, self.draft)
+        if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
+            raise SettingError(
+                f"draft_leaves: saw {shown(self.draft_leaves)}, wanted a whole number from 0 to {MOST_LEAVES}"
+            )
+        if self.references and self.draft is None:
+            raise SettingError(
+                "references: they are for drafts; leave them out, or take draft 'auto' or 'lookup'"
+            )
+        if self.references and self.engine == "llama.cpp":
+            raise SettingError("references: llama.cpp drafts nothing here; leave them out, or the engine")
+        if not isinstance(self.repack, bool):
+            raise SettingError(f"repack: saw {shown(self.repack)}, wanted True or False")
+        if self.asks_sparse and self.engine == "llama.cpp":
+            raise SettingError(f"sparse: {self.sparse!r} is for our kernels; leave it out, or the engine")
+        if self.engine == "llama.cpp" and not self.repack:
+            raise SettingError("repack: llama.cpp decides that by itself; leave it out, or the engine")
+        if self.engine == "llama.cpp" and self.device.startswith("cuda"):
+            raise SettingError("device: llama.cpp runs on the CPU here; leave it out, or the engine")
+        if self.engine == "llama.cpp" and self.ram is not None:
+            raise SettingError("ram: llama.cpp keeps to no budget; leave it out, or the engine")

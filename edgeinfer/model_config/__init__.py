@@ -1,0 +1,1 @@
+"""What a model file says of its model: architecture, sizes, weights by name."""

@@ -1,0 +1,338 @@
+"""What a GGUF file says of its model: an architecture's facts, filled from metadata, as a decoder
+specification.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
+from edgeinfer.model_config.experts_config import GATINGS, MAX_EXPERTS, ExpertsConfig
+from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
+from edgeinfer_kernels.specification import (
+    AttentionSpecification,
+    DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+    Gating,
+    LayerSpecification,
+    NormSpecification,
+    RopeSpecification,
+)
+from edgeinfer_quant_formats.errors import printable
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes that may differ from layer to layer."""
+
+    heads: int
+    kv_heads: int
+    feed_forward: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's sizes and numbers; lengths in elements."""
+
+    architecture: str
+    facts: Architecture
+    width: int
+    vocabulary_size: int
+    trained_context: int
+    head_dim: int
+    rope_dim: int
+    shapes: tuple[LayerShape, ...]
+    norm: NormSpecification
+    rope_base: float
+    window_rope_base: float
+    rope_scaling: RopeScaling
+    window: int
+    windowed: tuple[bool, ...]
+    query_scale: float
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    experts: ExpertsConfig | None = None
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
+        """Read the keys of the file's architecture; `vocabulary_size` is the embedding's number of rows.
+
+        Raises `UnsupportedModelError` for an unknown architecture, a missing key or a feature that isn't run.
+        """
+        return _Reader(metadata).config(vocabulary_size)
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The layer's experts; None: its feed-forward is dense."""
+        return self.experts if self.experts and layer >= self.experts.dense_layers else None
+
+    def _rope(self, layer: int, factors: Factors | None) -> RopeSpecification | None:
+        every = self.facts.rope_skipped_every
+        if every and (layer + 1) % every == 0:
+            return None
+        if self.facts.rope_in_windows_only and any(self.windowed) and not self.windowed[layer]:
+            return None
+        base, scaling = self.rope_base, self.rope_scaling
+        if self.windowed[layer]:
+            base = self.window_rope_base
+            if self.facts.window_rope_unscaled:
+                scaling, factors = RopeScaling(), None
+        return rope_specification(self.rope_dim, base, self.facts.rope_halves, scaling, factors)
+
+    def specification(self, factors: Factors | None = None) -> DecoderSpecification:
+        """What the backends compute; `factors` divide the RoPE frequencies (see
+        `model_weights.rope_factors`).
+        """
+        return DecoderSpecification(
+            width=self.width,
+            vocabulary_size=self.vocabulary_size,
+            layers=tuple(self._layer(i, factors) for i in range(len(self.shapes))),
+            norm=self.norm,
+            embedding_scale=self.embedding_scale,
+            logit_scale=self.logit_scale,
+            logit_soft_cap=self.logit_soft_cap,
+        )
+
+    def _layer(self, index: int, factors: Factors | None) -> LayerSpecification:
+        attention = AttentionSpecification(
+            heads=self.shapes[index].heads,
+            kv_heads=self.shapes[index].kv_heads,
+            head_dim=self.head_dim,
+            scale=self.query_scale,
+            norm=self.norm,
+            rope=self._rope(index, factors),
+            qk_norm=self.facts.qk_norm,
+            window=self.window if self.windowed[index] else 0,
+            soft_cap=self.attention_soft_cap,
+            residual_scale=self.residual_scale,
+            sinks=self.facts.sinks,
+        )
+        return LayerSpecification(attention, self._feed_forward(index))
+
+    def _feed_forward(self, index: int) -> FeedForwardSpecification | ExpertsSpecification:
+        experts = self.experts_of(index)
+        if experts is None:
+            return FeedForwardSpecification(self.facts.activation, self.norm, self.residual_scale)
+        return ExpertsSpecification(
+            activation=self.facts.activation,
+            norm=self.norm,
+            count=experts.count,
+            used=experts.used,
+            gating=experts.gating,
+            normalised=experts.normalised,
+            scale=experts.scale,
+            early=self.facts.early_router,
+            residual_scale=self.residual_scale,
+        )
+
+
+class _Reader:
+    """The metadata of one architecture, with errors that name the key."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.metadata = metadata
+        self.name = printable(metadata.get("general.architecture", "(none)"))
+        if self.name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise UnsupportedModelError(
+                f"architecture {self.name} isn't one that edgeinfer runs ({known}); "
+                "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
+            )
+        self.facts = ARCHITECTURES[self.name]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"{self.name}.{key}", default)
+
+    def refused(self, key: str, value: Any, wanted: str) -> UnsupportedModelError:
+        """The error for a key's value, which may be long or odd."""
+        shown = "missing" if value is None else printable(" ".join(repr(value).split()))
+        return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {wanted}")
+
+    def number(self, key: str, default: float | None = None, above: float = -math.inf) -> float:
+        """A finite number greater than `above`."""
+        value = self.get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value <= above:
+            bound = f" above {above:g}" if above > -math.inf else ""
+            raise self.refused(key, value, f"a finite number{bound}")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
+        """A whole number from `least` to `most`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.refused(key, value, f"a whole number from {least} to {most}")
+        return value
+
+    def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """One number for all layers, or an array with one each."""
+        value = self.get(key, default)
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(values) != layers or not all(type(v) is int and 0 < v < 1 << 24 for v in values):
+            raise self.refused(key, value, f"a positive number, or one for each of {layers} layers")
+        return values
+
+    def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
+        heads = self.per_layer("attention.head_count", layers)
+        dense = experts is None or experts.dense_layers > 0
+        rows = zip(
+            heads,
+            self.per_layer("attention.head_count_kv", layers, heads[0]),
+            self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
+            strict=True,
+        )
+        shapes = tuple(LayerShape(*row) for row in rows)
+        for shape in shapes:
+            if shape.heads % shape.kv_heads:
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.head_count: {shape.heads} heads can't share "
+                    f"{shape.kv_heads} key heads"
+                )
+        return shapes
+
+    def norm(self) -> NormSpecification:
+        key = "layer_norm_rms_epsilon" if self.facts.norm == "rms" else "layer_norm_epsilon"
+        return NormSpecification(self.facts.norm, self.number(f"attention.{key}", 1e-5, above=0))
+
+    def scaling(self, trained_context: int) -> RopeScaling:
+        kind = str(self.get("rope.scaling.type", "linear"))
+        if kind not in ROPE_SCALINGS:
+            raise self.refused("rope.scaling.type", kind, f"one of {', '.join(ROPE_SCALINGS)}")
+        factor = self.factor("rope.scaling.factor") or self.factor("rope.scale_linear") or 1.0
+        return RopeScaling(
+            kind=kind,
+            factor=1.0 if kind == "none" else factor,
+            original_context=self.count("rope.scaling.original_context_length", trained_context),
+            attention_factor=self.number("rope.scaling.attn_factor", 1.0, above=0),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0, above=0),
+            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
+            extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
+            log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
+        )
+
+    def factor(self, key: str, default: float = 0.0) -> float:
+        """A positive number; 0 stands for none."""
+        value = self.get(key, default)
+        is_none = isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+        return 0.0 if is_none else self.number(key, default, above=0)
+
+    def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
+        """Which layers see a window only."""
+        if not window or not self.facts.window_pattern:
+            return (False,) * layers
+        pattern = self.get("attention.sliding_window_pattern", self.facts.window_pattern)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype.kind not in "biu" or len(pattern) != layers:
+                seen = f"{len(pattern)} values of {pattern.dtype}"
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.sliding_window_pattern: {seen}, wanted true or false "
+                    f"for each of {layers} layers"
+                )
+            return tuple(bool(value) for value in pattern)
+        every = self.count("attention.sliding_window_pattern", self.facts.window_pattern, least=0)
+        whole = 0 if self.facts.whole_layer_first else every - 1
+        return tuple(every == 0 or i % every != whole for i in range(layers))
+
+    def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
+        given = self.factor("attention.scale")
+        if given:
+            return given
+        by_heads = layers == self.facts.query_scale_by_heads_at
+        return 1 / math.sqrt(width // heads if by_heads else head_dim)
+
+    def experts(self, layers: int) -> ExpertsConfig | None:
+        """The mixture's sizes; None: the model is dense."""
+        kind = self.facts.experts
+        most = 0 if kind == "never" else MAX_EXPERTS
+        count = self.count("expert_count", 0, least=int(kind == "always"), most=most)
+        if count == 0:
+            return None
+        groups = self.count("expert_group_count", 1, least=0)
+        if groups > 1:
+            raise self.refused("expert_group_count", groups, "no groups of experts")
+        used = self.count("expert_used_count", most=count)
+        return ExpertsConfig(
+            count=count,
+            used=used,
+            feed_forward=self.expert_length(used),
+            shared=self.shared_length(),
+            gating=self.gating(),
+            normalised=self.facts.expert_weights_normalised,
+            scale=self.factor("expert_weights_scale") or 1.0,
+            dense_layers=self.count("leading_dense_block_count", 0, least=0, most=layers),
+        )
+
+    def expert_length(self, used: int) -> int:
+        if self.get("expert_feed_forward_length") is not None:
+            return self.count("expert_feed_forward_length", most=1 << 24)
+        length = self.count("feed_forward_length", most=1 << 24)
+        return max(1, length // used) if self.facts.expert_length_by_share else length
+
+    def shared_length(self) -> int:
+        if self.facts.shared_expert == "none":
+            return 0
+        length = self.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 24)
+        if not length and self.facts.shared_expert == "gated":
+            return self.count("feed_forward_length", most=1 << 24)
+        return length
+
+    def gating(self) -> Gating:
+        if self.facts.gating is not None:
+            return self.facts.gating
+        return GATINGS[self.count("expert_gating_func", most=len(GATINGS))]
+
+    def head_dim(self, width: int, heads: int) -> int:
+        head_dim = self.count("attention.key_length", max(1, width // heads), most=4096)
+        value_dim = self.count("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
+        return head_dim
+
+    def embedding_scale(self, width: int) -> float:
+        if self.facts.embedding_scale_by_width:
+            return math.sqrt(width)
+        return self.factor("embedding_scale") or 1.0
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        facts = self.facts
+        layers = self.count("block_count", most=MAX_LAYERS)
+        width = self.count("embedding_length", most=1 << 20)
+        experts = self.experts(layers)
+        shapes = self.shapes(layers, experts)
+        head_dim = self.head_dim(width, shapes[0].heads)
+        trained_context = self.count("context_length", 4096)
+        window = self.count("attention.sliding_window", facts.default_window, least=0)
+        rope_base = self.number("rope.freq_base", 10000.0, above=1)
+        return ModelConfig(
+            architecture=self.name,
+            facts=facts,
+            width=width,
+            vocabulary_size=vocabulary_size,
+            trained_context=trained_context,
+            head_dim=head_dim,
+            rope_dim=self.count("rope.dimension_count", head_dim, least=2, most=head_dim) // 2 * 2,
+            shapes=shapes,
+            norm=self.norm(),
+            rope_base=rope_base,
+            window_rope_base=self.number("rope.freq_base_swa", facts.window_rope_base or rope_base, above=1),
+            rope_scaling=self.scaling(trained_context),
+            window=window,
+            windowed=self.windowed(layers, window),
+            query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
+            attention_soft_cap=self.factor("attn_logit_softcapping", facts.default_attention_soft_cap),
+            logit_soft_cap=self.factor("final_logit_softcapping", facts.default_logit_soft_cap),
+            embedding_scale=self.embedding_scale(width),
+            residual_scale=self.factor("residual_scale") or 1.0,
+            logit_scale=1 / (self.factor("logit_scale") or 1.0),
+            experts=experts,
+        )

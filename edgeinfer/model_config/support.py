@@ -1,0 +1,88 @@
+"""Whether edgeinfer's own engine runs a model: from its file's header, before any weight is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.tokenizer import Tokenizer
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
+from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import UnsupportedTypeError
+
+NEEDS_LLAMA_CPP = "needs --engine llama.cpp"
+
+
+@dataclass(frozen=True)
+class ModelSupport:
+    """`reason`: why edgeinfer's engine can't run it; empty: it can."""
+
+    reason: str = ""
+
+    @property
+    def is_native(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        return "edgeinfer" if self.is_native else f"{NEEDS_LLAMA_CPP}: {self.reason}"
+
+
+def model_support(file: GGUFFile) -> ModelSupport:
+    """Whether edgeinfer's engine has the architecture, the tensors, their types and the tokenizer."""
+    try:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        kernel_formats(read_weights(file, config))
+        Tokenizer.check(file.metadata)
+    except (UnsupportedModelError, UnsupportedFormatError) as error:
+        return ModelSupport(_shortened(str(error)))
+    return ModelSupport()
+
+
+def header_support(metadata: Mapping[str, Any]) -> ModelSupport:
+    """As `model_support`, of the architecture and the tokenizer alone."""
+    try:
+        ModelConfig.from_metadata(metadata, len(metadata.get("tokenizer.ggml.tokens", ())))
+        Tokenizer.check(metadata)
+    except UnsupportedModelError as error:
+        return ModelSupport(_shortened(str(error)))
+    return ModelSupport()
+
+
+def open_model(path: Path, name: str) -> GGUFFile:
+    """The open file of a model.
+
+    Raises:
+        UnsupportedModelError: it has a tensor type that edgeinfer doesn't know.
+        FormatError, OSError: it can't be read.
+    """
+    try:
+        return GGUFFile.open(path)
+    except UnsupportedTypeError as error:
+        raise UnsupportedModelError(f"{name}: {support_of(path)}") from error
+
+
+def support_of(path: Path) -> ModelSupport:
+    """As `model_support`, of a file on this disk.
+
+    Raises:
+        FormatError, OSError: it can't be read.
+    """
+    try:
+        with GGUFFile.open(path) as file:
+            return model_support(file)
+    except UnsupportedTypeError as error:
+        return unsupported_type(error, path)
+
+
+def unsupported_type(error: UnsupportedTypeError, path: Path) -> ModelSupport:
+    """Of a file with a tensor type that edgeinfer doesn't know."""
+    return ModelSupport(_shortened(str(error).removeprefix(f"{path}: ")))
+
+
+def _shortened(reason: str) -> str:
+    """A reason without its way out, which is always the same."""
+    return reason.partition("; ")[0].partition(". --engine")[0].rstrip(".")

@@ -1,0 +1,196 @@
+"""Which devices run a model, and where its bytes are: the one decision behind `load` and `edgeinfer plan`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
+from edgeinfer_offload.planner.plan_types import PlanWishes, SparseWish
+from edgeinfer_offload.planner.planner import largest_context, plan_memory
+
+GIBIBYTE = 1 << 30
+NO_DRAFT = "not enough memory for the draft model; using prompt lookup instead"
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A model and what was asked for it. `device`: "cpu", "auto" or "cuda"; the machine says what is there.
+
+    `draft`: the sizes of its draft model; unless it is `draft_required`, it is left out where it doesn't fit
+    and where the model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: asked for, so that
+    it can't be given up.
+    """
+
+    name: str
+    sizes: ModelSizes
+    context: int
+    trained_context: int
+    device: str = "auto"
+    vram: int | None = None
+    ram: int | None = None
+    kv: CacheType = "f16"
+    repack: bool = True
+    sparse: SparseWish | None = None
+    sparse_required: bool = False
+    routing: tuple[tuple[float, ...], ...] | None = None
+    draft: ModelSizes | None = None
+    draft_required: bool = False
+
+    @property
+    def required_draft(self) -> ModelSizes | None:
+        """The draft model, if it can't be left out."""
+        return self.draft if self.draft_required else None
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The decision. `kind`: all on the CPU, all on the GPU, or split between them.
+
+    `fitting`: the largest context with which the model fits there. `notes`: one line each for the user.
+    """
+
+    kind: Literal["cpu", "gpu", "split"]
+    memory: MemoryPlan
+    fitting: int
+    notes: tuple[str, ...] = ()
+
+    def on(self, sizes: ModelSizes, machine: Machine) -> MemoryPlan:
+        """The same placement on a machine with other speeds."""
+        return plan_memory(sizes, machine, self.memory.wishes)
+
+
+def plan_devices(
+    request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine] = lambda machine: machine
+) -> DevicePlan:
+    """All on the GPU if it fits; else split between GPU and CPU where that is faster; else all on the CPU,
+    for the reason in the plan's `why_not`.
+
+    `measured`: adds the speeds that a split needs to `machine`.
+
+    Raises:
+        OutOfMemoryError: nothing fits; the text has the numbers, and a context that would fit.
+        GpuUnavailableError: "cuda" was asked for, and no part can run there.
+    """
+    if request.device == "cpu" or machine.graphics is None:
+        return _on_cpu(request, machine)
+    try:
+        return _with_gpu(request, machine, measured)
+    except GpuUnavailableError as error:
+        if request.device != "auto":
+            raise
+        planned = _on_cpu(request, machine)
+        return replace(planned, memory=replace(planned.memory, why_not=str(error)))
+
+
+def faster_with_a_gibibyte(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
+    """The plan, with the decode speed that a GiB more of GPU memory would give: of a plan made with that."""
+    graphics = machine.graphics
+    if graphics is None or request.device == "cpu" or planned.kind == "gpu":
+        return planned.memory
+    more = replace(
+        graphics,
+        total_bytes=graphics.total_bytes + GIBIBYTE,
+        free_bytes=graphics.free_bytes + GIBIBYTE,
+    )
+    vram = None if request.vram is None else request.vram + GIBIBYTE
+    try:
+        found = plan_devices(replace(request, vram=vram), replace(machine, graphics=more))
+    except (OutOfMemoryError, GpuUnavailableError):
+        return planned.memory
+    return replace(planned.memory, next_gibibyte=found.memory.prediction.decode_tokens_per_second)
+
+
+def _wishes(request: PlanRequest) -> PlanWishes:
+    return PlanWishes(
+        context=request.context,
+        kv=request.kv,
+        vram=request.vram,
+        ram=request.ram,
+        repack=request.repack,
+        routing=request.routing,
+        draft=request.required_draft,
+    )
+
+
+def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
+    if request.kv in CPU_CACHES:
+        raise GpuUnavailableError(
+            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
+        )
+    whole = replace(_wishes(request), device="gpu", repack=True)
+    try:
+        plan = plan_memory(request.sizes, machine, whole)
+    except PlanError:
+        return _split(request, measured(machine))
+    fitting = largest_context(request.sizes, machine, whole, request.trained_context)
+    dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
+    return DevicePlan("gpu", plan, fitting, (dense,) if request.sparse_required else ())
+
+
+def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
+    sparse = request.sparse if request.sparse_required else None
+    wishes = replace(_wishes(request), batch=CHUNK, sparse=sparse, changing_experts=True)
+    try:
+        plan = plan_memory(request.sizes, machine, wishes)
+    except PlanError as error:
+        plan = _split_with_disk(request, machine, wishes, error)
+    if plan.head != "gpu":
+        raise GpuUnavailableError(f"{request.name}: {plan.why_not or 'no part is faster on the GPU'}")
+    return DevicePlan("split", plan, request.context)
+
+
+def _split_with_disk(
+    request: PlanRequest, machine: Machine, wishes: PlanWishes, refusal: PlanError
+) -> MemoryPlan:
+    """The plan of a model that main memory and the GPU can't hold at any context."""
+    fitting = largest_context(request.sizes, machine, wishes, request.trained_context)
+    if fitting or wishes.draft is not None:
+        raise _out_of_memory(request, refusal, fitting) from refusal
+    try:
+        return plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))
+    except PlanError as error:
+        raise GpuUnavailableError(f"{request.name}: {error}") from error
+
+
+def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
+    wishes = replace(_wishes(request), device="cpu", sparse=request.sparse)
+    fitting = largest_context(request.sizes, machine, wishes, request.trained_context)
+    try:
+        plan = plan_memory(request.sizes, machine, wishes)
+    except PlanError as error:
+        if fitting or request.sparse_required or request.draft_required or not request.repack:
+            raise _out_of_memory(request, error, fitting) from error
+        return _on_cpu_with_disk(request, machine, wishes)
+    if request.draft is None or request.draft_required:
+        return DevicePlan("cpu", plan, fitting)
+    try:
+        drafting = replace(wishes, draft=request.draft)
+        return DevicePlan("cpu", plan_memory(request.sizes, machine, drafting), fitting)
+    except PlanError:
+        return DevicePlan("cpu", plan, fitting, (NO_DRAFT,))
+
+
+def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanWishes) -> DevicePlan:
+    """What main memory can't hold at any context stays in the file."""
+    try:
+        plan = plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))
+    except PlanError as error:
+        raise _out_of_memory(request, error, 0) from error
+    return DevicePlan("cpu", plan, 0, (NO_DRAFT,) if request.draft else ())
+
+
+def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
+    """One line with the way out."""
+    if 0 < fitting < request.context:
+        way_out = f"with a context of {fitting} it fits (--context, context=)"
+    elif request.draft_required:
+        way_out = "leave the draft model out (--draft none, draft=None)"
+    else:
+        way_out = "take a smaller model or fewer bits a weight"
+    return OutOfMemoryError(f"{request.name}: {refusal}; {way_out}")

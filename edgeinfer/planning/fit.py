@@ -1,0 +1,78 @@
+"""Whether a model fits this machine, and about how fast it would answer; nothing is measured for it."""
+
+import math
+from dataclasses import dataclass, replace
+
+from edgeinfer.loading.model_source import DEFAULT_CONTEXT
+from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.measure import known_threads, remembered_figures
+from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
+from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.planner import plan_memory
+
+ASSUMED_BYTES_PER_SECOND = 20e9
+"""How fast an ordinary laptop reads its memory; taken where this machine hasn't been measured yet."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model would lie here. `nbytes`: of main memory and the GPU; None: what it takes isn't known."""
+
+    fits: bool
+    nbytes: int | None
+    tokens_per_second: float | None = None
+    why_not: str = ""
+
+
+def known_machine() -> Machine:
+    """This machine with what is free now and what was measured before; nothing is measured for it.
+
+    Its `origin` is "unmeasured" if the speed of its memory is assumed.
+    """
+    cache = user_folder("cache")
+    threads = usable_cpus()
+    known = remembered_figures(cache).known()
+    measured = [known[key] for count in range(1, threads + 1) if (key := f"{count} threads") in known]
+    machine = unmeasured_machine(threads)
+    speed = max(measured, default=ASSUMED_BYTES_PER_SECOND)
+    machine = replace(
+        machine,
+        processor=replace(machine.processor, bytes_per_second=speed),
+        origin="measured" if measured else "unmeasured",
+    )
+    try:
+        gpu = usable_gpu("auto")
+    except GpuUnavailableError:
+        return machine
+    if gpu is None:
+        return machine
+    from edgeinfer_kernels.cuda.device_parts import free_bytes
+
+    return with_gpu(machine, gpu, free_bytes(gpu.index), cache)
+
+
+def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
+    """This machine with the figures that `edgeinfer plan` takes for the model, if they are measured."""
+    cache = user_folder("cache")
+    formats = {matrix.format for matrix in sizes.matrices()}
+    threads = known_threads(cache) or machine.processor.threads
+    counted = replace(machine, processor=replace(machine.processor, threads=threads))
+    return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine
+
+
+def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:
+    """How a model of these sizes would lie on a machine with this context, nothing on the disk."""
+    try:
+        plan = plan_memory(
+            sizes, machine, PlanWishes(context=context, device="any" if machine.graphics else "cpu")
+        )
+    except (PlanError, UnsupportedFormatError) as error:
+        return Fit(False, None, why_not=str(error))
+    speed = plan.prediction.decode_tokens_per_second
+    return Fit(True, plan.nbytes, speed if math.isfinite(speed) and speed > 0 else None)

@@ -1,0 +1,24 @@
+"""Which experts of a model are known to be hot, from the profile that `edgeinfer profile` made of it."""
+
+from pathlib import Path
+
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.planner.expert_probs import expert_chances
+from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
+
+
+def known_routing(
+    path: Path, sizes: ModelSizes
+) -> tuple[tuple[tuple[float, ...], ...] | None, tuple[str, ...]]:
+    """How often each expert is used, None where nothing tells; and a remark on a profile that can't be used.
+
+    Raises OSError: the model or its profile can't be read.
+    """
+    if not any(layer.experts for layer in sizes.layers):
+        return None, ()
+    try:
+        profile = find_profile(path, user_folder("data"))
+    except ProfileError as error:
+        return None, (f"experts are taken to be used alike: {error}",)
+    return (expert_chances(profile, sizes) if profile else None), ()

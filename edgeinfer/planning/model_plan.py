@@ -1,0 +1,192 @@
+"""A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.engine.protocols import Progress
+from edgeinfer.errors import SettingError, UnsupportedModelError
+from edgeinfer.loading.draft_file import open_draft
+from edgeinfer.loading.load_options import Sparse, Wishes, is_device
+from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.file_sizes import file_sizes
+from edgeinfer.model_config.support import model_support, open_model
+from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.planning.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.known_routing import known_routing
+from edgeinfer.planning.plan_request import request_for
+from edgeinfer.planning.sparse_choice import choose_sparse
+from edgeinfer.registry.model_file import ModelFile
+from edgeinfer.registry.registry import find_model
+from edgeinfer.sizes import parse_bytes
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.description import DescriptionError, describe_machine
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.measure import remembered_threads
+from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The plan of a model, and what a person should know of it."""
+
+    model: str
+    plan: MemoryPlan
+    notes: tuple[str, ...] = ()
+
+
+def plan_model(
+    model: str | Path | None = None,
+    *,
+    context: int | None = None,
+    device: str = "auto",
+    vram: int | str | None = None,
+    ram: int | str | None = None,
+    threads: int | None = None,
+    kv: CacheType = "f16",
+    repack: bool = True,
+    draft: str | Path | None = "auto",
+    sparse: Sparse = "auto",
+    build_progress: Progress | None = None,
+) -> ModelPlan:
+    """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
+
+    `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
+    machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`; a
+    `draft` model is placed too, that of "auto" if the model leaves room for it. What main memory can't hold
+    at any context stays on the disk. `load` with the same settings places everything as planned here.
+
+    Raises:
+        UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
+        UnsupportedModelError: its file isn't built of attention and feed-forwards.
+        SettingError: a setting out of its range, or a description that can't be read.
+        OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
+    """
+    wished = str(draft) if isinstance(draft, Path) else draft
+    wishes = Wishes(
+        context=context,
+        device=device if is_device(device) else "auto",
+        vram=parse_bytes("vram", vram),
+        ram=parse_bytes("ram", ram),
+        threads=threads,
+        repack=repack,
+        sparse=sparse,
+        draft=wished,
+        kv=kv,
+    )
+    found = find_model(model)
+    with open_model(found.path, found.name) as file:
+        request, notes = _request(found, file, wishes)
+        formats = {matrix.format for matrix in request.sizes.matrices()}
+        machine, note = _machine(device, threads, formats, request.sizes.nbytes, build_progress)
+    try:
+        planned = plan_devices(request, machine)
+    except UnsupportedFormatError as error:
+        raise UnsupportedModelError(str(error)) from error
+    plan = faster_with_a_gibibyte(request, machine, planned)
+    return ModelPlan(found.name, plan, (*notes, *note, *planned.notes))
+
+
+def _request(found: ModelFile, file: GGUFFile, wishes: Wishes) -> tuple[PlanRequest, list[str]]:
+    """What `load` would ask the planner for, as far as the file's model can be run; notes for the user."""
+    draft, notes = open_draft(wishes.draft, found.draft_path, file)
+    sizes = draft.sizes if draft else None
+    if draft is not None:
+        draft.file.close()
+    try:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    except UnsupportedModelError:
+        support, trained = model_support(file), _trained_context(file)
+        try:
+            shape = file_sizes(file, None)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{found.name}: {support}; no plan: {error}") from error
+        request = PlanRequest(
+            name=found.name,
+            sizes=shape,
+            context=wishes.context or min(trained, DEFAULT_CONTEXT),
+            trained_context=trained,
+            device=wishes.device.partition(":")[0],
+            vram=wishes.vram,
+            ram=wishes.ram,
+            kv=wishes.kv,
+            repack=wishes.repack,
+            draft=sizes,
+            draft_required=sizes is not None and wishes.draft != "auto",
+        )
+        return request, [str(support), *notes]
+    source = ModelSource(found.name, file, config, wishes)
+    sparse = choose_sparse(source)
+    remarks = [*notes, *([sparse.note] if sparse.note else []), *known_routing(found.path, source.sizes)[1]]
+    return request_for(source, sparse, sizes), remarks
+
+
+def model_sizes(path: Path) -> ModelSizes:
+    """The sizes of a file's model; only its metadata is read.
+
+    Raises:
+        FormatError, OSError: it can't be read.
+        UnsupportedModelError: it isn't built of attention and feed-forwards.
+    """
+    with GGUFFile.open(path) as file:
+        try:
+            config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        except UnsupportedModelError:
+            config = None
+        return file_sizes(file, config)
+
+
+def usual_context(path: Path) -> int:
+    """The context that a model is planned and loaded with if none is named. Raises as `model_sizes` does."""
+    with GGUFFile.open(path) as file:
+        return min(_trained_context(file), DEFAULT_CONTEXT)
+
+
+def _trained_context(file: GGUFFile) -> int:
+    key = f"{file.metadata.get('general.architecture')}.context_length"
+    value: Any = file.metadata.get(key, DEFAULT_CONTEXT)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModelError(
+            f"{printable(key)}: saw {printable(' '.join(repr(value).split()))}, wanted a whole number of at "
+            "least 1"
+        )
+    return value
+
+
+def _machine(
+    device: str, threads: int | None, formats: set[str], model_bytes: int, build_progress: Progress | None
+) -> tuple[Machine, list[str]]:
+    """The machine to plan for, and a remark if its GPU can't be used."""
+    if not is_device(device):
+        try:
+            return describe_machine(device), []
+        except DescriptionError as error:
+            raise SettingError(f"device: {error}") from error
+    cache = user_folder("cache")
+    if threads is None:
+        threads = remembered_threads(cache, load_kernels(cache, choose()))
+    machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, model_bytes, build_progress)
+    if device == "cpu":
+        return machine, []
+    try:
+        gpu = usable_gpu(device)
+    except GpuUnavailableError as error:
+        if device != "auto":
+            raise
+        return machine, [f"planned for the CPU: {error}"]
+    if gpu is None:
+        return machine, ["planned for the CPU: there is no GPU here"]
+    from edgeinfer_kernels.cuda.device_parts import free_bytes
+
+    measure_gpu(gpu, cache, sorted(formats))
+    return with_gpu(machine, gpu, free_bytes(gpu.index), cache), []

@@ -1,0 +1,189 @@
+"""Which layers' feed-forward reads active neurons only: what was wished, what can be, and what pays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgeinfer.errors import SettingError
+from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.profiling.predictor_training import Trained, read_predictor
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
+from edgeinfer_kernels.cpu.sparse import (
+    SparseLayers,
+    by_neuron,
+    bytes_of_a_token,
+    dense_layer,
+    neuron_bytes,
+    sparse_workspace_bytes,
+    why_dense,
+)
+from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
+from edgeinfer_kernels.weights import FeedForwardWeights
+from edgeinfer_offload.planner.layer_costs import SCATTERED
+from edgeinfer_offload.planner.plan_types import SparseLayer, SparseWish
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
+
+UNKNOWN_SHARE = 0.25
+"""What is taken for the active share where no profile tells."""
+PAYS_BELOW = 0.9
+
+
+@dataclass(frozen=True)
+class SparseChoice:
+    """The layers that are sparse, what they take and a token reads of each, and a line that says why."""
+
+    layers: SparseLayers = field(default_factory=dict)
+    wish: SparseWish | None = None
+    note: str | None = None
+
+
+def choose_sparse(source: ModelSource) -> SparseChoice:
+    """By the wish `sparse`: "off"; "exact" and "predicted", wherever it can be done; "auto", exactly, where
+    the model's profile says that it pays.
+
+    Raises:
+        SettingError: "exact" or "predicted" where no layer can be sparse, or no predictor is at hand.
+    """
+    wish = source.wishes.sparse
+    if wish == "off" or (wish == "auto" and not source.wishes.repack):
+        return SparseChoice()
+    if not source.wishes.repack:
+        raise SettingError(f"sparse: {wish!r} keeps layouts of its own; leave it out, or --no-repack")
+    reasons = {
+        index: why_dense(facts.feed_forward, layer.feed_forward)
+        for index, (facts, layer) in enumerate(
+            zip(source.specification.layers, source.weights.layers, strict=True)
+        )
+    }
+    able = [index for index, reason in reasons.items() if reason is None]
+    if not able:
+        if wish == "auto":
+            return SparseChoice()
+        raise SettingError(f"sparse: saw {wish!r}, but no layer of {source.name} can be: {reasons[0]}")
+    try:
+        profile = find_profile(source.file.path, user_folder("data"))
+    except ProfileError as error:
+        if wish == "predicted":
+            raise SettingError(f"sparse: {error}") from error
+        if wish == "auto":
+            return SparseChoice(note=f"the feed-forward is dense: {error}")
+        return _exact(source, able, None)
+    if wish == "predicted":
+        return _predicted(source, able, profile)
+    if wish == "exact":
+        return _exact(source, able, profile)
+    if profile is None:
+        return SparseChoice()
+    return _where_it_pays(source, able, profile)
+
+
+def _share(profile: ActivityProfile | None, layer: int) -> float:
+    name = f"neurons.{layer}"
+    return profile.active_share(name) if profile and name in profile.counts else UNKNOWN_SHARE
+
+
+def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
+    """As `SparseLayer.activity`."""
+    counts = profile.counts.get(f"neurons.{layer}") if profile else None
+    if counts is None or not counts.any():
+        return ()
+    groups = np.add.reduceat(counts.sum(0, dtype=np.int64), range(0, counts.shape[1], NEURON_GROUP))
+    return (0.0, *(np.cumsum(groups) / groups.sum()).tolist())
+
+
+def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
+    found: dict[int, Trained | None] = dict.fromkeys(able)
+    return _choice(source, found, profile)
+
+
+def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
+    found: dict[int, Trained | None] = {}
+    for layer in able:
+        weights = dense_layer(source.weights, layer)
+        try:
+            trained = read_predictor(
+                profile.arrays if profile else {}, layer, weights.ffn_gate or weights.ffn_up
+            )
+        except (ValueError, KeyError) as error:
+            raise SettingError(f"sparse: the profile's predictor doesn't fit: {error}") from error
+        if trained:
+            found[layer] = trained
+    if not found:
+        raise SettingError(
+            f"sparse: saw 'predicted', but {source.name} has no predictors; "
+            "train them with edgeinfer profile --predictor"
+        )
+    return _choice(source, found, profile)
+
+
+def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseChoice:
+    paying: dict[int, Trained | None] = {}
+    ratios = []
+    for layer in able:
+        ratios.append(_ratio(dense_layer(source.weights, layer), _share(profile, layer)))
+        if ratios[-1] < PAYS_BELOW:
+            paying[layer] = None
+    if paying:
+        return _choice(source, paying, profile)
+    return SparseChoice(
+        note="the feed-forward is dense: reading active neurons only would take "
+        f"{min(ratios):.2f} times as long or more, wanted below {PAYS_BELOW}"
+    )
+
+
+def _ratio(weights: FeedForwardWeights, active: float) -> float:
+    """The time of an exact sparse feed-forward over that of the dense one, by the bytes of both."""
+    matrices = [weights.ffn_up, weights.ffn_down, *([weights.ffn_gate] if weights.ffn_gate else [])]
+    dense = sum(map(interleaved_bytes, matrices))
+    scattered = bytes_of_a_token(weights, None, active, active)
+    return (read_whole(weights, predicted=False) + SCATTERED * scattered) / dense
+
+
+def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
+    """Bytes of what a token reads whole in a sparse layer: gate (up without one), unless it is predicted."""
+    return 0 if predicted else interleaved_bytes(weights.ffn_gate or weights.ffn_up)
+
+
+def _choice(
+    source: ModelSource, found: Mapping[int, Trained | None], profile: ActivityProfile | None
+) -> SparseChoice:
+    sizes, shares = {}, []
+    for layer, trained in found.items():
+        shares.append(_share(profile, layer))
+        activity = _activity(profile, layer)
+        sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
+    predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
+    shared, a_thread = sparse_workspace_bytes(source.specification, source.weights, predictors)
+    wish = SparseWish(sizes, shared, a_thread)
+    return SparseChoice(predictors, wish, _note(source, found, shares, profile is not None))
+
+
+def _sizes(
+    weights: FeedForwardWeights, trained: Trained | None, active: float, activity: tuple[float, ...]
+) -> SparseLayer:
+    """What a sparse layer takes, and a token reads of it with this share of its neurons active."""
+    predictor, named = (trained.predictor, trained.named) if trained else (None, active)
+    finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
+    whole = read_whole(weights, predicted=predictor is not None)
+    scattered = round(bytes_of_a_token(weights, predictor, active, named))
+    in_file = sum(matrix.nbytes for matrix in by_neuron(weights, predictor))
+    held = whole + neuron_bytes(weights, predictor)
+    return SparseLayer(held, whole + scattered, scattered, finding, in_file, activity)
+
+
+def _note(
+    source: ModelSource, found: Mapping[int, Trained | None], shares: list[float], profiled: bool
+) -> str:
+    layers = len(source.weights.layers)
+    told = "by its profile" if profiled else "not profiled, taken for that"
+    line = (
+        f"sparse feed-forward in {len(found)} of {layers} layers: short steps read active neurons only "
+        f"({sum(shares) / len(shares):.0%}, {told})"
+    )
+    trained = [each for each in found.values() if each]
+    if trained:
+        recall = min(each.recall for each in trained)
+        line += f"; predicted, with a recall of {recall:.1%} or more: answers differ a little"
+    return line

@@ -1,0 +1,1 @@
+"""Models by name: models.toml, the models folder, and what other programs have stored."""

@@ -1,0 +1,196 @@
+"""The entries of models.toml, ours and the user's own, checked as they are read."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
+from edgeinfer.errors import CatalogueError, SettingError
+from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.toml_files import TomlError, read_toml
+from edgeinfer.user_folders import user_folder
+from edgeinfer_quant_formats.errors import printable
+
+NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TEXTS = (
+    "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
+)  # fmt: skip
+OTHERS = ("context", "quants", "size_bytes", "sha256", "draft_size_bytes", "thinking", "template_args")
+KNOWN_KEYS = {*TEXTS, *OTHERS}
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """One model of a catalogue. What it doesn't say is None or empty."""
+
+    name: str
+    file: str
+    """The files' name, with {quant} or {lower_quant} in it if there are several."""
+    repository: str | None = None
+    """On the hub; None: it isn't there."""
+    url: str | None = None
+    """Where else it may be fetched; {quant} as in `file`."""
+    quants: tuple[str, ...] = ()
+    """Quantisations; "" is the one of a model that has no choice."""
+    size_bytes: Mapping[str, int] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    draft: str | None = None
+    """A file of the package, or another entry's name."""
+    parameters: str = ""
+    context: int | None = None
+    licence: str = ""
+    notes: str = ""
+    prompt_style: Literal["raw", "chat"] | None = None
+    is_own: bool = False
+    """Whether the user's own models.toml has it."""
+    template_options: TemplateOptions = DEFAULTS
+
+    def file_of(self, quant: str) -> str:
+        """The name of a quantisation's file."""
+        return _filled(self.file, quant)
+
+    def url_of(self, quant: str) -> str | None:
+        """Where a quantisation's file lies, if the entry has an address of its own."""
+        return None if self.url is None else _filled(self.url, quant)
+
+    def quant_named(self, wanted: str) -> str | None:
+        """A quantisation of the entry, however its letters are cased; None: it lists none such."""
+        return next((quant for quant in self.quants if quant.lower() == wanted.lower()), None)
+
+    def quant_of_file(self, path: str) -> str | None:
+        """The quantisation of this model that a file of its repository is, listed here or not; None: it is
+        none of this model. Of several parts, any will do.
+        """
+        name = PART.sub(".gguf", PurePosixPath(path).name)
+        quant = quant_of(path) if self.has_several else self.quants[0]
+        return quant if name.lower() == PurePosixPath(self.file_of(quant)).name.lower() else None
+
+    def name_of(self, quant: str) -> str:
+        """What a user calls this quantisation of the model."""
+        return f"{self.name}:{quant}" if self.has_several else self.name
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there may be more than one quantisation."""
+        return "quant}" in self.file
+
+
+def _filled(pattern: str, quant: str) -> str:
+    return pattern.replace("{quant}", quant).replace("{lower_quant}", quant.lower())
+
+
+def read_catalogue(own: Path | None = None) -> dict[str, CatalogueEntry]:
+    """Name -> entry: those of the package, and over them the user's own, of the file `own` (None: models.toml
+    in the configuration folder, if there is one).
+
+    Raises:
+        CatalogueError: an entry that can't be read; the text says which and why.
+        OSError: the user's file can't be opened.
+    """
+    packaged = Path(__file__).parents[1] / "models.toml"
+    checkout = Path(__file__).parents[2] / "models.toml"
+    entries = _entries(packaged if packaged.exists() else checkout)
+    own = own or own_catalogue()
+    if not own.exists():
+        return entries
+    return entries | {name: replace(entry, is_own=True) for name, entry in _entries(own).items()}
+
+
+def own_catalogue() -> Path:
+    """Where a user's own entries lie."""
+    return user_folder("config") / "models.toml"
+
+
+def _entries(path: Path) -> dict[str, CatalogueEntry]:
+    try:
+        tables = read_toml(path)
+    except TomlError as error:
+        raise CatalogueError(str(error)) from error
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = _entry(name, table)
+        except CatalogueError as error:
+            raise CatalogueError(f"{path}: [{printable(name)}]: {error}") from None
+    return found
+
+
+def _entry(name: str, table: Any) -> CatalogueEntry:
+    if not NAME.fullmatch(name):
+        raise CatalogueError("wanted a name of letters, digits and . _ + - /")
+    if not isinstance(table, dict):
+        raise CatalogueError(f"saw {printable(repr(table))}, wanted a table with a file")
+    if unknown := table.keys() - KNOWN_KEYS:
+        raise CatalogueError(
+            f"{printable(min(unknown))}: no such key; there are {', '.join(sorted(KNOWN_KEYS))}"
+        )
+    for key in TEXTS:
+        if key in table and not isinstance(table[key], str):
+            raise CatalogueError(f"{key}: saw {printable(repr(table[key]))}, wanted a text")
+    if not table.get("file"):
+        raise CatalogueError("file is missing")
+    if "repository" in table and not REPOSITORY.fullmatch(table["repository"]):
+        raise CatalogueError(f"repository: saw {printable(repr(table['repository']))}, wanted owner/name")
+    if table.get("prompt_style") not in (None, "raw", "chat"):
+        raise CatalogueError(
+            f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat"
+        )
+    quants = _quants(table)
+    return CatalogueEntry(
+        name=name,
+        quants=quants,
+        size_bytes=_by_quant(table, "size_bytes", quants, _is_count, "a number of bytes"),
+        sha256=_by_quant(table, "sha256", quants, _is_digest, "64 hexadecimal digits"),
+        context=_context(table),
+        template_options=_template_options(table),
+        **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
+    )
+
+
+def _template_options(table: Mapping[str, Any]) -> TemplateOptions:
+    try:
+        return TemplateOptions(table.get("thinking"), table.get("template_args", {}))
+    except SettingError as error:
+        raise CatalogueError(str(error)) from None
+
+
+def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
+    several = "quant}" in table["file"]
+    quants = table.get("quants", [] if several else [""])
+    if not isinstance(quants, list) or not all(isinstance(quant, str) for quant in quants) or not quants:
+        raise CatalogueError(f'quants: saw {printable(repr(quants))}, wanted a list as ["Q8_0", "Q4_K_M"]')
+    return tuple(quants)
+
+
+def _by_quant(
+    table: Mapping[str, Any], key: str, quants: tuple[str, ...], is_right: Any, wanted: str
+) -> dict[str, Any]:
+    """A fact that each quantisation has for itself, or a model's only file."""
+    given = table.get(key, {})
+    facts = given if isinstance(given, dict) else {quants[0]: given}
+    for quant, value in facts.items():
+        if quant not in quants:
+            raise CatalogueError(f"{key}.{printable(quant)}: not among the quants {', '.join(quants)}")
+        if not is_right(value):
+            raise CatalogueError(f"{key}: saw {printable(repr(value))}, wanted {wanted}")
+    return facts
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
+
+
+def _context(table: Mapping[str, Any]) -> int | None:
+    value = table.get("context")
+    if value is not None and not _is_count(value):
+        raise CatalogueError(f"context: saw {printable(repr(value))}, wanted a number of tokens")
+    return value

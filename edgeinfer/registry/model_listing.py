@@ -1,0 +1,42 @@
+"""What a list says of a model beside its name: quantisation, and whether it fits this machine."""
+
+from dataclasses import dataclass
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.support import ModelSupport, support_of
+from edgeinfer.planning.fit import Fit, fit, with_known_speeds
+from edgeinfer.planning.model_plan import model_sizes, usual_context
+from edgeinfer.registry.model_file import ModelFile
+from edgeinfer.registry.quant_names import quant_of
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_quant_formats.errors import FormatError
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model with what its file's header tells. `fit` None: that tells nothing; `support` None: the header
+    can't be read.
+    """
+
+    model: ModelFile
+    quant: str
+    fit: Fit | None
+    support: ModelSupport | None = None
+
+
+def listed(model: ModelFile, machine: Machine) -> ListedModel:
+    """Look into a model's file, as far as its tensor table; one that can't be read is listed without."""
+    quant = quant_of(model.path.name)
+    support = None
+    try:
+        support = support_of(model.path)
+        sizes = model_sizes(model.path)
+    except (FormatError, UnsupportedModelError, OSError):
+        return ListedModel(model, quant, None, support)
+    if not quant:
+        by_format: dict[str, int] = {}
+        for matrix in sizes.matrices():
+            by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
+        quant = max(by_format, key=lambda name: by_format[name])
+    found = fit(sizes, with_known_speeds(machine, sizes), usual_context(model.path))
+    return ListedModel(model, quant, found, support)

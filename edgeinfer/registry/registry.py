@@ -1,0 +1,259 @@
+"""From what a user types to a model's files: catalogue name, path, or nothing for the built-in model."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgeinfer.errors import NotPulledError, UnknownModelError
+from edgeinfer.registry.entries import CatalogueEntry, own_catalogue, read_catalogue
+from edgeinfer.registry.found_models import OtherFolders, found_file, found_models
+from edgeinfer.registry.model_file import ModelFile, Source, models_under
+from edgeinfer.registry.near_names import nearest
+from edgeinfer.user_folders import user_folder
+
+__all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_catalogue"]
+
+BUILTIN_NAME = "tiny"
+MOST_LISTED = 8
+
+
+def find_model(
+    name_or_path: str | Path | None = None,
+    *,
+    models_folder: Path | None = None,
+    others: OtherFolders | None = None,
+) -> ModelFile:
+    """The model that a user means.
+
+    A catalogue name, as `qwen3-8b`, or with a quantisation, `qwen3-8b:Q4_K_M` (without one: of several on
+    this disk, the one that came last); a path to a .gguf file (`~` is the home folder) or to a folder that
+    holds one; the name of a file in the models folder, with or without `.gguf`, or of a model that another
+    program has put on this disk; None or nothing: the built-in model.
+
+    Raises:
+        UnknownModelError: nothing of that name, or a folder that holds no model or several.
+        NotPulledError: in the catalogue, and not on this disk yet.
+        CatalogueError: an entry of the user's own that can't be read.
+    """
+    wanted = str(name_or_path or BUILTIN_NAME)
+    folder = models_folder or default_models_folder()
+    others = others or OtherFolders.usual()
+    entries = read_catalogue()
+    name, quant = split_quant(wanted, entries)
+    if name is not None:
+        return _from_catalogue(entries[name], quant, entries, folder, others)
+    # os.path answers "no" to a text that can't be a path at all, where pathlib raises.
+    path = Path(os.path.expanduser(wanted))
+    if os.path.isdir(path):
+        return _from_path(_only_model_in(path))
+    if os.path.exists(path):
+        return _from_path(path)
+    for model in [*_in_folder(folder), *found_models(others)]:
+        if wanted in (model.name, model.path.name):
+            return model
+    raise _unknown(wanted, path, entries, folder)
+
+
+def find_draft(name_or_path: str | Path) -> ModelFile:
+    """As `find_model`, of a draft: what can't be found is told as that."""
+    try:
+        return find_model(name_or_path)
+    except NotPulledError as error:
+        raise NotPulledError(f"draft: {error}", error.name) from error
+    except UnknownModelError as error:
+        raise UnknownModelError(f"draft: {error}") from error
+
+
+def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:
+    """Every model at hand: the catalogue's that are on this disk, then the models folder by name, then what
+    other programs have put here. A model with several quantisations is listed with each, as `name:Q4_K_M`.
+    """
+    folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
+    entries = read_catalogue()
+    known = [
+        _described(entry, quant, model, entries, folder, others)
+        for entry in entries.values()
+        for quant, model in _located(entry, folder, others)
+    ]
+    taken = {path.resolve() for model in known for path in (model.path, model.draft_path) if path}
+    rest = [*_in_folder(folder), *found_models(others)]
+    return known + [model for model in rest if model.path.resolve() not in taken]
+
+
+def default_models_folder() -> Path:
+    """Where downloaded models lie, and where a user may put his own."""
+    return user_folder("data") / "models"
+
+
+def split_quant(wanted: str, entries: Mapping[str, CatalogueEntry]) -> tuple[str | None, str]:
+    """A catalogue name and a quantisation ("": none is named) of `NAME[:QUANT]`; None: no such name."""
+    if wanted in entries:
+        return wanted, ""
+    name, colon, quant = wanted.rpartition(":")
+    return (name, quant) if colon and name in entries else (None, "")
+
+
+def place_of(entry: CatalogueEntry, file: str, folder: Path) -> Path:
+    """Where a file of an entry lies in the models folder, or will."""
+    return folder / (entry.repository or "") / file
+
+
+def _from_catalogue(
+    entry: CatalogueEntry,
+    quant: str,
+    entries: Mapping[str, CatalogueEntry],
+    folder: Path,
+    others: OtherFolders,
+) -> ModelFile:
+    here = list(_located(entry, folder, others))
+    if quant:
+        here = [(label, model) for label, model in here if label.lower() == quant.lower()]
+    if not here:
+        raise _not_pulled(entry, quant, folder)
+    label, model = max(here, key=lambda pair: pair[1].path.stat().st_mtime)
+    found = _described(entry, label, model, entries, folder, others)
+    return found if quant else replace(found, name=entry.name)
+
+
+def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
+    name = f"{entry.name}:{quant}" if quant else entry.name
+    if entry.repository is None and entry.url is None:
+        if quant and entry.quant_named(quant) is None:
+            there = " or ".join(map(entry.name_of, entry.quants))
+            return UnknownModelError(f"{name}: no such quantisation; there is {there}")
+        if entry.is_own:
+            file = place_of(entry, os.path.expanduser(entry.file_of(quant or entry.quants[0])), folder)
+            return UnknownModelError(
+                f"{name}: {file}: no such file; put it there, or change the entry in {own_catalogue()}"
+            )
+        return UnknownModelError(f"{name}: {entry.file} is not in {folder}, and it can't be fetched")
+    return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
+
+
+def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
+    """The quantisations of an entry that are on this disk."""
+    root = folder / (entry.repository or "")
+    if entry.repository is None:
+        places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))
+        if entry.is_own:
+            places = (("models.toml", root),)
+        for quant in entry.quants:
+            file = os.path.expanduser(entry.file_of(quant))
+            here = [(source, place / file) for source, place in places if (place / file).exists()]
+            if here:
+                source, path = here[0]
+                yield quant, ModelFile(entry.name, path, source)
+        return
+    ours = {}
+    for path in models_under(root):
+        label = entry.quant_of_file(path.relative_to(root).as_posix())
+        if label is not None:
+            ours[label] = ModelFile(entry.name, path, "models folder")
+    for quant in [*entry.quants, *(label for label in ours if label not in entry.quants)]:
+        found = ours.get(quant) or found_file(entry.repository, entry.file_of(quant), others)
+        if found:
+            yield quant, found
+
+
+def _described(
+    entry: CatalogueEntry,
+    quant: str,
+    model: ModelFile,
+    entries: Mapping[str, CatalogueEntry],
+    folder: Path,
+    others: OtherFolders,
+) -> ModelFile:
+    """What was found, with what the catalogue says of it."""
+    return replace(
+        model,
+        name=entry.name_of(quant),
+        draft_path=_draft_of(entry, entries, folder, others),
+        parameters=entry.parameters,
+        context=entry.context,
+        licence=entry.licence,
+        notes=entry.notes,
+        prompt_style=entry.prompt_style,
+        template_options=entry.template_options,
+    )
+
+
+def _draft_of(
+    entry: CatalogueEntry, entries: Mapping[str, CatalogueEntry], folder: Path, others: OtherFolders
+) -> Path | None:
+    """The file of an entry's draft, if it is on this disk: another entry's model, or a file."""
+    if entry.draft is None:
+        return None
+    if entry.draft in entries:
+        here = [model.path for _, model in _located(entries[entry.draft], folder, others)]
+        return max(here, key=lambda path: path.stat().st_mtime, default=None)
+    places = (_builtin_folder() / entry.draft, place_of(entry, entry.draft, folder))
+    return next((path for path in places if path.exists()), None)
+
+
+def _builtin_folder() -> Path:
+    return Path(__file__).parents[1] / "builtin"
+
+
+def _from_path(path: Path) -> ModelFile:
+    # The catalogue knows its own files by whatever path they are named.
+    if path.resolve().parent == _builtin_folder().resolve():
+        entries = read_catalogue()
+        for entry in entries.values():
+            if path.name == entry.file:
+                return _from_catalogue(entry, "", entries, path.parent, OtherFolders.usual())
+    return ModelFile(name=path.stem, path=path, source="path")
+
+
+def _in_folder(folder: Path) -> list[ModelFile]:
+    return [ModelFile(path.stem, path, "models folder") for path in models_under(folder)]
+
+
+def _only_model_in(folder: Path) -> Path:
+    found = models_under(folder, "*.gguf")
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UnknownModelError(f"{folder}: a folder without a .gguf file; name a model file")
+    names = first_few([path.name for path in found])
+    raise UnknownModelError(f"{folder}: a folder with {len(found)} models; name one of {names}")
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Names for a message, which shall not become long."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def _unknown(
+    wanted: str, path: Path, entries: Mapping[str, CatalogueEntry], folder: Path
+) -> UnknownModelError:
+    """The error for a name that leads nowhere, with the nearest that lead somewhere."""
+    if wanted.startswith(("hf:", "http://", "https://")):
+        short = _shortened(wanted)
+        return UnknownModelError(
+            f"{short}: wanted a model that is here; fetch this one with: edgeinfer pull {short}"
+        )
+    is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in wanted
+    if is_path and os.path.isdir(path.parent):
+        beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
+        near = nearest(path.name.removesuffix(".gguf"), sorted(beside))
+        hint = (
+            f"did you mean {' or '.join(os.path.join(os.path.dirname(wanted), name) for name in near)}?"
+            if near
+            else f"{path.parent.absolute()} has no .gguf file like it"
+        )
+        return UnknownModelError(f"{_shortened(wanted)}: no such file; {hint}")
+    if is_path:
+        return UnknownModelError(f"{_shortened(wanted)}: no such file, nor is there such a folder")
+    names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
+    near = nearest(wanted.partition(":")[0], names)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
+    way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
+    return UnknownModelError(f"{_shortened(wanted)}: no such model; {hint} {way_out}")
+
+
+def _shortened(wanted: str) -> str:
+    """One line of what was typed, however long it was."""
+    line = " ".join(wanted.split())
+    return line if len(line) <= 60 else line[:57] + "..."

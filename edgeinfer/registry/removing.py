@@ -1,0 +1,131 @@
+"""Models taken off this disk again, and what that leaves behind."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.download.partial_file import ENDING, facts_path, partial_path
+from edgeinfer.errors import EdgeInferError, NotPulledError, UnknownModelError
+from edgeinfer.registry.entries import read_catalogue
+from edgeinfer.registry.found_models import OtherFolders, ollama_models
+from edgeinfer.registry.model_file import ModelFile, parts_of
+from edgeinfer.registry.registry import default_models_folder, find_model, list_models, split_quant
+
+OWNERS = {
+    "Hugging Face cache": "hf cache rm",
+    "LM Studio": "LM Studio's list of models",
+    "llama.cpp": "rm, in the folder of its cache",
+    "Ollama": "ollama rm",
+}
+"""Source -> how its own program removes a model."""
+
+
+class RemovalError(EdgeInferError):
+    """The model isn't edgeinfer's to remove."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What would go. `files`: all parts, and what came of them in part."""
+
+    name: str
+    files: tuple[Path, ...]
+    freed_bytes: int
+    """Less what hard links keep."""
+    shared_with: tuple[str, ...]
+    """Other names that stand for the same file, and models that it drafts for."""
+    hard_links: int
+    """Other names that the file system has for the files; their bytes stay."""
+
+
+def plan_removal(
+    wanted: str, *, models_folder: Path | None = None, others: OtherFolders | None = None
+) -> Removal:
+    """What removing a model would take away; nothing is touched.
+
+    Raises:
+        UnknownModelError: there is no such model here.
+        RemovalError: it is built in, a file of the user's own, or another program's; the text says whose.
+    """
+    folder = models_folder or default_models_folder()
+    try:
+        model = find_model(wanted, models_folder=folder, others=others)
+    except NotPulledError:
+        files = _came_in_part(wanted, folder)
+        if not files:
+            raise UnknownModelError(f"{wanted}: not on this disk, so there is nothing to remove") from None
+        return Removal(wanted, files, _bytes_of(files), (), 0)
+    if model.source == "built in":
+        raise RemovalError(f"{model.name}: built in; it goes with edgeinfer itself")
+    if model.source in OWNERS:
+        raise RemovalError(_not_ours(model, others))
+    if not model.path.resolve().is_relative_to(folder.resolve()):
+        raise RemovalError(f"{model.path}: a file of your own, outside {folder}; remove it yourself")
+    parts = parts_of(model.path)
+    partials = [
+        path
+        for part in parts
+        for path in (partial_path(part), facts_path(partial_path(part)))
+        if path.exists()
+    ]
+    links = sum(part.stat().st_nlink - 1 for part in parts)
+    freed = _bytes_of(part for part in parts if part.stat().st_nlink == 1) + _bytes_of(partials)
+    return Removal(model.name, (*parts, *partials), freed, _sharing(model, folder, others), links)
+
+
+def remove(removal: Removal, *, models_folder: Path | None = None) -> None:
+    """Remove the files, and folders that are empty then.
+
+    Raises:
+        OSError: a file can't be removed.
+    """
+    folder = (models_folder or default_models_folder()).resolve()
+    for file in removal.files:
+        file.unlink(missing_ok=True)
+        parent = file.parent
+        while parent.resolve() != folder and parent.exists() and not any(parent.iterdir()):
+            parent.rmdir()
+            parent = parent.parent
+
+
+def _not_ours(model: ModelFile, others: OtherFolders | None) -> str:
+    same = [other.name for other in _ollama_names(model, others) if other.name != model.name]
+    shared = f"; {', '.join(same)} shares its file" if same else ""
+    return f"{model.name}: belongs to {model.source}; remove it with {OWNERS[model.source]}{shared}"
+
+
+def _ollama_names(model: ModelFile, others: OtherFolders | None) -> list[ModelFile]:
+    folders = (others or OtherFolders.usual()).ollama
+    everything = [found for folder in folders for found in ollama_models(folder)]
+    return [found for found in everything if found.path.resolve() == model.path.resolve()]
+
+
+def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tuple[str, ...]:
+    """Names of other models that lead to the same file, or draft with it."""
+    same, path = [], model.path.resolve()
+    for other in list_models(models_folder=folder, others=others):
+        if other.draft_path and other.draft_path.resolve() == path:
+            same.append(f"{other.name} (it drafts for it)")
+        elif other.path.resolve() == path and other.path != model.path:
+            same.append(other.name)
+    return tuple(same)
+
+
+def _came_in_part(wanted: str, folder: Path) -> tuple[Path, ...]:
+    """What stopped pulls of a catalogue model left."""
+    entries = read_catalogue()
+    name, quant = split_quant(wanted, entries)
+    if name is None:
+        return ()
+    entry = entries[name]
+    root = folder / (entry.repository or "")
+    found: list[Path] = []
+    for path in sorted(root.rglob(f"*{ENDING}")):
+        label = entry.quant_of_file(path.relative_to(root).as_posix().removesuffix(ENDING))
+        if label is not None and (not quant or label.lower() == quant.lower()):
+            found += [file for file in (path, facts_path(path)) if file.exists()]
+    return tuple(found)
+
+
+def _bytes_of(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)

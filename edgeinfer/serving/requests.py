@@ -1,0 +1,234 @@
+"""What a request's body asks for, checked: OpenAI's fields as the model's settings."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeinfer.chat_templates.template_options import Thinking
+from edgeinfer.chat_templates.tool_calls import check_tools
+from edgeinfer.serving import fields
+from edgeinfer.serving.fields import (
+    RequestError,
+    check_fields,
+    check_inner_fields,
+    checked_bool,
+    checked_count,
+    checked_list,
+    checked_text,
+)
+from edgeinfer.serving.messages import checked_messages
+from edgeinfer.serving.reasoning import template_settings
+from edgeinfer.shown import shown
+
+MOST_ANSWERS = 16
+MAX_PROMPTS = 64
+MAX_COMPLETIONS = 64
+"""Answers of one request: prompts times `n`."""
+MAX_TEXTS = 2048
+MAX_LOGPROBS = 20
+MAX_TOOLS = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1000
+MAX_BIASES = 1024
+MAX_BREAKERS = 64
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt (a text, ids or messages) with the keywords of `Model.stream`, and how to reply."""
+
+    model: str
+    prompts: tuple[Any, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    count: int = 1
+    streamed: bool = False
+    usage_at_end: bool = False
+    echo: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmbeddingAsk:
+    """Texts for vectors; `as_base64`: how they are replied."""
+
+    model: str
+    texts: tuple[str, ...]
+    as_base64: bool
+    warnings: tuple[str, ...] = ()
+
+
+def body_of(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        found = json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body isn't JSON: {' '.join(str(error).split())[:120]}") from None
+    if not isinstance(found, dict):
+        raise RequestError(f"the body: saw {type(found).__name__}, wanted a JSON object")
+    if b"\\ud" in raw.lower():
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise RequestError("the body: saw half a surrogate pair, wanted whole characters") from None
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"saw {name}, which JSON doesn't have")
+
+
+def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Ask:
+    """POST /v1/chat/completions. `levels`: of thinking, those that the model's chat template has."""
+    warnings = check_fields(body, fields.CHAT)
+    messages, more = checked_messages(body.get("messages"))
+    settings, form_warnings = _settings(body)
+    of_template, template_warnings = template_settings(body, levels)
+    settings |= of_template
+    top = checked_count(body, "top_logprobs", 0, 0, MAX_LOGPROBS)
+    if checked_bool(body, "logprobs"):
+        settings["logprobs"] = top
+    elif top:
+        raise RequestError("top_logprobs: wants logprobs true", param="top_logprobs")
+    return Ask(
+        prompts=(messages,),
+        settings=settings,
+        tools=_tools(body),
+        warnings=(*warnings, *more, *form_warnings, *template_warnings),
+        **_common(body),
+    )
+
+
+def text_ask(body: Mapping[str, Any]) -> Ask:
+    """POST /v1/completions."""
+    warnings = check_fields(body, fields.TEXT)
+    prompts = _prompts(body.get("prompt", ""))
+    settings, form_warnings = _settings(body)
+    settings.setdefault("max_tokens", 16)
+    echo = checked_bool(body, "echo")
+    if body.get("logprobs") is not None:
+        if echo:
+            raise RequestError("echo: a prompt's log probabilities aren't given here; leave out one of both")
+        settings["logprobs"] = checked_count(body, "logprobs", 0, 0, MAX_LOGPROBS)
+    common = _common(body)
+    if len(prompts) * common["count"] > MAX_COMPLETIONS:
+        saw = f"{len(prompts)} prompts with n {common['count']}"
+        raise RequestError(f"prompt: saw {saw}, wanted {MAX_COMPLETIONS} answers at most", param="prompt")
+    return Ask(prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *form_warnings), **common)
+
+
+def _prompts(prompt: Any) -> tuple[Any, ...]:
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = tuple(checked_list(prompt, "prompt", MAX_PROMPTS, "texts")) if several else (prompt,)
+    for each in prompts:
+        if not isinstance(each, str) and not (isinstance(each, list) and all(type(i) is int for i in each)):
+            raise RequestError(f"prompt: saw {shown(each)}, wanted a text or token ids", param="prompt")
+    return prompts
+
+
+def embedding_ask(body: Mapping[str, Any]) -> EmbeddingAsk:
+    """POST /v1/embeddings."""
+    warnings = check_fields(body, fields.EMBEDDING)
+    given = body.get("input")
+    texts = [given] if isinstance(given, str) else checked_list(given, "input", MAX_TEXTS, "texts")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RequestError("input: wanted a text, or a list of texts", param="input")
+    form = body.get("encoding_format", "float")
+    if form not in ("float", "base64", None):
+        raise RequestError(
+            f"encoding_format: saw {shown(form)}, wanted float or base64", param="encoding_format"
+        )
+    return EmbeddingAsk(checked_text(body, "model"), tuple(texts), form == "base64", tuple(warnings))
+
+
+def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+    streamed = checked_bool(body, "stream")
+    options = body.get("stream_options")
+    if options is not None:
+        if not isinstance(options, Mapping):
+            raise RequestError(
+                f"stream_options: saw {shown(options)}, wanted an object", param="stream_options"
+            )
+        if not streamed:
+            raise RequestError("stream_options: wants stream true", param="stream_options")
+        check_inner_fields(options, "stream_options", ("include_usage",))
+    return {
+        "model": checked_text(body, "model"),
+        "count": checked_count(body, "n", 1, 1, MOST_ANSWERS),
+        "streamed": streamed,
+        "usage_at_end": checked_bool(options or {}, "include_usage", "stream_options."),
+    }
+
+
+def _settings(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The samplers and limits, with warnings; the model itself refuses values that are out of their range."""
+    found = {name: body[name] for name in fields.SAMPLING if body.get(name) is not None}
+    most = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    if any(value is not None for value in most):
+        found["max_tokens"] = most[1] if most[0] is None else most[0]
+    if isinstance(found.get("stop"), list):
+        for text in checked_list(found["stop"], "stop", MAX_STOPS, "texts"):
+            if isinstance(text, str) and len(text) > MAX_STOP_LENGTH:
+                raise RequestError(f"stop: saw {len(text)} characters, wanted {MAX_STOP_LENGTH} at most")
+    if "dry_sequence_breakers" in found:
+        breakers = checked_list(
+            found["dry_sequence_breakers"], "dry_sequence_breakers", MAX_BREAKERS, "a list of texts"
+        )
+        found["dry_sequence_breakers"] = tuple(breakers)
+    if "logit_bias" in found:
+        found["logit_bias"] = _biases(found["logit_bias"])
+    schema, warnings = _schema(body.get("response_format"))
+    return found | schema, warnings
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    try:
+        if len(biases) > MAX_BIASES:
+            raise RequestError(
+                f"logit_bias: saw {len(biases)}, wanted {MAX_BIASES} at most", param="logit_bias"
+            )
+        found = {int(token): float(bias) for token, bias in biases.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise RequestError("logit_bias: wanted token ids with numbers", param="logit_bias") from None
+    if not all(map(math.isfinite, found.values())):
+        raise RequestError("logit_bias: wanted finite numbers", param="logit_bias")
+    return found
+
+
+def _schema(response_format: Any) -> tuple[dict[str, Any], list[str]]:
+    """`response_format` as a schema, with warnings."""
+    name = "response_format"
+    if response_format is None:
+        return {}, []
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind in ("text", "json_object"):
+        check_inner_fields(response_format, name, ("type",))
+        return {} if kind == "text" else {"schema": {"type": "object"}}, []
+    inner = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    if kind == "json_schema" and isinstance(inner, Mapping) and inner.get("schema") is not None:
+        check_inner_fields(response_format, name, ("type", "json_schema"))
+        known = ("name", "strict", "schema")
+        warnings = check_inner_fields(inner, f"{name}.json_schema", known, ("description",))
+        if inner.get("strict") is False:
+            warnings.append(f"{name}.json_schema.strict: the schema is always kept to")
+        return {"schema": inner["schema"]}, warnings
+    raise RequestError(
+        f"{name}: saw {shown(response_format)}, wanted text, json_object, or json_schema with a schema",
+        param=name,
+    )
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = checked_list(body.get("tools"), "tools", MAX_TOOLS, "a list of functions")
+    check_tools(tools)
+    choice = body.get("tool_choice")
+    if choice is not None and choice not in ("auto", "none"):
+        raise RequestError("tool_choice: auto and none are supported here", param="tool_choice")
+    return () if choice == "none" else tuple(tools)
+
+
+def prompts_of(ask: Ask) -> Sequence[tuple[int, Any]]:
+    """Each answer's number and prompt: `count` answers to the first prompt, then to the next."""
+    return list(enumerate(prompt for prompt in ask.prompts for _ in range(ask.count)))

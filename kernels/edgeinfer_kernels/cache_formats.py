@@ -1,0 +1,115 @@
+"""How the elements of a cache are rounded: bytes, or four bits of rotated heads, with a scale for some.
+
+Rotated: multiplied with an orthonormal Hadamard matrix, which spreads an outlier over its block and keeps the
+product of a query and a key that both were. Source: Ashkboos et al. 2024, "QuaRot", §4; block Q4_0 of ggml.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
+
+Rows = npt.NDArray[np.floating]
+Codes = npt.NDArray[np.int8]
+Scales = npt.NDArray[np.float16]
+LARGEST = np.float32(65504)
+
+
+def rotation_block(head_dim: int) -> int:
+    """Elements of a head that are rotated together: the largest power of two that divides it."""
+    return head_dim & -head_dim
+
+
+def rotated(rows: Rows) -> npt.NDArray[np.float32]:
+    """(..., head_dim) times the orthonormal Hadamard matrix, block by block; doing it twice undoes it.
+
+    H(1) = 1, H(2n) = (H(n) H(n); H(n) -H(n)) / √2.
+    """
+    head_dim = rows.shape[-1]
+    block = rotation_block(head_dim)
+    x = np.array(rows, np.float32).reshape(-1, block)
+    step = 1
+    while step < block:
+        pairs = x.reshape(len(x), -1, 2, step)
+        x = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2)
+        x = x.reshape(-1, block)
+        step *= 2
+    return np.asarray(x * np.float32(block**-0.5)).reshape(rows.shape)
+
+
+def _groups(rows: Rows) -> npt.NDArray[np.float32]:
+    """(..., width) as (..., groups, SCALED), zeros behind the last element."""
+    *outer, width = rows.shape
+    groups = -(-width // SCALED)
+    whole = np.zeros((*outer, groups * SCALED), np.float32)
+    whole[..., :width] = rows
+    return whole.reshape(*outer, groups, SCALED)
+
+
+def _coded(rows: Rows, parts: npt.NDArray[np.float32], scales: Scales, least: int, most: int) -> Codes:
+    """Elements divided by their scales, to the nearest from `least` to `most`; 0 where a scale is."""
+    wide = scales.astype(np.float32)
+    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+    codes = np.clip(np.rint(parts * inverse[..., None]), least, most).astype(np.int8)
+    return codes.reshape(*rows.shape[:-1], -1)[..., : rows.shape[-1]]
+
+
+def rounded_to_bytes(rows: Rows) -> tuple[Codes, Scales]:
+    """(..., width) as int8, and the float16 scales (..., groups) of each `SCALED` elements.
+
+    scale = max|x| / 127 as a float16, code = x / scale to the nearest.
+    """
+    parts = _groups(rows)
+    scales = np.minimum(np.abs(parts).max(-1) / np.float32(127), LARGEST).astype(np.float16)
+    return _coded(rows, parts, scales, -127, 127), scales
+
+
+def rounded_to_nibbles(rows: Rows) -> tuple[Codes, Scales]:
+    """(..., width) as codes -8…7, and the float16 scales (..., groups) of each `SCALED` elements.
+
+    scale = x / -8 as a float16, for the x furthest from 0 of its group, code = x / scale to the nearest.
+    """
+    parts = _groups(rows)
+    most, least = parts.max(-1), parts.min(-1)
+    furthest = np.where(most > -least, most, least)
+    scales = np.clip(furthest / np.float32(-8), -LARGEST, LARGEST).astype(np.float16)
+    return _coded(rows, parts, scales, -8, 7), scales
+
+
+def widened(codes: Codes, scales: Scales) -> npt.NDArray[np.float32]:
+    """What `rounded_to_bytes` or `rounded_to_nibbles` stands for, (..., width) float32."""
+    spread = np.repeat(scales.astype(np.float32), SCALED, axis=-1)[..., : codes.shape[-1]]
+    return np.asarray(codes.astype(np.float32) * spread)
+
+
+def nibble_bytes(width: int) -> int:
+    """Bytes of a row of `width` codes: whole groups of them."""
+    return -(-width // SCALED) * SCALED // 2
+
+
+def packed_in_pairs(codes: Codes) -> npt.NDArray[np.uint8]:
+    """(..., even width) codes -8…7, two neighbours a byte, the first in its low half, each plus 8."""
+    raised = (codes + 8).astype(np.uint8)
+    return np.asarray(raised[..., 0::2] | raised[..., 1::2] << 4)
+
+
+def unpacked_pairs(packed: npt.NDArray[np.uint8]) -> Codes:
+    """The inverse of `packed_in_pairs`."""
+    both = np.stack([packed & 15, packed >> 4], -1).astype(np.int8) - np.int8(8)
+    return both.reshape(*packed.shape[:-1], -1)
+
+
+def packed_in_groups(codes: Codes) -> npt.NDArray[np.uint8]:
+    """(..., width) codes -8…7, the first half of each `SCALED` in the low halves of its bytes, as in Q4_0."""
+    *outer, width = codes.shape
+    raised = np.full((*outer, 2 * nibble_bytes(width)), 8, np.uint8)
+    raised[..., :width] = codes + 8
+    low, high = np.moveaxis(raised.reshape(*outer, -1, 2, SCALED // 2), -2, 0)
+    return np.asarray(low | high << 4).reshape(*outer, -1)
+
+
+def unpacked_groups(packed: npt.NDArray[np.uint8], width: int) -> Codes:
+    """The inverse of `packed_in_groups`: the first `width` codes."""
+    parts = packed.reshape(*packed.shape[:-1], -1, SCALED // 2)
+    both = np.stack([parts & 15, parts >> 4], -2).astype(np.int8) - np.int8(8)
+    return both.reshape(*packed.shape[:-1], -1)[..., :width]

@@ -1,0 +1,1 @@
+"""Compiling kernels ahead of their use: processor features, units, object files, their cache."""

@@ -1,0 +1,145 @@
+"""Compile units of kernels to native object files: `python -m …native.build_object FOLDER TARGETS UNIT…`.
+
+Runs as a process of its own, for two reasons: the engine need not import numba when its kernels are cached,
+and a compiler that fails takes nothing with it. numba makes LLVM's code, which is the same for all targets
+(see `lanes.py`); what a target adds to it is linked in, and then LLVM makes machine code of whole units.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.codegen import JITCodeLibrary
+from numba.core.cpu import CPUContext
+
+from edgeinfer_kernels.cpu.compiler.pipeline import forget_arrays
+from edgeinfer_kernels.cpu.compiler.units import Target, unit_exports
+from edgeinfer_kernels.cpu.native.simd.lanes import emit_bodies, target_operations
+
+I32, I64 = ir.IntType(32), ir.IntType(64)
+OBJECTS_BEFORE_COLLECTION = 200_000
+"""A compiler makes many objects and little garbage: Python's own 700 cost an eighth of the time."""
+
+
+def stop_before_linking() -> None:
+    """Have numba make the LLVM code of each function and leave it: whole units are linked here, once. And
+    have it forget what no kernel has.
+
+    numba itself would link what a function calls into it, function by function, a quarter of the time.
+    """
+    forget_arrays()
+    JITCodeLibrary.add_ir_module = keep_code
+    JITCodeLibrary.finalize = lambda library: None
+    CPUContext.get_executable = lambda context, library, description, environment: no_callable()
+
+
+def keep_code(library: Any, module: Any) -> None:
+    """In place of parsing a function's code and linking it into its library."""
+    vars(library).setdefault("code", []).append(cgutils.normalize_ir_text(str(module)))
+
+
+def no_callable() -> Callable[[object], None]:
+    """In place of a compiled function; each needs a builtin of its own."""
+    return list[object]().append
+
+
+def code_of(libraries: Iterable[Any]) -> Iterator[str]:
+    """The code of libraries and of what they call, each once."""
+    waiting, seen = list(libraries), set[int]()
+    while waiting:
+        library = waiting.pop()
+        if id(library) not in seen:
+            seen.add(id(library))
+            yield from library.code
+            waiting.extend(library._linking_libraries)
+
+
+def wrapper_module(symbols: dict[str, tuple[str, int]]) -> str:
+    """C functions `void name(int64, …)` around numba's calling convention (return slot, error slot, …)."""
+    module = ir.Module("edgeinfer_wrappers")
+    pointer = ir.IntType(8).as_pointer()
+    for name, (native_name, count) in symbols.items():
+        inside = ir.Function(
+            module,
+            ir.FunctionType(I32, [pointer.as_pointer(), pointer.as_pointer(), *[I64] * count]),
+            native_name,
+        )
+        outside = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * count), f"edgeinfer_{name}")
+        builder = ir.IRBuilder(outside.append_basic_block())
+        slots = [builder.alloca(pointer) for _ in range(2)]
+        builder.call(inside, [*slots, *outside.args])
+        builder.ret_void()
+    return str(module)
+
+
+def target_machine(target: Target) -> Any:
+    machine = llvm.Target.from_triple(llvm.get_process_triple())
+    return machine.create_target_machine(
+        cpu=target.processor,
+        features=target.features,
+        opt=3,
+        reloc="static" if llvm.get_process_triple().startswith("x86") else "default",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def linked_module(unit: str, target: Target) -> Any:
+    """The unit's functions as one LLVM module with C symbols, not yet optimised."""
+    symbols, libraries = {}, []
+    for name, (function, signature) in unit_exports(unit, target).items():
+        function.compile(signature)
+        compiled = function.overloads[signature.args]
+        symbols[name] = (compiled.fndesc.llvm_func_name, len(signature.args))
+        libraries.append(compiled.library)
+    first, *others = code_of(libraries)
+    whole = llvm.parse_assembly(first)
+    for text in [*others, wrapper_module(symbols)]:
+        whole.link_in(llvm.parse_assembly(text))
+    used = [function.name for function in whole.functions if function.name in target_operations]
+    whole.link_in(llvm.parse_assembly(str(emit_bodies(used, target.features))))
+    whole.verify()
+    for function in whole.functions:  # numba numbers its names per process: they would clash between objects
+        if not function.is_declaration and not function.name.startswith("edgeinfer_"):
+            function.linkage = llvm.Linkage.internal
+    return whole
+
+
+def optimise(module: Any, machine: Any) -> None:
+    """All of LLVM's passes for this target; first those that put in place what is marked to be inlined, so
+    that operations of the target are judged as any others.
+    """
+    for level in (0, 2):
+        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+        passes.getModulePassManager().run(module, passes)
+
+
+def build(unit: str, target: Target) -> bytes:
+    """The unit's native object."""
+    whole, machine = linked_module(unit, target), target_machine(target)
+    optimise(whole, machine)
+    return bytes(machine.emit_object(whole))
+
+
+def main() -> None:
+    """Write FOLDER/UNIT-NUMBER.o for every unit named on the command line and every one of TARGETS (JSON, a
+    list of the fields of `Target`), numbered from 0; and a unit's name when it is there for all.
+    """
+    folder, described, *units = sys.argv[1:]
+    targets = [Target(**fields) for fields in json.loads(described)]
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    stop_before_linking()
+    for unit in units:
+        for number, target in enumerate(targets):
+            Path(folder, f"{unit}-{number}.o").write_bytes(build(unit, target))
+        print(unit, flush=True)
+
+
+if __name__ == "__main__":
+    main()

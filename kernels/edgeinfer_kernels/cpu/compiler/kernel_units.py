@@ -1,0 +1,45 @@
+"""Which units of compiled kernels a model needs beside the one that all need."""
+
+from collections.abc import Iterable
+
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
+from edgeinfer_kernels.cpu.layout.packed_matrix import kernel_format
+from edgeinfer_kernels.cpu.sparse import SparseLayers, matrices_by_neuron, predictor_matrices
+from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
+
+EXPERTS = "experts"
+SERVICE = "service"
+"""What serving a device takes, where a model is divided."""
+
+
+def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
+    """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
+    return {kernel_format(matrix) for matrix in weights.matrices(head=head)}
+
+
+def row_units(formats: Iterable[str]) -> list[str]:
+    """The units that multiply with matrices of these formats."""
+    return [f"rows_{name}" for name in sorted(set(formats))]
+
+
+def kernel_units(
+    weights: DecoderWeights, *, head: bool = True, sparse: SparseLayers | None = None
+) -> list[str]:
+    """The units that a model needs beside those that all need. Raises `UnsupportedFormatError`."""
+    sparse = sparse or {}
+    formats = kernel_formats(weights, head=head) | {kernel_format(m) for m in predictor_matrices(sparse)}
+    mixture = any(isinstance(layer.feed_forward, ExpertWeights) for layer in weights.layers)
+    by_neuron = sparse_units(matrix.format for matrix in matrices_by_neuron(weights, sparse))
+    return [*([EXPERTS] if mixture else []), *row_units(formats), *by_neuron]
+
+
+def sparse_units(formats: Iterable[str]) -> list[str]:
+    """The units of a sparse feed-forward in these formats; none without formats."""
+    names = [f"neurons_{name}" for name in sorted(set(formats))]
+    return ["sparse", *names] if names else []
+
+
+def every_unit() -> list[str]:
+    """All units that any model may need beside those that all need."""
+    return [EXPERTS, SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]

@@ -1,0 +1,115 @@
+"""The units of compilation: one for every row format, others for what doesn't depend on formats.
+
+Only the build process imports this module; it brings numba.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from numba import types
+
+from edgeinfer_kernels.cpu.native.amx.amx_gemm import make_tile_rows
+from edgeinfer_kernels.cpu.native.attention import attention
+from edgeinfer_kernels.cpu.native.blocks import draft_loop, experts, feed_forward, service, thread_pool
+from edgeinfer_kernels.cpu.native.gemv import embedding, file_rows, interleave, read_memory
+from edgeinfer_kernels.cpu.native.gemv.decode_row import make_decode_row
+from edgeinfer_kernels.cpu.native.gemv.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
+from edgeinfer_kernels.cpu.native.gemv.row_loops import make_rows
+from edgeinfer_kernels.cpu.native.gemv.rows import ROW_ARGUMENTS
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.sparse import sparse_feed_forward
+from edgeinfer_kernels.cpu.native.sparse.neuron_columns import (
+    COLUMN_FORMATS,
+    NEURON_SUMS_ARGUMENTS,
+    make_neuron_sums,
+)
+from edgeinfer_kernels.cpu.native.sparse.neuron_rows import (
+    CUT_FORMATS,
+    NEURON_ROWS_ARGUMENTS,
+    make_neuron_rows,
+)
+
+PARTS = {
+    "blocks": (
+        thread_pool,
+        interleave,
+        read_memory,
+        attention,
+        feed_forward,
+        file_rows,
+        embedding,
+        draft_loop,
+    ),
+    "experts": (experts,),
+    "service": (service,),
+    "sparse": (sparse_feed_forward,),
+}
+DECODE_ARGUMENTS = 6
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a unit is built for: an LLVM processor, its features (`+avx2,+fma`), and whether the unit has the
+    row kernels by tiles.
+    """
+
+    processor: str
+    features: str
+    tiles: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """It has 32 registers of 64 bytes."""
+        return "+avx512f" in self.features
+
+
+def unit_exports(unit: str, target: Target) -> dict[str, Any]:
+    """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>` or `neurons_<format>`.
+
+    For several targets the functions are the same as far as they can be: numba compiles each once.
+    """
+    if unit in PARTS:
+        return {name: export for part in PARTS[unit] for name, export in part.exports.items()}
+    if unit.startswith("neurons_"):
+        return neuron_exports(unit.removeprefix("neurons_"))
+    name = unit.removeprefix("rows_")
+    if name in FLOAT_ROW_KERNELS:
+        return {unit: float_rows(name)}
+    exports = {unit: rows(name, wide=target.wide), f"decode_{name}": decode_row(name)}
+    return {**exports, f"tile_{unit}": tile_rows(name)} if target.tiles else exports
+
+
+def compiled_for(function: Any, arguments: int) -> tuple[Any, Any]:
+    """An export: the function and its signature, so many int64 and no result."""
+    return inner(function), types.void(*(types.int64,) * arguments)
+
+
+@cache
+def float_rows(name: str) -> tuple[Any, Any]:
+    return compiled_for(FLOAT_ROW_KERNELS[name](), ROW_ARGUMENTS)
+
+
+@cache
+def rows(name: str, *, wide: bool) -> tuple[Any, Any]:
+    return compiled_for(make_rows(ROW_FORMATS[name], wide=wide), ROW_ARGUMENTS)
+
+
+@cache
+def decode_row(name: str) -> tuple[Any, Any]:
+    return compiled_for(make_decode_row(ROW_FORMATS[name]), DECODE_ARGUMENTS)
+
+
+@cache
+def tile_rows(name: str) -> tuple[Any, Any]:
+    return compiled_for(make_tile_rows(ROW_FORMATS[name]), ROW_ARGUMENTS)
+
+
+@cache
+def neuron_exports(name: str) -> dict[str, Any]:
+    """What a sparse feed-forward does with one format."""
+    rows, sums = make_neuron_rows(CUT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
+    return {
+        f"neuron_rows_{name}": compiled_for(rows, NEURON_ROWS_ARGUMENTS),
+        f"neuron_sums_{name}": compiled_for(sums, NEURON_SUMS_ARGUMENTS),
+    }

@@ -1,0 +1,44 @@
+"""Matrices that stay in their file's memory map: what the kernel of `native/file_rows.py` needs to know."""
+
+from collections.abc import Iterable
+
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, RowLayout, group_bytes, kernel_format
+from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
+from edgeinfer_kernels.weights import Matrix, MatrixFacts
+
+
+def _is_ternary(matrix: MatrixFacts) -> bool:
+    """Whether the rows are in TQ1_0, which has no kernel of its own."""
+    return kernel_format(matrix) != matrix.format
+
+
+def _scratch_bytes(matrix: MatrixFacts) -> int:
+    return group_bytes(matrix) * (2 if _is_ternary(matrix) else 1)
+
+
+def file_rows_scratch(matrices: Iterable[MatrixFacts]) -> int:
+    """Bytes of a thread's scratch in which sixteen rows of any of these are interleaved."""
+    return max(map(_scratch_bytes, matrices), default=0)
+
+
+def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int) -> int:
+    """Address of the matrix's FILE_ROWS, one for each expert; the arena keeps the memory map open."""
+    name = kernel_format(matrix)
+    layout = RowLayout.of(name, matrix.columns)
+    first, expert_bytes = arena.keep(matrix.raw), matrix.rows * matrix.raw.strides[0]
+    alike = {
+        "kernel": kernels.address(f"rows_{name}"),
+        "rows": matrix.rows,
+        "row_bytes": matrix.raw.strides[0],
+        "ternary": int(_is_ternary(matrix)),
+        "layout_row_bytes": layout.row_bytes,
+        "blocks": layout.blocks,
+        "block_bytes": layout.block_bytes,
+        "fields": arena.keep(layout.fields),
+        "field_count": len(layout.fields),
+        "group_bytes": group_bytes(matrix),
+        "group_offset": group_offset,
+    }
+    numbers = matrix.picked or range(matrix.experts)
+    return arena.fill_all(FILE_ROWS, [{**alike, "source": first + i * expert_bytes} for i in numbers])

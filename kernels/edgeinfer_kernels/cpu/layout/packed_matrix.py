@@ -1,0 +1,213 @@
+"""Memory that kernels see: aligned arrays, structures filled by name, matrices in the interleaved layout."""
+
+import ctypes
+import mmap
+from collections.abc import Mapping, Sequence
+from ctypes import addressof, c_char
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_A_GROUP
+from edgeinfer_kernels.cpu.runtime.abi import structure_bytes
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.weights import Matrix, MatrixFacts
+from edgeinfer_quant_formats import block_format, decode, encode
+from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS, non_finite_blocks, non_finite_error
+
+Bytes = npt.NDArray[np.uint8]
+HUGE_PAGE = 2 << 20
+WIDENED = {"TQ1_0": "TQ2_0"}
+"""Formats without a kernel of their own -> one that holds the same values exactly."""
+
+
+class UnsupportedFormatError(ValueError):
+    """A tensor's format has no CPU kernel."""
+
+
+def kernel_format(matrix: MatrixFacts) -> str:
+    """The format in which the CPU multiplies with this matrix."""
+    name = WIDENED.get(matrix.format, matrix.format)
+    if name not in FIELDS:
+        known = ", ".join([*FIELDS, *WIDENED])
+        raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
+    return name
+
+
+def is_float_format(matrix: MatrixFacts) -> bool:
+    """Whether the matrix multiplies float32 activations and not int8 ones."""
+    return block_format(kernel_format(matrix)).block_elements == 1
+
+
+def allocate(nbytes: int) -> Bytes:
+    """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group.
+
+    Private: `mmap` by itself shares memory with forked children, which would write into each other's texts.
+    From a huge page's size on in huge pages, where there are such.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no fork
+        return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)
+    pages = mmap.mmap(-1, nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
+
+
+def address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def quick_address(array: npt.NDArray[Any]) -> int:
+    """As `address`, of a writable array. What numpy gives runs through Python code of its own, 20 us of it
+    between two steps, when it is in no cache; the buffer protocol, which wants contiguous bytes, a few.
+    """
+    return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
+
+
+def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """The float32 rows that lie at an address; whoever owns the memory must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
+
+
+def byte_view(at: int, nbytes: int) -> Bytes:
+    """The bytes that lie at an address; whoever owns the memory must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
+
+
+def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
+    """The fields of a structure that lies at an address, to be changed; its arena must outlive them."""
+    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))
+
+
+def bits(value: float) -> int:
+    """A float32 as the low half of an int64."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def padded_vector(vector: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
+    """The vector with zeros up to whole lanes."""
+    return None if vector is None else padded_rows(vector[None])[0]
+
+
+def padded_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Each row with zeros up to whole lanes."""
+    out = np.zeros((len(rows), padded(rows.shape[1])), np.float32)
+    out[:, : rows.shape[1]] = rows
+    return out
+
+
+class Arena:
+    """Keeps alive what kernels point to."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def keep(self, array: npt.NDArray[Any] | None) -> int:
+        """Hold the array; return its address, 0 for None."""
+        if array is not None:
+            self._kept.append(array)
+        return address(array)
+
+    def fill(self, offsets: Any, **values: int) -> int:
+        """A structure with these fields (all others 0); returns its address."""
+        return self.fill_all(offsets, [values])
+
+    def fill_all(self, offsets: Any, structures: Sequence[Mapping[str, int]]) -> int:
+        """Structures one behind the other; returns the address of the first."""
+        memory = np.zeros((len(structures), structure_bytes(offsets) // 8), np.int64)
+        for row, values in zip(memory, structures, strict=True):
+            for name, value in values.items():
+                row[getattr(offsets, name) // 8] = value
+        return self.keep(memory)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How rows of a format lie in a file, for the kernels that interleave them."""
+
+    blocks: int
+    block_bytes: int
+    fields: npt.NDArray[np.int64]
+    """(offset, unit, count) of each field of a block."""
+    scales: npt.NDArray[np.int64]
+    """(offset, unit, count, exponent) of a block's `ScaleField`."""
+
+    @classmethod
+    def of(cls, name: str, columns: int) -> "RowLayout":
+        """Of rows in the kernel format `name`; a row of floats is one block."""
+        form, scales = block_format(name), SCALE_FIELDS[name]
+        if form.block_elements == 1:
+            fields = np.array([(0, form.block_bytes, columns)], np.int64)
+            numbers = np.array([0, form.block_bytes, columns, scales.exponent], np.int64)
+            return cls(1, form.row_bytes(columns), fields, numbers)
+        fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
+        numbers = np.array([scales.offset, scales.unit, scales.count, scales.exponent], np.int64)
+        return cls(columns // form.block_elements, form.block_bytes, fields, numbers)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+
+def kernel_columns(name: str, columns: int) -> int:
+    """Columns that a row kernel works on: floats are padded with zeros to a multiple of four."""
+    return -(-columns // 4) * 4 if block_format(name).block_elements == 1 else columns
+
+
+def group_bytes(matrix: MatrixFacts) -> int:
+    """Bytes of sixteen rows in the interleaved layout."""
+    name = kernel_format(matrix)
+    return ROWS_A_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
+
+
+def expert_bytes(matrix: MatrixFacts) -> int:
+    """Bytes of one expert's matrix in the interleaved layout."""
+    return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
+
+
+def interleaved_bytes(matrix: MatrixFacts) -> int:
+    """Bytes of the matrix in the interleaved layout."""
+    return matrix.experts * expert_bytes(matrix)
+
+
+def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
+    """The matrix in the interleaved layout, in memory of its own.
+
+    Raises `FormatError`: a scale is NaN or infinite.
+    """
+    name = kernel_format(matrix)
+    layout = RowLayout.of(name, kernel_columns(name, matrix.columns))
+    target = allocate(interleaved_bytes(matrix))
+    move = kernels.function("interleave_rows", 9)
+    fields, target_bytes = address(layout.fields), expert_bytes(matrix)
+    broken = np.full(1, -1, np.int64)
+    for expert in range(matrix.experts):
+        raw = _kernel_rows(matrix.expert(expert), name, layout)
+        where = address(raw), address(target) + expert * target_bytes, matrix.rows
+        scales = address(layout.scales), address(broken)
+        move(*where, layout.blocks, layout.block_bytes, fields, len(layout.fields), *scales)
+        if broken[0] >= 0:
+            row = expert * matrix.rows + int(broken[0])
+            raise non_finite_error(matrix.name, f"row {row}")
+    return target
+
+
+def _kernel_rows(matrix: Matrix, name: str, layout: RowLayout) -> Bytes:
+    """Rows in the kernel format `name`, one behind the other."""
+    raw = matrix.raw
+    if name != matrix.format:
+        broken = non_finite_blocks(raw, matrix.format)
+        if len(broken):
+            row_bytes = raw.shape[1]
+            row = int(broken[0]) * block_format(matrix.format).block_bytes // row_bytes
+            raise non_finite_error(matrix.name, f"row {row}")
+        raw = encode(decode(raw.reshape(-1), matrix.format), name).reshape(len(raw), -1)
+    if layout.row_bytes > raw.shape[1]:
+        raw = np.pad(raw, ((0, 0), (0, layout.row_bytes - raw.shape[1])))
+    return np.ascontiguousarray(raw)

@@ -1,0 +1,45 @@
+"""Where kernels find matrices: moved into their layout, as many at a time as there are threads, or left where
+the file is mapped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from edgeinfer_kernels.cpu.blocks import Placed
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.file_rows import file_rows
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, expert_bytes, interleave, kernel_format
+from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS, structure_bytes
+from edgeinfer_kernels.weights import Matrix
+
+OnPlaced = Callable[[Matrix], None]
+"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
+
+
+def repack(
+    matrices: Sequence[Matrix], kernels: Kernels, arena: Arena, threads: int, on_placed: OnPlaced | None
+) -> dict[int, Placed]:
+    """Every matrix in the kernels' layout, kept by the arena; by id."""
+    placed = {}
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        moved = pool.map(lambda matrix: interleave(matrix, kernels), matrices)
+        for matrix, memory in zip(matrices, moved, strict=True):
+            name = f"rows_{kernel_format(matrix)}"
+            kernel, by_tiles = kernels.address(name), kernels.find(f"tile_{name}")
+            placed[id(matrix)] = Placed(kernel, arena.keep(memory), by_tiles, expert_bytes(matrix))
+            if on_placed:
+                on_placed(matrix)
+    return placed
+
+
+def leave_in_file(
+    matrices: Iterable[Matrix], kernels: Kernels, arena: Arena, group_offset: int
+) -> dict[int, Placed]:
+    """Every matrix where its file is mapped, by id; sixteen rows at a time are interleaved in a thread's
+    scratch, from `group_offset` on.
+    """
+    kernel, stride = kernels.address("rows_in_file"), structure_bytes(FILE_ROWS)
+    return {
+        id(matrix): Placed(kernel, file_rows(matrix, arena, kernels, group_offset), expert_stride=stride)
+        for matrix in matrices
+    }

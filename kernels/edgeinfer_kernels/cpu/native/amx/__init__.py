@@ -1,0 +1,1 @@
+"""GEMM with AMX tiles."""

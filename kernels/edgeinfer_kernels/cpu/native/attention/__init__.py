@@ -1,0 +1,1 @@
+"""Attention, RoPE and KV cache writes."""

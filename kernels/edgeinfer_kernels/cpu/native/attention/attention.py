@@ -1,0 +1,228 @@
+"""The attention block: norm, projections, rotation, cache, softmax over the past, output, residual.
+
+`attention_block` does a whole block for some tokens with all threads of a team. `ATTENTION` names what is
+fixed when the model is loaded: facts, and addresses of matrices, cache and workspace.
+"""
+
+from edgeinfer_kernels.cpu.native.attention.attention_states import (
+    STATE_BYTES,
+    add_sink,
+    clear_states,
+    merge_state,
+    write_states,
+)
+from edgeinfer_kernels.cpu.native.attention.cache_writing import last_position, place_of, position_of
+from edgeinfer_kernels.cpu.native.attention.hadamard_heads import rotate_head
+from edgeinfer_kernels.cpu.native.attention.rope_heads import (
+    has_rotated_heads,
+    rotate_and_store,
+    share_of_heads,
+)
+from edgeinfer_kernels.cpu.native.attention.softmax import (
+    gather_bytes,
+    gather_floats,
+    gather_halves,
+    gather_nibbles,
+)
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_residual,
+    first_weights,
+    normalise_and_quantise,
+    project,
+    quantise_input,
+)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
+from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATIONS_A_BLOCK,
+    ATTENTION,
+    CALL,
+    INPUT,
+    PLACE,
+    POSITIONS_A_PIECE,
+    ROWS_SCRATCH,
+    SCORES_A_THREAD,
+    STEP_TOKENS,
+    TEAM,
+)
+
+
+@inner
+def pieces_of(block, team, tokens, positions):
+    """Into how many ranges a token's `positions` are cut: several when heads are too few for the threads.
+
+    In a short step a token's sums are cut as if it were alone, so that reading several tokens at once gives
+    the same bits as one by one.
+    """
+    alone = 1 if tokens <= STEP_TOKENS else tokens
+    items = alone * load_i64(block + ATTENTION.kv_heads)
+    threads = load_i64(team + TEAM.threads)
+    if items >= 4 * threads:
+        return 1
+    return min((4 * threads + items - 1) // items, (positions + POSITIONS_A_PIECE - 1) // POSITIONS_A_PIECE)
+
+
+@inner
+def state_bytes(block):
+    """Bytes of the states of one key head's query heads."""
+    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+    return group * (STATE_BYTES + 4 * load_i64(block + ATTENTION.padded_head))
+
+
+@inner
+def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
+    """States of one token's one key head over one of its `own_pieces`; a token has `pieces` items."""
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    padded = load_i64(block + ATTENTION.padded_head)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
+    token = item // (kv_heads * pieces)
+    kv_head = item // pieces % kv_heads
+    end = position_of(call, token) + 1
+    place = place_of(call, token)
+    pages = load_i64(place + PLACE.pages) if place != 0 else 0
+    window = load_i64(block + ATTENTION.window)
+    begin = max(0, end - window) if window > 0 else 0
+    share = (end - begin + own_pieces - 1) // own_pieces
+    first = min(end, begin + item % pieces * share)
+    last = min(end, first + share)
+    query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+    query += 4 * padded * group * kv_head
+    clear_states(states, group, padded)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 3:
+        gather_nibbles(block, query, kv_head, first, last, pages, states, scores, copied)
+    elif kind == 2:
+        gather_bytes(block, query, kv_head, first, last, pages, states, scores, copied)
+    elif kind == 1:
+        gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
+    else:
+        gather_floats(block, query, kv_head, first, last, pages, states, scores, copied)
+
+
+@inner
+def heads_fill_blocks(block):
+    """Whether the query heads of a key head are whole blocks of activations."""
+    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+    return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_A_BLOCK == 0
+
+
+@inner
+def write_item(block, tokens, item, states):
+    """Merged states of one token's one key head to its row of `mixed`; quantised if they are whole blocks."""
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    group = load_i64(block + ATTENTION.heads) // kv_heads
+    mixed = load_i64(block + ATTENTION.mixed)
+    token = item // kv_heads
+    row = load_i64(mixed + INPUT.floats) + token * load_i64(mixed + INPUT.float_stride)
+    first_head = group * (item % kv_heads)
+    first = head_dim * first_head
+    padded = load_i64(block + ATTENTION.padded_head)
+    sinks = load_i64(block + ATTENTION.sinks)
+    if sinks != 0:
+        for g in range(group):
+            state = states + g * (STATE_BYTES + 4 * padded)
+            add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
+    if has_rotated_heads(block):
+        for g in range(group):
+            rotate_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
+    write_states(states, group, head_dim, padded, row + 4 * first)
+    if heads_fill_blocks(block):
+        write_activations(row, mixed, token, tokens, first, first + group * head_dim)
+
+
+@inner
+def attend(team, counter, thread, block, call, pieces, share, scratch):
+    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it if there are
+    several pieces. `share`: as for `rotate_and_store`.
+    """
+    tokens = load_i64(call + CALL.tokens)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    scores = scratch + ROWS_SCRATCH
+    copied = scores + SCORES_A_THREAD + state_bytes(block)
+    own_items = 0
+    while True:
+        if share > 0:
+            item = own_items // share * kv_heads + thread * share + own_items % share
+        else:
+            item = next_item(team, counter)
+        own_items += 1
+        token = item // (kv_heads * pieces)
+        if token >= tokens:
+            break
+        if pieces == 1:
+            gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores, copied)
+            write_item(block, tokens, item, scores + SCORES_A_THREAD)
+        else:
+            own = pieces_of(block, team, tokens, position_of(call, token) + 1)
+            states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
+            if item % pieces < own:
+                gather_item(block, call, item, pieces, own, states, scores, copied)
+
+
+@inner
+def merge_pieces(team, counter, block, call, pieces):
+    """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
+    tokens = load_i64(call + CALL.tokens)
+    padded = load_i64(block + ATTENTION.padded_head)
+    nbytes = state_bytes(block)
+    while True:
+        item = next_item(team, counter)
+        token = item // load_i64(block + ATTENTION.kv_heads)
+        if token >= tokens:
+            break
+        own = pieces_of(block, team, tokens, position_of(call, token) + 1)
+        states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
+        for piece in range(1, own):
+            for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
+                merge_state(states + offset, states + piece * nbytes + offset, padded)
+        write_item(block, tokens, item, states)
+
+
+exports = Exports()
+
+
+@exports.add("attention_block", 4)
+def attention_block(block, call, team, thread):
+    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are kept."""
+    tokens = load_i64(call + CALL.tokens)
+    scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)
+    normed = load_i64(block + ATTENTION.normed)
+    mixed = load_i64(block + ATTENTION.mixed)
+    q_stride = load_i64(block + ATTENTION.q_stride)
+    kv_stride = load_i64(block + ATTENTION.kv_stride)
+    output = load_i64(block + ATTENTION.output_matrix)
+    projected = load_i64(block + ATTENTION.projected)
+    stride = load_i64(block + ATTENTION.projected_stride)
+    q_matrix = load_i64(block + ATTENTION.q_matrix)
+    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
+    share = share_of_heads(block, team, tokens, pieces)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + ATTENTION.norm), normed)
+    ahead, end = first_weights(team, thread, tokens, q_matrix)
+    barrier_asking(team, ahead, end)
+    q = load_i64(block + ATTENTION.projected_q)
+    k = load_i64(block + ATTENTION.projected_k)
+    v = load_i64(block + ATTENTION.projected_v)
+    project(team, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
+    project(team, 2, thread, tokens, load_i64(block + ATTENTION.k_matrix), normed, k, kv_stride, scratch)
+    project(team, 3, thread, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
+    ahead, end = first_weights(team, thread, tokens, output)
+    ahead = barrier_asking(team, ahead, end)
+    rotate_and_store(team, 4, thread, block, call, share, scratch)
+    if share == 0:
+        ahead = barrier_asking(team, ahead, end)
+    attend(team, 5, thread, block, call, pieces, share, scratch)
+    ahead = barrier_asking(team, ahead, end)
+    if pieces > 1:
+        merge_pieces(team, 6, block, call, pieces)
+        ahead = barrier_asking(team, ahead, end)
+    if not heads_fill_blocks(block):
+        quantise_input(team, 7, call, mixed)
+        barrier_asking(team, ahead, end)
+    project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
+    barrier_between(team)
+    scale = load_f32(block + ATTENTION.residual_scale)
+    post_norm = load_i64(block + ATTENTION.post_norm)
+    add_residual(team, 9, thread, call, output, projected, stride, post_norm, scale)

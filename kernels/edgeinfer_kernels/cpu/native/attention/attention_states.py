@@ -1,0 +1,113 @@
+"""What a query head has gathered from some positions, as online softmax keeps it.
+
+A *state* is the largest score, the sum of exponentials below it, and the values weighted by these
+exponentials (`STATE_BYTES` + 4 bytes a padded dimension). States of different positions merge exactly.
+Source: Milakov and Gimelshein 2018; Dao et al. 2022, §3.1.
+"""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    lanes_max,
+    lanes_sum,
+    load_floats,
+    maximum,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    subtract,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_A_TILE as TILE
+
+NEGATIVE = np.float32(-1e30)
+LANES = 16
+STATE_BYTES = CACHE_LINE
+DECAY = 8
+"""Where a state keeps by how much its values must shrink next, behind its largest score and its sum."""
+
+
+@inner
+def clear_states(states, group, padded):
+    """States that have seen nothing, for `group` heads."""
+    for g in range(group):
+        state = states + g * (STATE_BYTES + 4 * padded)
+        store_f32(state, NEGATIVE)
+        store_f32(state + 4, np.float32(0))
+        for d in range(0, padded, LANES):
+            store_floats(state + STATE_BYTES + 4 * d, splat_f32(np.float32(0)))
+
+
+@inner
+def add_sink(state, score, padded):
+    """One more score in the sum, with nothing for a value."""
+    top = max(load_f32(state), score)
+    kept = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    sunk = lanes_max(exponential(splat_f32(score - top)))
+    store_f32(state, top)
+    store_f32(state + 4, load_f32(state + 4) * kept + sunk)
+    for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
+        store_floats(state + d, multiply(load_floats(state + d), splat_f32(kept)))
+
+
+@inner
+def merge_state(into, state, padded):
+    """Add what `state` has gathered to `into`."""
+    top = max(load_f32(into), load_f32(state))
+    mine = lanes_max(exponential(splat_f32(load_f32(into) - top)))
+    theirs = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    store_f32(into, top)
+    store_f32(into + 4, load_f32(into + 4) * mine + load_f32(state + 4) * theirs)
+    for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
+        kept = multiply(load_floats(into + d), splat_f32(mine))
+        store_floats(into + d, multiply_add(load_floats(state + d), splat_f32(theirs), kept))
+
+
+@inner
+def write_states(states, group, head_dim, padded, out):
+    """The weighted values divided by their sum: `group` heads of `head_dim` floats, side by side."""
+    for g in range(group):
+        state = states + g * (STATE_BYTES + 4 * padded)
+        inverse = np.float32(1) / load_f32(state + 4)
+        for d in range(head_dim):
+            store_f32(out + 4 * (head_dim * g + d), load_f32(state + STATE_BYTES + 4 * d) * inverse)
+
+
+@inner
+def mask_scores(scores, first, last):
+    """Hide the positions of a tile before `first` and from `last`; returns the largest score left."""
+    for i in range(first):
+        store_f32(scores + 4 * i, NEGATIVE)
+    for i in range(last, TILE):
+        store_f32(scores + 4 * i, NEGATIVE)
+    largest = splat_f32(NEGATIVE)
+    for i in range(0, TILE, LANES):
+        largest = maximum(largest, load_floats(scores + 4 * i))
+    return lanes_max(largest)
+
+
+@inner
+def exponentiate(scores, top):
+    """scores = exp(score - top), 0 where hidden; returns their sum."""
+    total = splat_f32(np.float32(0))
+    for i in range(0, TILE, LANES):
+        weight = exponential(subtract(load_floats(scores + 4 * i), splat_f32(top)))
+        store_floats(scores + 4 * i, weight)
+        total = add(total, weight)
+    return lanes_sum(total)
+
+
+@inner
+def weigh_scores(state, scores, first, last):
+    """Scores of a tile to weights below the largest yet; the state's largest, sum and decay follow."""
+    top = max(load_f32(state), mask_scores(scores, first, last))
+    decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    total = exponentiate(scores, top)
+    store_f32(state, top)
+    store_f32(state + 4, load_f32(state + 4) * decay + total)
+    store_f32(state + DECAY, decay)

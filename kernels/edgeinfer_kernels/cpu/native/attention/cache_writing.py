@@ -1,0 +1,219 @@
+"""Keys and values into the cache: where a token's lie, as floats or rounded to bytes or four bits."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import GROUP_BYTES, groups_bytes
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
+    add_i32,
+    or_i32,
+    shift_left,
+    splat_i32,
+    store_as_bytes,
+)
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    absolute,
+    first_lane,
+    lanes_max,
+    lanes_max_magnitude,
+    larger_magnitude,
+    load_floats,
+    load_halves,
+    maximum,
+    minimum,
+    multiply,
+    nearest_int,
+    scatter_halves,
+    splat_f32,
+    store_floats,
+    store_halves,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    load_f32,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_f32,
+    store_i8,
+    store_i16,
+)
+from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE, SCALED
+
+LANES = 16
+
+
+@inner
+def store_key(block, kv_head, position, row, spare):
+    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    tile = kv_head * (load_i64(block + ATTENTION.context) // LANES) + position // LANES
+    element = tile * padded * LANES + position % LANES
+    cache = load_i64(block + ATTENTION.key_cache)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 3:
+        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        cache += tile * padded // 2 * LANES + position % LANES
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(spare, nearest_nibble(row + 4 * d, inverse))
+                for i in range(0, LANES, 2):
+                    pair = load_u8(spare + i) | load_u8(spare + i + 1) << 4
+                    store_i8(cache + LANES * ((d + i) // 2), pair)
+    elif kind == 2:
+        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(spare, nearest_code(row + 4 * d, inverse))
+                for i in range(LANES):
+                    store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
+    elif kind == 1:
+        for d in range(0, padded, LANES):
+            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
+    else:
+        for d in range(padded):
+            store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
+
+
+@inner
+def store_value(block, kv_head, position, row, spare):
+    """A value to the cache: a row of its own, padded."""
+    padded = load_i64(block + ATTENTION.padded_head)
+    context = load_i64(block + ATTENTION.context)
+    element = (kv_head * context + position) * padded
+    cache = load_i64(block + ATTENTION.value_cache)
+    kind = load_i64(block + ATTENTION.cache_kind)
+    if kind == 3:
+        tile = kv_head * (context // LANES) + position // LANES
+        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        cache += (kv_head * context + position) * groups_bytes(padded)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            codes = nearest_nibble(row + 4 * SCALED * group, inverse)
+            half = SCALED * group + LANES
+            upper = nearest_nibble(row + 4 * half, inverse) if half < padded else splat_i32(8)
+            store_as_bytes(cache + GROUP_BYTES * group, or_i32(codes, shift_left(upper, 4)))
+    elif kind == 2:
+        tile = kv_head * (context // LANES) + position // LANES
+        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        for group in range((padded + SCALED - 1) // SCALED):
+            inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
+            for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+                store_as_bytes(cache + element + d, nearest_code(row + 4 * d, inverse))
+    elif kind == 1:
+        for i in range(0, padded, LANES):
+            store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
+    else:
+        for i in range(0, padded, LANES):
+            store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
+
+
+@inner
+def scale_offset(tile, padded, position):
+    """Where the scales of a tile begin for one of its positions; a group's lie 32 bytes behind the last's."""
+    return 2 * (tile * ((padded + SCALED - 1) // SCALED) * LANES + position % LANES)
+
+
+@inner
+def store_scale(row, group, padded, target, spare):
+    """The float16 scale of one group of a head's elements; returns what to multiply these by."""
+    largest = splat_f32(np.float32(0))
+    for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+        largest = larger_magnitude(largest, load_floats(row + 4 * d))
+    return store_half(largest_half(lanes_max_magnitude(largest) / np.float32(127)), target, spare)
+
+
+@inner
+def largest_half(scale):
+    """The scale, or the largest float16; NaN stays NaN."""
+    return np.float32(65504) if scale > np.float32(65504) else scale
+
+
+@inner
+def store_half(scale, target, spare):
+    """A float16; returns the inverse of what is stored, 0 of 0."""
+    store_halves(spare, splat_f32(scale))
+    store_i16(target, load_u16(spare))
+    rounded = first_lane(load_halves(spare))
+    return np.float32(1) / rounded if rounded != np.float32(0) else np.float32(0)
+
+
+@inner
+def store_nibble_scale(row, group, padded, target, spare):
+    """As `store_scale`, for codes of which the element furthest from 0 is -8."""
+    most = splat_f32(np.float32(0))
+    least = splat_f32(np.float32(0))
+    largest = splat_f32(np.float32(0))
+    for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
+        most = maximum(most, load_floats(row + 4 * d))
+        least = minimum(least, load_floats(row + 4 * d))
+        largest = larger_magnitude(largest, load_floats(row + 4 * d))
+    above, below = lanes_max(most), lanes_max(absolute(least))
+    scale = largest_half(lanes_max_magnitude(largest) / np.float32(8))
+    return store_half(-scale if above > below else scale, target, spare)
+
+
+@inner
+def nearest_nibble(row, inverse):
+    """Sixteen elements times `inverse` to the nearest whole number from -8 to 7, plus 8."""
+    scaled = multiply(load_floats(row), splat_f32(inverse))
+    held = minimum(maximum(scaled, splat_f32(np.float32(-8))), splat_f32(np.float32(7)))
+    return add_i32(nearest_int(held), splat_i32(8))
+
+
+@inner
+def nearest_code(row, inverse):
+    """Sixteen elements times `inverse` to the nearest whole number, 127 at most."""
+    scaled = multiply(load_floats(row), splat_f32(inverse))
+    return nearest_int(minimum(maximum(scaled, splat_f32(np.float32(-127))), splat_f32(np.float32(127))))
+
+
+@inner
+def place_of(call, token):
+    """The PLACE of a token, 0 without any."""
+    places = load_i64(call + CALL.places)
+    return places + PLACE_BYTES * token if places != 0 else 0
+
+
+@inner
+def position_of(call, token):
+    """Where a token stands in its text."""
+    place = place_of(call, token)
+    return load_i64(place + PLACE.position) if place != 0 else load_i64(call + CALL.start) + token
+
+
+@inner
+def last_position(call):
+    """The furthest of all tokens' positions."""
+    tokens = load_i64(call + CALL.tokens)
+    last = position_of(call, 0)
+    for token in range(1, tokens if load_i64(call + CALL.places) != 0 else 1):
+        last = max(last, position_of(call, token))
+    return last if load_i64(call + CALL.places) != 0 else last + tokens - 1
+
+
+@inner
+def slot_of(place, position):
+    """Where in the cache the key and value of a position lie."""
+    if place == 0:
+        return position
+    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_A_PAGE))
+    return page * POSITIONS_A_PAGE + position % POSITIONS_A_PAGE
+
+
+def make_store_all(store):
+    @inner
+    def store_all(block, kv_head, place, position, row, spare):
+        """A key or a value to its slot and to those of its copies."""
+        store(block, kv_head, slot_of(place, position), row, spare)
+        copy = load_i64(place + PLACE.copies) if place != 0 else 0
+        while copy != 0 and load_i64(copy) >= 0:
+            store(block, kv_head, load_i64(copy), row, spare)
+            copy += 8
+
+    return store_all
+
+
+store_all_keys = make_store_all(store_key)
+store_all_values = make_store_all(store_value)

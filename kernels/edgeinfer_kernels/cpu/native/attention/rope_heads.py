@@ -1,0 +1,165 @@
+"""The heads of a projected row, biased, normed and turned: queries to their place, others to the cache."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.attention.cache_writing import (
+    place_of,
+    position_of,
+    store_all_keys,
+    store_all_values,
+)
+from edgeinfer_kernels.cpu.native.attention.hadamard_heads import rotate_head
+from edgeinfer_kernels.cpu.native.blocks.phases import normalise
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_f32
+from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, MATRIX, NORM, ROWS_SCRATCH, STEP_TOKENS, TEAM
+
+
+@inner
+def rotate(head, table, dimensions, halves):
+    """RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then sines."""
+    half = dimensions // 2
+    for i in range(half):
+        cosine = load_f32(table + 4 * i)
+        sine = load_f32(table + 4 * (half + i))
+        first = head + 4 * i if halves else head + 8 * i
+        second = head + 4 * (i + half) if halves else head + 8 * i + 4
+        a = load_f32(first)
+        b = load_f32(second)
+        store_f32(first, a * cosine - b * sine)
+        store_f32(second, a * sine + b * cosine)
+
+
+@inner
+def copy_padded(source, target, count, padded):
+    """`count` floats, then zeros up to `padded`."""
+    whole = count // 16 * 16
+    for i in range(0, whole, 16):
+        store_floats(target + 4 * i, load_floats(source + 4 * i))
+    if whole < padded:
+        store_floats(target + 4 * whole, splat_f32(np.float32(0)))
+        for i in range(whole, count):
+            store_f32(target + 4 * i, load_f32(source + 4 * i))
+
+
+@inner
+def take_head(block, matrix, norm, row, index, target):
+    """Head `index` of a projected row: bias, q/k norm, to `target` padded. norm = 0: none."""
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    padded = load_i64(block + ATTENTION.padded_head)
+    qk_norm = load_i64(block + ATTENTION.qk_norm)
+    copy_padded(row + 4 * head_dim * index, target, head_dim, padded)
+    bias = load_i64(matrix + MATRIX.bias)
+    if bias != 0:
+        for i in range(head_dim):
+            place = target + 4 * i
+            store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
+    if norm != 0 and qk_norm == 1:
+        normalise(norm, target, target)
+    elif norm != 0 and qk_norm == 2:
+        scale_by_row(norm, row, load_i64(matrix + MATRIX.rows), head_dim * index, head_dim, target)
+
+
+@inner
+def scale_by_row(norm, row, rows, first, count, target):
+    """RMS norm over a whole projected row, applied to `count` values from `first`, in `target`."""
+    square = np.float32(0)
+    for i in range(rows):
+        value = load_f32(row + 4 * i)
+        square += value * value
+    epsilon = load_f32(norm + NORM.epsilon)
+    scale = np.float32(1) / np.float32(np.sqrt(square / np.float32(rows) + epsilon))
+    weight = load_i64(norm + NORM.weight) + 4 * first
+    for i in range(count):
+        store_f32(target + 4 * i, load_f32(target + 4 * i) * scale * load_f32(weight + 4 * i))
+
+
+@inner
+def has_rotated_heads(block):
+    """Whether the cache holds keys and values times a Hadamard matrix."""
+    return load_i64(block + ATTENTION.cache_kind) == 3
+
+
+@inner
+def turn_and_store(block, call, token, index, head):
+    """A token's query head `index` to its padded place, or, behind these, a key or value head to the cache;
+    `head` is scratch.
+    """
+    heads = load_i64(block + ATTENTION.heads)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    rope_dim = load_i64(block + ATTENTION.rope_dim)
+    halves = load_i64(block + ATTENTION.rope_halves) != 0
+    head_dim = load_i64(block + ATTENTION.head_dim)
+    padded = load_i64(block + ATTENTION.padded_head)
+    spare = head + 4 * padded
+    place = place_of(call, token)
+    position = position_of(call, token)
+    table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
+    kv_offset = token * load_i64(block + ATTENTION.kv_stride)
+    if index < heads:
+        row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
+        target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+        target += 4 * padded * index
+        norm = load_i64(block + ATTENTION.q_norm)
+        take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
+        rotate(target, table, rope_dim, halves)
+        if has_rotated_heads(block):
+            rotate_head(target, head_dim, padded)
+    elif index < heads + kv_heads:
+        kv_head = index - heads
+        row = load_i64(block + ATTENTION.projected_k) + kv_offset
+        norm = load_i64(block + ATTENTION.k_norm)
+        take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
+        rotate(head, table, rope_dim, halves)
+        if has_rotated_heads(block):
+            rotate_head(head, head_dim, padded)
+        store_all_keys(block, kv_head, place, position, head, spare)
+    else:
+        kv_head = index - heads - kv_heads
+        row = load_i64(block + ATTENTION.projected_v) + kv_offset
+        take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
+        if has_rotated_heads(block):
+            rotate_head(head, head_dim, padded)
+        store_all_values(block, kv_head, place, position, head, spare)
+
+
+@inner
+def share_of_heads(block, team, tokens, pieces):
+    """Key heads that a thread takes for itself, with the query heads that look at them: those of a short step
+    that are as many for each, and are not cut. None waits for another then. 0: phase by phase.
+    """
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    threads = load_i64(team + TEAM.threads)
+    if tokens > STEP_TOKENS or pieces > 1 or kv_heads % threads != 0:
+        return 0
+    return kv_heads // threads
+
+
+@inner
+def rotate_and_store(team, counter, thread, block, call, share, scratch):
+    """Phase: queries to their padded place, keys and values to the cache, head by head; `share` as
+    `share_of_heads` says.
+    """
+    heads = load_i64(block + ATTENTION.heads)
+    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    group = heads // kv_heads
+    every = share * (group + 2) if share > 0 else heads + 2 * kv_heads
+    own = 0
+    while True:
+        item = own if share > 0 else next_item(team, counter)
+        own += 1
+        token = item // every
+        if token >= load_i64(call + CALL.tokens):
+            break
+        index = item - token * every
+        if share > 0:  # the thread's query heads, then its key heads, then its value heads
+            queries = share * group
+            if index < queries:
+                index += thread * queries
+            elif index < queries + share:
+                index += heads + thread * share - queries
+            else:
+                index += heads + kv_heads + thread * share - queries - share
+        turn_and_store(block, call, token, index, scratch + ROWS_SCRATCH)

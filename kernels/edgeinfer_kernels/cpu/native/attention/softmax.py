@@ -1,0 +1,311 @@
+"""Softmax attention over the cache: tiles of 64 positions, online, gathered in `attention_states.py`.
+
+Keys lie in tiles of sixteen positions, dimension by dimension, so that a register holds sixteen positions and
+no sum runs across lanes; values lie in rows. What differs for a cache in bytes is in `softmax_of_bytes.py`,
+and for one of four bits in `softmax_of_nibbles.py`.
+"""
+
+from edgeinfer_kernels.cpu.native.attention.attention_states import DECAY, STATE_BYTES, weigh_scores
+from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import (
+    add_pairs,
+    load_pairs,
+    pairs_bytes,
+    rows_of_nibbles,
+)
+from edgeinfer_kernels.cpu.native.attention.softmax_q8_0 import (
+    add_scaled_sums,
+    add_two_groups,
+    load_codes,
+    scaled_weights,
+)
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    load_halves,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.four_vectors import (
+    add_products,
+    cap_scores,
+    four_zeros,
+    make_load_four,
+    make_prefetch,
+    scaled_four,
+    store_four,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import has_wide_registers, load_f32, load_i64, store_i64
+from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, SCALED, SCORES_BYTES
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_A_TILE as TILE
+
+LANES = 16
+PAGES_A_TILE = TILE // LANES
+ALL_DIMENSIONS = 1 << 30
+"""More than a head has."""
+
+
+def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products, in_row=1):
+    """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`; of which
+    the next lie `ahead`.
+
+    A row is the elements that sixteen positions have of `in_row` dimensions. `load_four(at, stride)` gives
+    four rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
+    `put(scores, sums, scales, begin, padded)` takes those from dimension `begin` on to 64 scores.
+    """
+    prefetch_next = make_prefetch(4 * row_bytes)
+
+    @inner
+    def score_one(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
+        for begin in range(0, head_dim, dimensions):
+            total = four_zeros()
+            for d in range(begin, min(head_dim, begin + dimensions), in_row):
+                prefetch_next(keys, d // in_row, ahead)
+                key = load_four(keys + row_bytes * (d // in_row), row_bytes * (padded // in_row))
+                total = add(query + 4 * d, key, total)
+            put(scores, total, scales, begin, padded)
+        cap_scores(scores, scale, soft_cap)
+
+    @inner
+    def score_four(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
+        for begin in range(0, head_dim, dimensions):
+            t0 = four_zeros()
+            t1 = four_zeros()
+            t2 = four_zeros()
+            t3 = four_zeros()
+            for d in range(begin, min(head_dim, begin + dimensions), in_row):
+                prefetch_next(keys, d // in_row, ahead)
+                key = load_four(keys + row_bytes * (d // in_row), row_bytes * (padded // in_row))
+                q = query + 4 * d
+                t0 = add(q, key, t0)
+                t1 = add(q + 4 * padded, key, t1)
+                t2 = add(q + 8 * padded, key, t2)
+                t3 = add(q + 12 * padded, key, t3)
+            put(scores, t0, scales, begin, padded)
+            put(scores + SCORES_BYTES, t1, scales, begin, padded)
+            put(scores + 2 * SCORES_BYTES, t2, scales, begin, padded)
+            put(scores + 3 * SCORES_BYTES, t3, scales, begin, padded)
+        for head in range(4):
+            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap)
+
+    return score_one, score_four
+
+
+def make_row_loads(load_cached, element_bytes):
+    """How values lie whose elements are `element_bytes` each: bytes of so many of them; loads of sixty-four
+    and of sixteen elements of a row from one on; bytes of sixty-four.
+    """
+    load_four_of = make_load_four(load_cached)
+
+    @inner
+    def row_bytes(elements):
+        return element_bytes * elements
+
+    @inner
+    def load_four(row, d):
+        return load_four_of(row + element_bytes * d, element_bytes * LANES)
+
+    @inner
+    def load_one(row, d):
+        return load_cached(row + element_bytes * d)
+
+    return row_bytes, load_four, load_one, 4 * LANES * element_bytes
+
+
+def make_add_values(rows, factors_of, add, pitch):
+    """mixed = mixed·decay + Σ factor·value for one query head, and for four that share their values.
+
+    A head's weights lie SCORES_BYTES, its state a state's bytes behind the head's before; its decay is kept
+    at byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: where the factors of
+    elements from `d` on lie, heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
+    `rows`: as `make_row_loads` gives it.
+    """
+    row_bytes, load_four, load_one, elements_bytes = rows
+    prefetch_next = make_prefetch(elements_bytes)
+
+    @inner
+    def add_one(weights, values, scales, spare, ahead, first, last, padded, state):
+        decay = load_f32(state + DECAY)
+        mixed = state + STATE_BYTES
+        whole = padded // 64 * 64
+        for d in range(0, whole, 64):
+            factors = factors_of(weights, scales, padded, d, 1, spare)
+            total = scaled_four(mixed + 4 * d, decay)
+            for i in range(first, last):
+                row = values + row_bytes(padded) * i
+                prefetch_next(row + row_bytes(d), 0, ahead)
+                total = add(factors + 4 * i, load_four(row, d), total)
+            store_four(mixed + 4 * d, total)
+        for d in range(whole, padded, LANES):
+            factors = factors_of(weights, scales, padded, d, 1, spare)
+            m = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
+            for i in range(first, last):
+                cached = load_one(values + row_bytes(padded) * i, d)
+                m = multiply_add(splat_f32(load_f32(factors + 4 * i)), cached, m)
+            store_floats(mixed + 4 * d, m)
+
+    @inner
+    def add_four(weights, values, scales, spare, ahead, first, last, padded, state):
+        """For padded head dimensions that are whole multiples of 64."""
+        step = STATE_BYTES + 4 * padded
+        for d in range(0, padded, 64):
+            factors = factors_of(weights, scales, padded, d, 4, spare)
+            mixed = state + STATE_BYTES + 4 * d
+            t0 = scaled_four(mixed, load_f32(state + DECAY))
+            t1 = scaled_four(mixed + step, load_f32(state + step + DECAY))
+            t2 = scaled_four(mixed + 2 * step, load_f32(state + 2 * step + DECAY))
+            t3 = scaled_four(mixed + 3 * step, load_f32(state + 3 * step + DECAY))
+            for i in range(first, last):
+                row = values + row_bytes(padded) * i
+                prefetch_next(row + row_bytes(d), 0, ahead)
+                value = load_four(row, d)
+                f = factors + 4 * i
+                t0 = add(f, value, t0)
+                t1 = add(f + pitch, value, t1)
+                t2 = add(f + 2 * pitch, value, t2)
+                t3 = add(f + 3 * pitch, value, t3)
+            store_four(mixed, t0)
+            store_four(mixed + step, t1)
+            store_four(mixed + 2 * step, t2)
+            store_four(mixed + 3 * step, t3)
+
+    return add_one, add_four
+
+
+@inner
+def put_sums(scores, sums, scales, begin, padded):
+    """Of elements without scales: the sums are the scores."""
+    store_four(scores, sums)
+
+
+@inner
+def weights_alone(weights, scales, padded, d, heads, spare):
+    """Of elements without scales: the weights are the factors."""
+    return weights
+
+
+@inner
+def first_of_neighbours(pages, count):
+    """The first of `count` pages if each is followed by the next in the cache, else -1."""
+    first = load_i64(pages)
+    for i in range(1, count):
+        if load_i64(pages + 8 * i) != first + i:
+            return -1
+    return first
+
+
+@inner
+def copy_words(source, target, nbytes):
+    """Whole words of eight bytes."""
+    for offset in range(0, nbytes, 8):
+        store_i64(target + offset, load_i64(source + offset))
+
+
+@inner
+def copy_pages(pages, count, source, target, nbytes):
+    """`count` pages of `nbytes`, wherever they lie in the cache, side by side."""
+    for i in range(count):
+        copy_words(source + nbytes * load_i64(pages + 8 * i), target + nbytes * i, nbytes)
+
+
+def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
+    """What query heads gather from a range of positions, for a cache of one element type.
+
+    `key_bytes`, `value_bytes`: of a head's key and value, by its padded dimensions. `scores_of`, `values_of`:
+    as `make_score_tiles` and `make_add_values` give them. `scaled`: SCALED elements of a head share a
+    float16, sixteen positions of them side by side.
+    """
+    score_one, score_four = scores_of
+    add_one, add_four = values_of
+
+    @inner
+    def gather(block, query, kv_head, begin, end, pages, states, scores, copied):
+        """Add positions begin..end to the states of the query heads that share `kv_head`.
+
+        Reads each key and value of the range once, whatever the number of heads that share them. `pages`: 0,
+        or where each sixteen positions lie; a tile of several that aren't neighbours is put together at
+        `copied`, so that its sums are the same to the last bit.
+        """
+        padded = load_i64(block + ATTENTION.padded_head)
+        head_dim = load_i64(block + ATTENTION.head_dim)
+        group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
+        scale = load_f32(block + ATTENTION.scale)
+        soft_cap = load_f32(block + ATTENTION.soft_cap)
+        step = STATE_BYTES + 4 * padded
+        # Four heads at once take 32 registers of 64 bytes.
+        together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
+        key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(padded)
+        scale_bytes = 2 * LANES * ((padded + SCALED - 1) // SCALED) if scaled else 0
+        first_page = load_i64(block + ATTENTION.context) // LANES * kv_head
+        key_cache = load_i64(block + ATTENTION.key_cache) + key_page * first_page
+        value_cache = load_i64(block + ATTENTION.value_cache) + value_page * first_page
+        key_scale_cache = load_i64(block + ATTENTION.key_scales) + scale_bytes * first_page
+        value_scale_cache = load_i64(block + ATTENTION.value_scales) + scale_bytes * first_page
+        keys_ahead = PAGES_A_TILE * key_page
+        values_ahead = PAGES_A_TILE * value_page
+        scales_ahead = PAGES_A_TILE * scale_bytes
+        spare = copied + keys_ahead + values_ahead + 2 * scales_ahead
+        for tile in range(begin // LANES * LANES, end, TILE):
+            first = max(0, begin - tile)
+            last = min(TILE, end - tile)
+            page = tile // LANES
+            count = (last + LANES - 1) // LANES
+            if pages != 0:
+                page = first_of_neighbours(pages + 8 * page, count)
+            keys = key_cache + key_page * page
+            values = value_cache + value_page * page
+            key_scales = key_scale_cache + scale_bytes * page
+            value_scales = value_scale_cache + scale_bytes * page
+            if page < 0:
+                keys, values = copied, copied + keys_ahead
+                key_scales = values + values_ahead
+                value_scales = key_scales + scales_ahead
+                wanted = pages + 8 * (tile // LANES)
+                copy_pages(wanted, count, key_cache, keys, key_page)
+                copy_pages(wanted, count, value_cache, values, value_page)
+                copy_pages(wanted, count, key_scale_cache, key_scales, scale_bytes)
+                copy_pages(wanted, count, value_scale_cache, value_scales, scale_bytes)
+            for g in range(0, together, 4):
+                q, state = query + 4 * padded * g, states + g * step
+                score_four(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                for head in range(4):
+                    weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
+                add_four(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
+            for g in range(together, group):
+                q, state = query + 4 * padded * g, states + g * step
+                score_one(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                weigh_scores(state, scores, first, last)
+                add_one(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
+
+    return gather
+
+
+def make_plain_gather(load_cached, element_bytes):
+    """Of a cache whose elements have no scales."""
+    rows = make_row_loads(load_cached, element_bytes)
+    row = element_bytes * LANES
+    scores_of = make_score_tiles(make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums)
+    values_of = make_add_values(rows, weights_alone, add_products, SCORES_BYTES)
+    return make_gather(rows[0], rows[0], scores_of, values_of)
+
+
+def make_scaled_gather(scores_of, key_bytes, value_rows):
+    """Of a cache whose elements have scales."""
+    values_of = make_add_values(value_rows, scaled_weights, add_two_groups, 2 * SCORES_BYTES)
+    return make_gather(key_bytes, value_rows[0], scores_of, values_of, scaled=True)
+
+
+gather_halves = make_plain_gather(load_halves, 2)
+gather_floats = make_plain_gather(load_floats, 4)
+rows_of_bytes = make_row_loads(load_codes, 1)
+gather_bytes = make_scaled_gather(
+    make_score_tiles(make_load_four(load_codes), LANES, SCALED, add_scaled_sums),
+    rows_of_bytes[0],
+    rows_of_bytes,
+)
+gather_nibbles = make_scaled_gather(
+    make_score_tiles(load_pairs, LANES, SCALED, add_scaled_sums, add=add_pairs, in_row=2),
+    pairs_bytes,
+    rows_of_nibbles,
+)

@@ -1,0 +1,102 @@
+"""What a cache of four bits adds to `softmax.py`: two codes out of a byte, less 8.
+
+Of a key a byte holds two neighbouring dimensions, of a value the two halves of a group. Their scales are used
+as those of bytes, see `softmax_of_bytes.py`. Heads are rotated, queries and what was gathered are in
+`attention.py`.
+"""
+
+from llvmlite import ir
+
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_unsigned_bytes, shift_right
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.four_vectors import add_products
+from edgeinfer_kernels.cpu.native.simd.lanes import (
+    F32,
+    I32,
+    LANES,
+    call,
+    constant_lanes,
+    float16x,
+    int16x,
+    operation,
+)
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
+
+GROUP_BYTES = SCALED // 2
+
+
+@operation(float16x, (int16x,))
+def low_nibble_as_float(features, builder, x):
+    """The low four bits of each lane less 8.
+
+    By a table where the processor looks sixteen lanes up at once; else as the low bits of the mantissa of
+    2²³.
+    """
+    floats = ir.VectorType(F32, LANES)
+    if "+avx512f" in features:
+        table = ir.Constant(floats, [float(code - 8) for code in range(LANES)])
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", floats, [table, x])
+    code = builder.and_(x, constant_lanes(I32, LANES, 15))
+    raised = builder.bitcast(builder.or_(code, constant_lanes(I32, LANES, 0x4B000000)), floats)
+    return builder.fsub(raised, constant_lanes(F32, LANES, 2.0**23 + 8))
+
+
+@inner
+def high_nibble_as_float(x):
+    return low_nibble_as_float(shift_right(x, 4))
+
+
+@inner
+def load_pairs(at, stride):
+    """Two dimensions of sixty-four positions: the first of all, then the second."""
+    a = load_unsigned_bytes(at)
+    b = load_unsigned_bytes(at + stride)
+    c = load_unsigned_bytes(at + 2 * stride)
+    d = load_unsigned_bytes(at + 3 * stride)
+    return (
+        low_nibble_as_float(a),
+        low_nibble_as_float(b),
+        low_nibble_as_float(c),
+        low_nibble_as_float(d),
+        high_nibble_as_float(a),
+        high_nibble_as_float(b),
+        high_nibble_as_float(c),
+        high_nibble_as_float(d),
+    )
+
+
+@inner
+def add_pairs(query, pairs, total):
+    """total + query·key of two dimensions."""
+    total = add_products(query, pairs[:4], total)
+    return add_products(query + 4, pairs[4:], total)
+
+
+@inner
+def pairs_bytes(dimensions):
+    """Bytes of a key."""
+    return dimensions // 2
+
+
+@inner
+def groups_bytes(dimensions):
+    """Bytes of a value: whole groups."""
+    return (dimensions + SCALED - 1) // SCALED * GROUP_BYTES
+
+
+@inner
+def load_two_groups(row, d):
+    """Sixty-four elements of a value from `d` on."""
+    a = load_unsigned_bytes(row + groups_bytes(d))
+    b = load_unsigned_bytes(row + groups_bytes(d) + GROUP_BYTES)
+    return low_nibble_as_float(a), high_nibble_as_float(a), low_nibble_as_float(b), high_nibble_as_float(b)
+
+
+@inner
+def load_half_a_group(row, d):
+    """Sixteen elements of a value from `d` on."""
+    codes = load_unsigned_bytes(row + d // SCALED * GROUP_BYTES)
+    return low_nibble_as_float(codes) if d % SCALED == 0 else high_nibble_as_float(codes)
+
+
+rows_of_nibbles = groups_bytes, load_two_groups, load_half_a_group, 2 * GROUP_BYTES

@@ -1,0 +1,99 @@
+"""What a cache in bytes adds to `softmax.py`: the float16 that SCALED elements of a head share.
+
+A page of sixteen positions has its scales side by side, group of elements by group. Keys' scales multiply
+sums over a group, values' the weights of their positions, so that bytes are widened in registers only and
+memory is read once.
+"""
+
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_signed_bytes, to_float
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    load_halves,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.four_vectors import four_zeros, make_load_four, store_four
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, prefetch
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, POSITIONS_A_TILE, SCALED, SCORES_BYTES
+
+LANES = 16
+PAGES_A_TILE = POSITIONS_A_TILE // LANES
+GROUP_SCALES = 2 * LANES
+"""Bytes of a page's scales of one group."""
+
+
+@inner
+def load_codes(at):
+    """Sixteen bytes as float32, without their scale."""
+    return to_float(load_signed_bytes(at))
+
+
+load_four_scales = make_load_four(load_halves)
+
+
+@inner
+def scale_page(padded):
+    """Bytes of a page's scales."""
+    return GROUP_SCALES * ((padded + SCALED - 1) // SCALED)
+
+
+@inner
+def prefetch_scales(scales, padded):
+    """Ask for the scales of the next tile."""
+    nbytes = PAGES_A_TILE * scale_page(padded)
+    for line in range(0, nbytes, CACHE_LINE):
+        prefetch(scales + nbytes + line)
+
+
+@inner
+def add_scaled_sums(scores, sums, scales, begin, padded):
+    """scores += scale · sum for 64 positions, beginning with 0; as `make_score_tiles` puts them."""
+    if begin == 0:
+        prefetch_scales(scales, padded)
+        store_four(scores, four_zeros())
+    s = load_four_scales(scales + GROUP_SCALES * (begin // SCALED), scale_page(padded))
+    store_floats(scores, multiply_add(s[0], sums[0], load_floats(scores)))
+    store_floats(scores + 64, multiply_add(s[1], sums[1], load_floats(scores + 64)))
+    store_floats(scores + 128, multiply_add(s[2], sums[2], load_floats(scores + 128)))
+    store_floats(scores + 192, multiply_add(s[3], sums[3], load_floats(scores + 192)))
+
+
+@inner
+def scale_group(weights, scales, pitch, out):
+    """out = weight · scale of a group of elements, for 64 positions."""
+    s = load_four_scales(scales, pitch)
+    store_floats(out, multiply(s[0], load_floats(weights)))
+    store_floats(out + 64, multiply(s[1], load_floats(weights + 64)))
+    store_floats(out + 128, multiply(s[2], load_floats(weights + 128)))
+    store_floats(out + 192, multiply(s[3], load_floats(weights + 192)))
+
+
+@inner
+def scaled_weights(weights, scales, padded, d, heads, spare):
+    """Factors of the elements from `d` on: those of their group and, SCORES_BYTES behind, of the next one if
+    there is one; as `make_add_values` wants them.
+    """
+    if d == 0:
+        prefetch_scales(scales, padded)
+    at, pitch = scales + GROUP_SCALES * (d // SCALED), scale_page(padded)
+    for head in range(heads):
+        own, out = weights + SCORES_BYTES * head, spare + 2 * SCORES_BYTES * head
+        scale_group(own, at, pitch, out)
+        if d + SCALED < padded:
+            scale_group(own, at + GROUP_SCALES, pitch, out + SCORES_BYTES)
+    return spare
+
+
+@inner
+def add_two_groups(factors, x, total):
+    """total + factor·x; the first half of x has one factor, the second another."""
+    low, high = splat_f32(load_f32(factors)), splat_f32(load_f32(factors + SCORES_BYTES))
+    return (
+        multiply_add(low, x[0], total[0]),
+        multiply_add(low, x[1], total[1]),
+        multiply_add(high, x[2], total[2]),
+        multiply_add(high, x[3], total[3]),
+    )

@@ -1,0 +1,272 @@
+"""A loop of guesses in one run of a team: a token's embedding, all layers, the head, the next token, and on.
+
+Nothing of Python runs between two guesses. `GUESSING` names what a loop reads and writes. Thread 0 chooses a
+token and prepares the next turn while the others wait: that is a few thousand numbers.
+"""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet, next_item, run_program
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    lanes_max,
+    lanes_sum,
+    load_floats,
+    maximum,
+    multiply,
+    positive_lanes,
+    splat_f32,
+    store_floats,
+    subtract,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_f32, store_i64, trailing_zeros
+from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
+from edgeinfer_kernels.cpu.runtime.abi import (
+    CALL,
+    EMBED,
+    GUESS_CALL_BYTES,
+    GUESSING,
+    LOGITS_A_PART,
+    MOST_CANDIDATES,
+    PART_BYTES,
+)
+
+LANES = 16
+ALL_LANES = (1 << LANES) - 1
+LEAST, MOST = np.float32(-1e30), np.float32(1e30)
+"""Logits beyond these are no numbers to choose by."""
+NEARER = np.float32(0.75)
+"""What is left of how far candidates may lie below the best one, when they are too many."""
+NEAREST = np.float32(1e-3)
+
+exports = Exports()
+
+
+@inner
+def exponential_of(value):
+    """eˣ of one float32, as `exponential` has it."""
+    return lanes_max(exponential(splat_f32(value)))
+
+
+@inner
+def go_on(block, ids):
+    """Calls for the one token at `ids`, behind those that have been read."""
+    calls = load_i64(block + GUESSING.calls)
+    for i in range(load_i64(block + GUESSING.call_count)):
+        call = load_i64(calls + GUESS_CALL_BYTES * i)
+        rope_bytes = load_i64(calls + GUESS_CALL_BYTES * i + 8)
+        read = load_i64(call + CALL.tokens)
+        store_i64(call + CALL.start, load_i64(call + CALL.start) + read)
+        store_i64(call + CALL.rope, load_i64(call + CALL.rope) + read * rope_bytes)
+        store_i64(call + CALL.tokens, 1)
+    store_i64(load_i64(block + GUESSING.head_call) + CALL.x, load_i64(block + GUESSING.x))
+    store_i64(load_i64(block + GUESSING.embed) + EMBED.ids, ids)
+
+
+@inner
+def best_of(logits, end, part):
+    """The largest of `end` logits, a whole number of lanes, its place, and the sum of exponentials below it,
+    to `part`.
+    """
+    largest = load_floats(logits)
+    for i in range(LANES, end, LANES):
+        largest = maximum(largest, load_floats(logits + 4 * i))
+    top = lanes_max(largest)
+    place = 0
+    found = False
+    total = splat_f32(np.float32(0))
+    for i in range(0, end, LANES):
+        below = subtract(splat_f32(top), load_floats(logits + 4 * i))
+        if not found:
+            equal = ALL_LANES ^ positive_lanes(below)
+            if equal != 0:
+                place = i + trailing_zeros(equal)
+                found = True
+        total = add(total, exponential(subtract(splat_f32(np.float32(0)), below)))
+    store_f32(part, top)
+    store_f32(part + 4, lanes_sum(total))
+    store_i64(part + 8, place)
+
+
+@inner
+def weigh_parts(team, counter, block):
+    """Phase: scaled logits, and `best_of` of every part of them. What can't be chosen is put below all."""
+    choices = load_i64(block + GUESSING.choices)
+    scale = load_f32(block + GUESSING.logit_scale)
+    logits = load_i64(block + GUESSING.logits)
+    while True:
+        item = next_item(team, counter)
+        first = item * LOGITS_A_PART
+        if first >= choices:
+            break
+        count = min(LOGITS_A_PART, choices - first)
+        end = (count + LANES - 1) // LANES * LANES
+        at = logits + 4 * first
+        for i in range(count, end):
+            store_f32(at + 4 * i, LEAST)
+        if scale != np.float32(1):
+            for i in range(0, end, LANES):
+                store_floats(at + 4 * i, multiply(load_floats(at + 4 * i), splat_f32(scale)))
+        best_of(at, end, load_i64(block + GUESSING.parts) + PART_BYTES * item)
+
+
+@inner
+def best_of_parts(block):
+    """(logit, token, softmax) of the best token, the first of equals."""
+    parts = load_i64(block + GUESSING.parts)
+    count = (load_i64(block + GUESSING.choices) + LOGITS_A_PART - 1) // LOGITS_A_PART
+    top = load_f32(parts)
+    token = load_i64(parts + 8)
+    for part in range(1, count):
+        found = load_f32(parts + PART_BYTES * part)
+        if found > top:
+            top = found
+            token = LOGITS_A_PART * part + load_i64(parts + PART_BYTES * part + 8)
+    total = np.float32(0)
+    for part in range(count):
+        at = parts + PART_BYTES * part
+        total += load_f32(at + 4) * exponential_of(load_f32(at) - top)
+    return top, token, np.float32(1) / total
+
+
+@inner
+def gather(block, least, ids, weights):
+    """Tokens whose logit is `least` or more to `ids`, rising, their logits to `weights`; how many there are,
+    one more than MOST_CANDIDATES if they are more.
+    """
+    parts = load_i64(block + GUESSING.parts)
+    choices = load_i64(block + GUESSING.choices)
+    logits = load_i64(block + GUESSING.logits)
+    count = 0
+    for part in range((choices + LOGITS_A_PART - 1) // LOGITS_A_PART):
+        if load_f32(parts + PART_BYTES * part) < least:
+            continue
+        for i in range(part * LOGITS_A_PART, min(choices, (part + 1) * LOGITS_A_PART), LANES):
+            taken = ALL_LANES ^ positive_lanes(subtract(splat_f32(least), load_floats(logits + 4 * i)))
+            while taken != 0:
+                token = i + trailing_zeros(taken)
+                taken &= taken - 1
+                if token < choices:
+                    if count == MOST_CANDIDATES:
+                        return count + 1
+                    store_i64(ids + 8 * count, token)
+                    store_f32(weights + 4 * count, load_f32(logits + 4 * token))
+                    count += 1
+    return count
+
+
+@inner
+def cut_off(block, top, weights, count, sorted_logits):
+    """The least logit that top-k and then top-p leave of `count` logits."""
+    for i in range(count):
+        value = load_f32(weights + 4 * i)
+        place = i
+        while place > 0 and load_f32(sorted_logits + 4 * (place - 1)) < value:
+            store_f32(sorted_logits + 4 * place, load_f32(sorted_logits + 4 * (place - 1)))
+            place -= 1
+        store_f32(sorted_logits + 4 * place, value)
+    top_k = load_i64(block + GUESSING.top_k)
+    kept = min(count, top_k) if top_k > 0 else count
+    total = np.float32(0)
+    for i in range(kept):
+        total += exponential_of(load_f32(sorted_logits + 4 * i) - top)
+    wanted = load_f32(block + GUESSING.top_p) * total
+    reached = np.float32(0)
+    last = 0
+    for i in range(kept):
+        if reached < wanted:
+            reached += exponential_of(load_f32(sorted_logits + 4 * i) - top)
+            last = i
+    return load_f32(sorted_logits + 4 * last)
+
+
+@inner
+def candidates(block, top, step):
+    """The candidates of a guess and their weights e^((logit - best)/temperature); (count, sum of weights)."""
+    ids = load_i64(block + GUESSING.candidates) + 8 * MOST_CANDIDATES * step
+    weights = load_i64(block + GUESSING.weights) + 4 * MOST_CANDIDATES * step
+    reach = load_f32(block + GUESSING.reach)
+    count = gather(block, top - reach, ids, weights)
+    while count > MOST_CANDIDATES and reach > NEAREST:
+        reach *= NEARER
+        count = gather(block, top - reach, ids, weights)
+    count = min(count, MOST_CANDIDATES)
+    least = cut_off(block, top, weights, count, load_i64(block + GUESSING.sorted_logits))
+    temperature = load_f32(block + GUESSING.temperature)
+    kept = 0
+    total = np.float32(0)
+    for i in range(count):
+        logit = load_f32(weights + 4 * i)
+        if logit >= least:
+            weight = exponential_of((logit - top) / temperature)
+            store_i64(ids + 8 * kept, load_i64(ids + 8 * i))
+            store_f32(weights + 4 * kept, weight)
+            total += weight
+            kept += 1
+    return kept, total
+
+
+@inner
+def drawn(block, step, count, total):
+    """(token, weight): one of the candidates, by the number from 0 to 1 that was handed in."""
+    ids = load_i64(block + GUESSING.candidates) + 8 * MOST_CANDIDATES * step
+    weights = load_i64(block + GUESSING.weights) + 4 * MOST_CANDIDATES * step
+    wanted = load_f32(load_i64(block + GUESSING.numbers) + 4 * step) * total
+    place = 0
+    reached = load_f32(weights)
+    while place < count - 1 and reached <= wanted:
+        place += 1
+        reached += load_f32(weights + 4 * place)
+    return load_i64(ids + 8 * place), load_f32(weights + 4 * place)
+
+
+@inner
+def take_guess(block, step):
+    """The next token, and all that the turn behind it reads; or the end of the loop."""
+    top, token, chance = best_of_parts(block)
+    store_i64(block + GUESSING.going, 0)
+    store_i64(block + GUESSING.passes, step + 1)
+    if not (LEAST < top < MOST and chance > np.float32(0)):  # a NaN among the logits is in the sum
+        return
+    if load_f32(block + GUESSING.temperature) > np.float32(0):
+        count, total = candidates(block, top, step)
+        store_i64(load_i64(block + GUESSING.candidate_counts) + 8 * step, count)
+        if count > 1:
+            chance = np.float32(1) / total
+        if load_i64(block + GUESSING.numbers) != 0:
+            token, weight = drawn(block, step, count, total)
+            if count > 1:
+                chance = weight / total
+    reached = load_f32(block + GUESSING.reached) * chance
+    store_f32(block + GUESSING.reached, reached)
+    if reached < load_f32(load_i64(block + GUESSING.least) + 4 * step):
+        return
+    ids = load_i64(block + GUESSING.ids) + 8 * step
+    store_i64(ids, token)
+    store_f32(load_i64(block + GUESSING.chances) + 4 * step, chance)
+    store_i64(block + GUESSING.count, step + 1)
+    worthwhile = reached >= load_f32(load_i64(block + GUESSING.further) + 4 * step)
+    if worthwhile and step + 1 < load_i64(block + GUESSING.most):
+        go_on(block, ids)
+        store_i64(block + GUESSING.going, 1)
+
+
+@exports.add("guess_tokens", 4)
+def guess_tokens(block, call, team, thread):
+    """Read the tokens that EMBED and the calls name, then guess and read on: `most` tokens, or fewer where
+    the next is not likely enough to be reached.
+
+    Reads the weights of all layers and of the head once for every guess.
+    """
+    step = 0
+    going = load_i64(block + GUESSING.going)
+    while going != 0:
+        run_program(load_i64(block + GUESSING.program), load_i64(block + GUESSING.steps), team, thread)
+        weigh_parts(team, 0, block)
+        meet(team, True, 0, 0)
+        if thread == 0:
+            take_guess(block, step)
+        meet(team, True, 0, 0)
+        going = load_i64(block + GUESSING.going)
+        step += 1

@@ -1,0 +1,161 @@
+"""The feed-forward block and the output head."""
+
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_residual,
+    chunks_by,
+    first_row,
+    first_weights,
+    multiply_input,
+    next_piece,
+    normalise_and_quantise,
+    project,
+)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, store_floats
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
+from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
+from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATIONS_A_BLOCK,
+    CALL,
+    FEED_FORWARD,
+    HEAD,
+    INPUT,
+    MATRIX,
+    STEP_TOKENS,
+    TEAM,
+)
+
+exports = Exports()
+
+
+@inner
+def biased(row, matrix, i):
+    """Sixteen values of a projected row, with the matrix's bias."""
+    value = load_floats(row + 4 * i)
+    bias = load_i64(matrix + MATRIX.bias)
+    if bias != 0:
+        value = add(value, load_floats(bias + 4 * i))
+    return value
+
+
+@inner
+def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last):
+    """Columns first..last of a token's up row in place: activation(gate)·up, or activation(up) if ungated;
+    as W_down reads it.
+    """
+    for i in range(first, last, 16):
+        value = biased(up, up_matrix, i)
+        if gate_matrix != 0:
+            value = activate_gated(code, biased(gate, gate_matrix, i), value)
+        else:
+            value = activate(code, value)
+        store_floats(up + 4 * i, value)
+    write_activations(up, hidden, token, tokens, first, last)
+
+
+@inner
+def activate_and_quantise(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
+    """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
+    columns = load_i64(hidden + INPUT.columns)
+    stride = load_i64(hidden + INPUT.float_stride)
+    while True:
+        token, first, last = next_piece(team, counter, columns)
+        if token >= tokens:
+            break
+        up = load_i64(hidden + INPUT.floats) + token * stride
+        gate = gate_rows + token * stride
+        activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
+
+
+@inner
+def project_activated(team, counter, thread, block, tokens, scratch):
+    """Phase: from the normed x to the hidden rows as W_down reads them. Who has computed a chunk of gate and
+    up goes on with it at once: no barrier, and it is still in the near cache.
+    """
+    normed = load_i64(block + FEED_FORWARD.normed)
+    hidden = load_i64(block + FEED_FORWARD.hidden)
+    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    gate = load_i64(block + FEED_FORWARD.gate)
+    up = load_i64(hidden + INPUT.floats)
+    stride = load_i64(hidden + INPUT.float_stride)
+    code = load_i64(block + FEED_FORWARD.activation)
+    rows = load_i64(up_matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
+    chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_A_BLOCK)
+    item = thread
+    while item < threads * chunks:
+        first = first_row(item, threads, chunk, chunks)
+        if first < rows:
+            last = min(rows, first + chunk)
+            if gate_matrix != 0:
+                multiply_input(gate_matrix, normed, first, last, tokens, gate, stride, scratch)
+            multiply_input(up_matrix, normed, first, last, tokens, up, stride, scratch)
+            for token in range(tokens):
+                at = token * stride
+                activate_piece(
+                    code, gate_matrix, up_matrix, gate + at, up + at, hidden, token, tokens, first, last
+                )
+        item = threads + next_item(team, counter)
+
+
+@exports.add("feed_forward_block", 4)
+def feed_forward_block(block, call, team, thread):
+    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
+    tokens = load_i64(call + CALL.tokens)
+    scratch = load_i64(block + FEED_FORWARD.scratch)
+    scratch += thread * load_i64(block + FEED_FORWARD.scratch_stride)
+    normed = load_i64(block + FEED_FORWARD.normed)
+    hidden = load_i64(block + FEED_FORWARD.hidden)
+    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
+    hidden_stride = load_i64(hidden + INPUT.float_stride)
+    down = load_i64(block + FEED_FORWARD.down_matrix)
+    projected = load_i64(block + FEED_FORWARD.projected)
+    stride = load_i64(block + FEED_FORWARD.projected_stride)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + FEED_FORWARD.norm), normed)
+    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
+    ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix != 0 else up_matrix)
+    barrier_asking(team, ahead, end)
+    gate = load_i64(block + FEED_FORWARD.gate)
+    code = load_i64(block + FEED_FORWARD.activation)
+    ahead, end = first_weights(team, thread, tokens, down)
+    if tokens <= STEP_TOKENS:
+        project_activated(team, 1, thread, block, tokens, scratch)
+    else:
+        if gate_matrix != 0:
+            project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
+        up = load_i64(hidden + INPUT.floats)
+        project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
+        ahead = barrier_asking(team, ahead, end)
+        activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
+    barrier_asking(team, ahead, end)
+    project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
+    barrier_between(team)
+    scale = load_f32(block + FEED_FORWARD.residual_scale)
+    post_norm = load_i64(block + FEED_FORWARD.post_norm)
+    add_residual(team, 5, thread, call, down, projected, stride, post_norm, scale)
+
+
+@exports.add("head_block", 4)
+def head_block(block, call, team, thread):
+    """logits = W_output · norm(x) for the tokens of `call`."""
+    scratch = load_i64(block + HEAD.scratch) + thread * load_i64(block + HEAD.scratch_stride)
+    normed = load_i64(block + HEAD.normed)
+    tokens = load_i64(call + CALL.tokens)
+    matrix = load_i64(block + HEAD.matrix)
+    normalise_and_quantise(team, 0, thread, call, load_i64(block + HEAD.norm), normed)
+    ahead, end = first_weights(team, thread, tokens, matrix)
+    barrier_asking(team, ahead, end)
+    project(
+        team,
+        1,
+        thread,
+        tokens,
+        matrix,
+        normed,
+        load_i64(block + HEAD.logits),
+        load_i64(block + HEAD.logits_stride),
+        scratch,
+    )

@@ -1,0 +1,199 @@
+"""The phases that attention and feed-forward share: norm, quantise, project, add to the residual.
+
+Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands
+between a phase and the next that reads what it wrote.
+"""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item, next_token
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    load_floats,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
+from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
+from edgeinfer_kernels.cpu.runtime.abi import CALL, INPUT, MATRIX, NORM, TEAM
+
+COLUMNS_A_PIECE = 512
+ROW_CHUNKS_A_THREAD = 8
+ROWS_A_PAIR = 2 * ROWS_A_GROUP
+"""Several tokens' kernels work on two groups of rows together."""
+ASKED_BYTES = 128 << 10
+"""Most weights that a thread asks for while it waits for others: they stay in a second-level cache."""
+
+
+@inner
+def normalise(norm, x, out):
+    """One row through the norm `norm`; float32, padded with zeros to 16."""
+    kind = load_i64(norm + NORM.kind)
+    width = load_i64(norm + NORM.width)
+    padded = load_i64(norm + NORM.padded)
+    weight = load_i64(norm + NORM.weight)
+    epsilon = load_f32(norm + NORM.epsilon)
+    if kind == 1:
+        rms_norm(x, weight, out, width, padded, epsilon)
+    elif kind == 2:
+        layer_norm(x, weight, load_i64(norm + NORM.bias), out, width, padded, epsilon)
+    else:
+        for i in range(0, padded, 16):
+            store_floats(out + 4 * i, load_floats(x + 4 * i))
+
+
+@inner
+def normalise_and_quantise(team, counter, thread, call, norm, target):
+    """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
+    tokens = load_i64(call + CALL.tokens)
+    columns = load_i64(target + INPUT.columns)
+    token = thread
+    while token < tokens:
+        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        normalise(norm, x, row)
+        write_activations(row, target, token, tokens, 0, columns)
+        token = next_token(team, counter, tokens, token)
+
+
+@inner
+def next_piece(team, counter, columns):
+    """(row, first, last): the next piece to work on of rows of `columns`, COLUMNS_A_PIECE of them at most."""
+    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    item = next_item(team, counter)
+    row = item // pieces
+    first = (item - row * pieces) * COLUMNS_A_PIECE
+    return row, first, min(columns, first + COLUMNS_A_PIECE)
+
+
+@inner
+def operands(matrix, source):
+    """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
+    if load_i64(matrix + MATRIX.quantised) != 0:
+        return load_i64(source + INPUT.quantised), load_i64(source + INPUT.quantised_stride)
+    return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
+
+
+@inner
+def kernel_for(matrix, source, tokens):
+    """The kernel that multiplies a matrix with so many rows of `source`."""
+    if load_i64(matrix + MATRIX.quantised) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
+        return load_i64(matrix + MATRIX.tile_kernel)
+    return load_i64(matrix + MATRIX.kernel)
+
+
+@inner
+def quantise_input(team, counter, call, target):
+    """Phase: the float rows of `target` as matrices want them, in pieces."""
+    if load_i64(target + INPUT.quantised) == 0:
+        return
+    tokens = load_i64(call + CALL.tokens)
+    columns = load_i64(target + INPUT.columns)
+    while True:
+        token, first, last = next_piece(team, counter, columns)
+        if token >= tokens:
+            break
+        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        write_activations(row, target, token, tokens, first, last)
+
+
+@inner
+def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
+    """out[t] = rows first…last of a MATRIX · the activations of token t, by one of its kernels."""
+    weights = load_i64(matrix + MATRIX.weights)
+    columns = load_i64(matrix + MATRIX.columns)
+    call_pointer_10(
+        kernel, weights, columns, first, last, activations, stride, tokens, out, out_stride, scratch
+    )
+
+
+@inner
+def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch):
+    """out[t] = rows first…last of a MATRIX · row t of the INPUT `source`."""
+    kernel = kernel_for(matrix, source, tokens)
+    activations, stride = operands(matrix, source)
+    multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
+
+
+@inner
+def chunks_of(team, matrix, tokens):
+    """(rows of a chunk, chunks of a stream): a matrix is cut into a stream of chunks for each thread."""
+    return chunks_by(team, matrix, ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP)
+
+
+@inner
+def chunks_by(team, matrix, step):
+    """As `chunks_of`, chunks being a multiple of `step` rows."""
+    rows = load_i64(matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
+    chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
+    chunks = (rows + chunk - 1) // chunk
+    return chunk, (chunks + threads - 1) // threads
+
+
+@inner
+def first_row(item, threads, chunk, chunks):
+    """Of the chunk that is handed out as `item`: the threads' streams take turns, each going down its own."""
+    return (item % threads * chunks + item // threads) * chunk
+
+
+@inner
+def project(team, counter, thread, tokens, matrix, source, out, out_stride, scratch):
+    """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias.
+
+    A thread begins with the first chunk of its own stream and goes on where the fewest chunks are done: down
+    its stream while all are equally fast, so that what a kernel asks for behind its chunk comes to use.
+    """
+    rows = load_i64(matrix + MATRIX.rows)
+    threads = load_i64(team + TEAM.threads)
+    kernel = kernel_for(matrix, source, tokens)
+    activations, stride = operands(matrix, source)
+    chunk, chunks = chunks_of(team, matrix, tokens)
+    item = thread
+    while item < threads * chunks:
+        first = first_row(item, threads, chunk, chunks)
+        if first < rows:
+            last = min(rows, first + chunk)
+            multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
+        item = threads + next_item(team, counter)
+
+
+@inner
+def first_weights(team, thread, tokens, matrix):
+    """(address, end): the weights that a thread of `project` begins with, ASKED_BYTES of them at most."""
+    rows = load_i64(matrix + MATRIX.rows)
+    chunk, chunks = chunks_of(team, matrix, tokens)
+    first = min(rows, thread * chunks * chunk)
+    groups = (min(rows, first + chunk) - first + ROWS_A_GROUP - 1) // ROWS_A_GROUP
+    group_bytes = load_i64(matrix + MATRIX.group_bytes)
+    at = load_i64(matrix + MATRIX.weights) + first // ROWS_A_GROUP * group_bytes
+    return at, at + min(ASKED_BYTES, groups * group_bytes)
+
+
+@inner
+def add_bias(row, bias, columns):
+    """row += bias over `columns` rounded up to 16; both are padded."""
+    if bias != 0:
+        for i in range(0, columns, 16):
+            store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(bias + 4 * i)))
+
+
+@inner
+def add_residual(team, counter, thread, call, matrix, projected, stride, post_norm, scale):
+    """Phase: x += scale · norm(projected + bias)."""
+    tokens = load_i64(call + CALL.tokens)
+    token = thread
+    while token < tokens:
+        row = projected + token * stride
+        add_bias(row, load_i64(matrix + MATRIX.bias), load_i64(matrix + MATRIX.rows))
+        if load_i64(post_norm + NORM.kind) != 0:
+            normalise(post_norm, row, row)
+        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        factor = splat_f32(np.float32(scale))
+        for i in range(0, load_i64(post_norm + NORM.padded), 16):
+            store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
+        token = next_token(team, counter, tokens, token)

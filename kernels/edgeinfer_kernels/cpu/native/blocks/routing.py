@@ -1,0 +1,199 @@
+"""From a router's scores to experts, their weights, and which rows their activations take."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import add, lanes_max, load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    load_f32,
+    load_i64,
+    load_u8,
+    store_f32,
+    store_i8,
+    store_i64,
+)
+from edgeinfer_kernels.cpu.native.simd.vector_math import exponential, sigmoid
+from edgeinfer_kernels.cpu.runtime.abi import (
+    CALL,
+    ELSEWHERE,
+    EXPERTS,
+    GATING_CODES,
+    INPUT,
+    LEAST_WEIGHT_SUM,
+    MATRIX,
+)
+
+SOFTMAX, SIGMOID = GATING_CODES["softmax"], GATING_CODES["sigmoid"]
+LEAST_SUM = np.float32(LEAST_WEIGHT_SUM)
+ENTRY_BYTES = 24
+"""Of an expert in use: (expert, first row, pairs), behind their number."""
+
+
+@inner
+def active_count(block):
+    """Experts that any token of the step uses."""
+    return load_i64(load_i64(block + EXPERTS.active))
+
+
+@inner
+def entry_at(block, index):
+    """Address of an expert in use."""
+    return load_i64(block + EXPERTS.active) + 8 + ENTRY_BYTES * index
+
+
+@inner
+def take_best(scores, count, used, ids, weights, taken):
+    """The `used` largest scores, largest first, and among equals the lower expert; NaN counts as largest, so
+    that it reaches the result. `taken` is scratch.
+    """
+    for expert in range(count):
+        store_i8(taken + expert, 0)
+    for slot in range(used):
+        best = -1
+        best_score = np.float32(0)
+        for expert in range(count):
+            if load_u8(taken + expert) == 0:
+                score = load_f32(scores + 4 * expert)
+                is_first_nan = score != score and best_score == best_score
+                if best < 0 or score > best_score or is_first_nan:
+                    best = expert
+                    best_score = score
+        store_i8(taken + best, 1)
+        store_i64(ids + 8 * slot, best)
+        store_f32(weights + 4 * slot, best_score)
+
+
+@inner
+def sum_of_exponentials(scores, count, top):
+    """Σ e^(score - top)."""
+    total = np.float32(0)
+    for i in range(count):
+        total += lanes_max(exponential(splat_f32(load_f32(scores + 4 * i) - top)))
+    return total
+
+
+@inner
+def weigh(block, scores, weights):
+    """The chosen scores in `weights` become their experts' weights."""
+    used = load_i64(block + EXPERTS.used)
+    gating = load_i64(block + EXPERTS.gating)
+    top = load_f32(weights)
+    total = np.float32(1)
+    if gating == SOFTMAX:
+        total = sum_of_exponentials(scores, load_i64(block + EXPERTS.count), top)
+    elif gating != SIGMOID:
+        total = sum_of_exponentials(weights, used, top)
+    whole = np.float32(0)
+    for slot in range(used):
+        score = load_f32(weights + 4 * slot)
+        if gating == SIGMOID:
+            weight = lanes_max(sigmoid(splat_f32(score)))
+        else:
+            weight = lanes_max(exponential(splat_f32(score - top))) / total
+        store_f32(weights + 4 * slot, weight)
+        whole += weight
+    scale = load_f32(block + EXPERTS.weight_scale)
+    if load_i64(block + EXPERTS.normalised) != 0:
+        scale /= max(whole, LEAST_SUM)
+    for slot in range(used):
+        store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
+
+
+@inner
+def choose(team, counter, block, call, scratch):
+    """Phase: every token's experts and their weights."""
+    used = load_i64(block + EXPERTS.used)
+    count = load_i64(block + EXPERTS.count)
+    bias = load_i64(load_i64(block + EXPERTS.router) + MATRIX.bias)
+    while True:
+        token = next_item(team, counter)
+        if token >= load_i64(call + CALL.tokens):
+            break
+        scores = load_i64(block + EXPERTS.scores) + token * load_i64(block + EXPERTS.scores_stride)
+        if bias != 0:
+            for i in range(0, count, 16):
+                store_floats(scores + 4 * i, add(load_floats(scores + 4 * i), load_floats(bias + 4 * i)))
+        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
+        weights = load_i64(block + EXPERTS.weights) + 4 * used * token
+        take_best(scores, count, used, ids, weights, scratch)
+        weigh(block, scores, weights)
+
+
+@inner
+def rows_taken(block, pairs):
+    """Rows that an expert's pairs take: begun tiles where they become tiles."""
+    first = load_i64(load_i64(block + EXPERTS.gathered) + INPUT.tile_tokens)
+    then = load_i64(load_i64(block + EXPERTS.hidden) + INPUT.tile_tokens)
+    if pairs >= min(first, then):
+        return (pairs + 15) // 16 * 16
+    return pairs
+
+
+@inner
+def list_experts(block, pairs_of):
+    """Fill `active` from how many pairs each expert has; then `pairs_of` is each one's entry."""
+    active = 0
+    row = 0
+    for expert in range(load_i64(block + EXPERTS.count)):
+        pairs = load_i64(pairs_of + 8 * expert)
+        if pairs > 0:
+            entry = entry_at(block, active)
+            store_i64(entry, expert)
+            store_i64(entry + 8, row)
+            store_i64(entry + 16, 0)
+            store_i64(pairs_of + 8 * expert, active)
+            active += 1
+            row += rows_taken(block, pairs)
+    store_i64(load_i64(block + EXPERTS.active), active)
+
+
+@inner
+def count_pairs(block, seen, here):
+    """Add to what the block tells of how often its experts were asked for."""
+    store_i64(block + EXPERTS.pairs_seen, load_i64(block + EXPERTS.pairs_seen) + seen)
+    store_i64(block + EXPERTS.pairs_here, load_i64(block + EXPERTS.pairs_here) + here)
+
+
+@inner
+def count_asked(block, expert):
+    """One more for an expert, wherever it is, if somebody wants to know."""
+    asked = load_i64(block + EXPERTS.asked)
+    if asked != 0:
+        count = asked + 8 * (expert if expert >= 0 else ELSEWHERE - expert)
+        store_i64(count, load_i64(count) + 1)
+
+
+@inner
+def sort_by_expert(block, tokens, scratch):
+    """Rows for all pairs, those of an expert together, in the order of the tokens; -1 for an expert (below 0)
+    that isn't here.
+    """
+    used = load_i64(block + EXPERTS.used)
+    here = 0
+    for expert in range(load_i64(block + EXPERTS.count)):
+        store_i64(scratch + 8 * expert, 0)
+    for token in range(tokens):
+        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
+        for slot in range(used):
+            expert = load_i64(ids + 8 * slot)
+            count_asked(block, expert)
+            if expert >= 0:
+                store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
+                here += 1
+    count_pairs(block, tokens * used, here)
+    list_experts(block, scratch)
+    for token in range(tokens):
+        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
+        for slot in range(used):
+            pair = 8 * (token * used + slot)
+            expert = load_i64(ids + 8 * slot)
+            if expert < 0:
+                store_i64(load_i64(block + EXPERTS.places) + pair, -1)
+                continue
+            index = load_i64(scratch + 8 * expert)
+            entry = entry_at(block, index)
+            pairs = load_i64(entry + 16)
+            store_i64(load_i64(block + EXPERTS.entries) + pair, index)
+            store_i64(load_i64(block + EXPERTS.places) + pair, load_i64(entry + 8) + pairs)
+            store_i64(entry + 16, pairs + 1)

@@ -1,0 +1,198 @@
+"""Threads that run one function together: start, barrier, rest.
+
+A team lives in a block of int64 (`TEAM` names the fields). `team_run` hands a function to all threads and
+works as thread 0 itself; `run_program` on all threads does a whole list of functions, one after the other,
+in one such run. Waiting threads spin; when that has lasted they let other programs run (`yield_function`); a
+thread that still waits, at a barrier or for work, rests in the kernel, where it costs nothing and leaves its
+processor to whom it waits for: on a futex where there is one, else in short sleeps. Nothing of this passes
+through Python, so a Ctrl-C can't fall between.
+"""
+
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_pointer_0,
+    call_pointer_1,
+    call_pointer_4,
+    call_pointer_6,
+    load_i64,
+    prefetch,
+    spin_pause,
+    store_i64,
+)
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, PROGRAM_STEP_BYTES, STEP_TOKENS, TEAM, WORK_COUNTERS
+
+SPINS_BEFORE_YIELD = 500
+"""Longer than most waits at a barrier. Spinning on would keep whom it waits for off this processor: with
+other programs busy, 4000 spins were measured to decode at half the speed of 1000 and fewer.
+"""
+YIELDS_BEFORE_REST = 500
+"""Longer than what Python does between two tokens."""
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of this process only
+
+exports = Exports()
+
+
+@inner
+def wait_a_little(team, spins):
+    """One turn of a waiting loop."""
+    if spins > SPINS_BEFORE_YIELD:
+        call_pointer_0(load_i64(team + TEAM.yield_function))
+    else:
+        spin_pause()
+
+
+@inner
+def rest(team, word, seen, resting):
+    """Sleep until `word` is no longer `seen`, or for a moment; `resting` counts those who do."""
+    futex = load_i64(team + TEAM.futex)
+    atomic_add(resting, 1)
+    if futex != 0:
+        call_pointer_6(load_i64(team + TEAM.syscall_function), futex, word, FUTEX_WAIT, seen, 0, 0)
+    elif atomic_load(word) == seen:
+        call_pointer_1(load_i64(team + TEAM.sleep_function), load_i64(team + TEAM.sleep_argument))
+    atomic_add(resting, -1)
+
+
+@inner
+def wake(team, word, resting):
+    """Wake those who rest until `word` changes."""
+    futex = load_i64(team + TEAM.futex)
+    if futex != 0 and atomic_load(resting) != 0:
+        call_pointer_6(load_i64(team + TEAM.syscall_function), futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
+
+
+@inner
+def clear_counters(team):
+    for counter in range(WORK_COUNTERS):
+        store_i64(team + TEAM.counters + CACHE_LINE * counter, 0)
+
+
+@inner
+def meet(team, clear, ahead, end):
+    """Return when every thread of the team has called this; the last one clears the counters if `clear`.
+
+    A thread that waits asks for the memory from `ahead` to `end` meanwhile; returns what it would ask for
+    next.
+    """
+    threads = load_i64(team + TEAM.threads)
+    turn = atomic_load(team + TEAM.barrier)
+    if atomic_add(team + TEAM.arrived, 1) == threads - 1:
+        if clear:
+            clear_counters(team)
+        atomic_store(team + TEAM.arrived, 0)
+        atomic_store(team + TEAM.barrier, turn + 1)
+        wake(team, team + TEAM.barrier, team + TEAM.barrier_resting)
+        return ahead
+    spins = 0
+    while atomic_load(team + TEAM.barrier) == turn:
+        if ahead < end:
+            prefetch(ahead)
+            ahead += CACHE_LINE
+        elif spins < SPINS_BEFORE_YIELD or load_i64(team + TEAM.futex) == 0:
+            spins += 1
+            wait_a_little(team, spins)
+        else:
+            rest(team, team + TEAM.barrier, turn, team + TEAM.barrier_resting)
+    return ahead
+
+
+@inner
+def barrier(team):
+    """Return when every thread of the team has called this."""
+    barrier_asking(team, 0, 0)
+
+
+@inner
+def barrier_asking(team, ahead, end):
+    """As `barrier`; a thread that waits asks for the memory from `ahead` to `end` meanwhile. Returns what it
+    would ask for next.
+    """
+    if load_i64(team + TEAM.threads) != 1:
+        return meet(team, False, ahead, end)
+    return ahead
+
+
+@inner
+def barrier_between(team):
+    """As `barrier`; work counters start at 0 behind it."""
+    if load_i64(team + TEAM.threads) != 1:
+        meet(team, True, 0, 0)
+    else:
+        clear_counters(team)
+
+
+@inner
+def next_token(team, counter, tokens, token):
+    """The token that a thread goes on with behind `token`, the first being its own number: in a short step
+    always the same thread does the same tokens, so that phases of one token each need no barrier between.
+    """
+    if tokens <= STEP_TOKENS:
+        return token + load_i64(team + TEAM.threads)
+    return load_i64(team + TEAM.threads) + next_item(team, counter)
+
+
+@inner
+def next_item(team, counter):
+    """Take the next piece of work of a phase: 0, 1, 2, …; each phase of a block has its own counter."""
+    return atomic_add(team + TEAM.counters + CACHE_LINE * counter, 1)
+
+
+@inner
+def take_part(team, thread):
+    function = load_i64(team + TEAM.function)
+    call_pointer_4(function, load_i64(team + TEAM.block), load_i64(team + TEAM.call), team, thread)
+    barrier(team)
+
+
+@exports.add("team_run", 4)
+def team_run(team, function, block, call):
+    """Do `function(block, call, team, thread)` on all threads; return when all are done."""
+    clear_counters(team)
+    store_i64(team + TEAM.function, function)
+    store_i64(team + TEAM.block, block)
+    store_i64(team + TEAM.call, call)
+    atomic_add(team + TEAM.generation, 1)
+    wake(team, team + TEAM.generation, team + TEAM.resting)
+    take_part(team, 0)
+
+
+@exports.add("run_program", 4)
+def run_program(program, count, team, thread):
+    """Do the functions of a program one after the other: `count` points to their number, `program` to
+    (function, block, call, meets) for each. Work counters start at 0 in each, as in a run of its own; where
+    `meets` is 0, a function has seen to that and ends token by token (see `next_token`), as the next begins.
+    """
+    for step in range(load_i64(count)):
+        at = program + PROGRAM_STEP_BYTES * step
+        call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
+        if load_i64(at + 24) != 0:
+            meet(team, True, 0, 0)
+
+
+@exports.add("team_dismiss", 1)
+def team_dismiss(team):
+    """Let every thread return from `team_serve`."""
+    atomic_store(team + TEAM.generation, -1)
+    wake(team, team + TEAM.generation, team + TEAM.resting)
+
+
+@exports.add("team_serve", 3)
+def team_serve(team, thread, seen):
+    """A thread's life: take part in every run after generation `seen`, until dismissed."""
+    spins = 0
+    while True:
+        generation = atomic_load(team + TEAM.generation)
+        if generation < 0:
+            return
+        if generation != seen:
+            seen = generation
+            take_part(team, thread)
+            spins = 0
+        elif spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_REST:
+            spins += 1
+            wait_a_little(team, spins)
+        else:
+            rest(team, team + TEAM.generation, seen, team + TEAM.resting)

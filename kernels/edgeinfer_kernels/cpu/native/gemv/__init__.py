@@ -1,0 +1,1 @@
+"""Matrix rows times vectors, for every weight format."""

@@ -1,0 +1,66 @@
+"""One row of a matrix as it lies in the file, decoded to float32: what a token's embedding is."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.gemv.interleave import gather_block
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import first_word
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import first_lane
+from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
+
+
+def make_decode_row(form: RowFormat) -> Callable[..., None]:
+    """The kernel (source, columns, fields, field_count, scratch, output), all int64, for rows of this format.
+
+    weight = scale·(quant - offset) - minimum, in the order of the codecs, so that every bit is theirs. Each
+    block becomes the first of sixteen interleaved rows in `scratch`, sixteen blocks wide, and comes out by
+    the `unpack` that the row kernels use. `fields` are those of `interleave_rows`; `output` is float32
+    (columns,). Reads the row's bytes, writes columns·4.
+    """
+    unpack, sub_blocks, block_bytes = form.unpack, form.sub_blocks, form.block_bytes
+    offset, signed = np.float32(form.offset), form.signed
+    last_scale = 7 + form.scales
+    first_minimum, last_minimum = last_scale + 1, last_scale + form.scales
+
+    @inner
+    def store_four(quants, scale, minimum, output):
+        word = first_word(quants)
+        for column in range(4):
+            quant = word >> 8 * column & 255
+            if signed and quant > 127:
+                quant -= 256
+            store_f32(output + 4 * column, scale * (np.float32(quant) - offset) - minimum)
+
+    @inner
+    def no_minima(u):
+        return np.float32(0), np.float32(0)
+
+    @inner
+    def stored_minima(u):
+        return first_lane(u[first_minimum]), first_lane(u[last_minimum])
+
+    minima = stored_minima if form.minima else no_minima
+
+    @inner
+    def store_columns(u, output):
+        first, last = first_lane(u[8]), first_lane(u[last_scale])
+        below_first, below_last = minima(u)
+        store_four(u[0], first, below_first, output)
+        store_four(u[1], first, below_first, output + 16)
+        store_four(u[2], first, below_first, output + 32)
+        store_four(u[3], first, below_first, output + 48)
+        store_four(u[4], last, below_last, output + 64)
+        store_four(u[5], last, below_last, output + 80)
+        store_four(u[6], last, below_last, output + 96)
+        store_four(u[7], last, below_last, output + 112)
+
+    def decode_row(source, columns, fields, field_count, scratch, output):
+        for block in range(columns // (32 * sub_blocks)):
+            gather_block(source + block * block_bytes, 0, scratch, fields, field_count, 1)
+            for index in range(sub_blocks):
+                store_columns(unpack(scratch, index), output + 128 * (block * sub_blocks + index))
+
+    return decode_row

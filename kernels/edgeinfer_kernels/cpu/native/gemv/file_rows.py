@@ -1,0 +1,103 @@
+"""Multiplying with rows as they lie in the file: sixteen at a time are interleaved in the thread's scratch.
+
+The matrix is never copied as a whole, so that the file's pages may come and go; what it costs is one pass
+more over every group, in the first two levels of the cache.
+"""
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.native.gemv.interleave import gather_group
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    call_pointer_10,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_i8,
+    store_i16,
+    store_i64,
+)
+from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
+
+TQ1_0_BYTES, TQ2_0_BYTES = 54, 66
+
+exports = Exports()
+
+
+@inner
+def ternary_digit(block, column):
+    """Column 0..255 of a TQ1_0 block as 0, 1 or 2."""
+    if column < 160:
+        byte, power = load_u8(block + column % 32), column // 32
+    elif column < 240:
+        byte, power = load_u8(block + 32 + (column - 160) % 16), (column - 160) // 16
+    else:
+        byte, power = load_u8(block + 48 + (column - 240) % 4), (column - 240) // 4
+    for _ in range(power):
+        byte = byte * 3 % 256
+    return byte * 3 // 256
+
+
+@inner
+def widen_ternary(source, target, blocks):
+    """A row of TQ1_0 to TQ2_0, which holds the same values. Reads 54 bytes a block, writes 66."""
+    for block in range(blocks):
+        at = source + TQ1_0_BYTES * block
+        to = target + TQ2_0_BYTES * block
+        for place in range(64):
+            column = place // 32 * 128 + place % 32
+            packed = ternary_digit(at, column) | ternary_digit(at, column + 32) << 2
+            packed |= ternary_digit(at, column + 64) << 4 | ternary_digit(at, column + 96) << 6
+            store_i8(to + place, packed)
+        store_i16(to + 64, load_u16(at + 52))
+
+
+@inner
+def fill_group(matrix, first, group):
+    """Rows first… of the matrix, interleaved at `group`; rows and columns that it lacks are zeros."""
+    rows = min(ROWS_A_GROUP, load_i64(matrix + FILE_ROWS.rows) - first)
+    row_bytes = load_i64(matrix + FILE_ROWS.row_bytes)
+    source = load_i64(matrix + FILE_ROWS.source) + first * row_bytes
+    group_bytes = load_i64(matrix + FILE_ROWS.group_bytes)
+    blocks = load_i64(matrix + FILE_ROWS.blocks)
+    if load_i64(matrix + FILE_ROWS.ternary) != 0:
+        wide = load_i64(matrix + FILE_ROWS.layout_row_bytes)
+        for row in range(rows):
+            widen_ternary(source + row * row_bytes, group + group_bytes + row * wide, blocks)
+        source = group + group_bytes
+        row_bytes = wide
+    if rows * row_bytes != group_bytes:
+        for at in range(group, group + group_bytes, 8):
+            store_i64(at, 0)
+    gather_group(
+        source,
+        row_bytes,
+        group,
+        rows,
+        blocks,
+        load_i64(matrix + FILE_ROWS.block_bytes),
+        load_i64(matrix + FILE_ROWS.fields),
+        load_i64(matrix + FILE_ROWS.field_count),
+    )
+
+
+@exports.add("rows_in_file", 10)
+def rows_in_file(
+    matrix, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+):
+    """A row kernel (see ROW_ARGUMENTS) whose weights are a FILE_ROWS."""
+    group = scratch + load_i64(matrix + FILE_ROWS.group_offset)
+    for first in range(first_row, last_row, ROWS_A_GROUP):
+        fill_group(matrix, first, group)
+        call_pointer_10(
+            load_i64(matrix + FILE_ROWS.kernel),
+            group,
+            columns,
+            0,
+            ROWS_A_GROUP,
+            activations,
+            stride,
+            tokens,
+            output + 4 * first,
+            output_stride,
+            scratch,
+        )

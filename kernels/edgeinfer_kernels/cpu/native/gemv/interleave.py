@@ -1,0 +1,167 @@
+"""Moving the rows of a matrix into the interleaved layout of `layout.py`."""
+
+from llvmlite import ir
+from numba import types
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.lanes import (
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    join,
+    load,
+    operation,
+    splat,
+    store,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    store_i8,
+    store_i16,
+    store_i32,
+    store_i64,
+    trailing_zeros,
+)
+
+exports = Exports()
+
+
+@operation(types.void, (address, types.int64, address))
+def gather_four_words(builder, at, row_bytes, target):
+    """Four words of each of sixteen rows: a transposition of registers, 4·4 of four words each."""
+    rows = []
+    for _ in range(ROWS_A_GROUP):
+        rows.append(load(builder, at, ir.VectorType(I32, 4)))
+        at = builder.add(at, row_bytes)
+    quarters = [join(builder, rows[first : first + 4]) for first in range(0, ROWS_A_GROUP, 4)]
+    for word in range(4):
+        picks = [lane + word for lane in range(0, 2 * ROWS_A_GROUP, 4)]
+        mask = ir.Constant(ir.VectorType(I32, len(picks)), picks)
+        halves = [builder.shuffle_vector(quarters[i], quarters[i + 1], mask) for i in (0, 2)]
+        store(builder, join(builder, halves), target)
+        target = builder.add(target, ir.Constant(target.type, 4 * ROWS_A_GROUP))
+
+
+@operation(types.void, (address, types.int64, address))
+def gather_shorts(builder, at, row_bytes, target):
+    """Two bytes of each of sixteen rows."""
+    lanes = ir.Constant(ir.VectorType(I16, ROWS_A_GROUP), ir.Undefined)
+    for lane in range(ROWS_A_GROUP):
+        lanes = builder.insert_element(lanes, load(builder, at, I16), ir.Constant(I32, lane))
+        at = builder.add(at, row_bytes)
+    store(builder, lanes, target)
+
+
+@inner
+def gather_words(source, row_bytes, target, count):
+    """`count` words of sixteen rows, four at a time, the rest one by one."""
+    fours = count // 4 * 4
+    for index in range(0, fours, 4):
+        gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index)
+    for index in range(fours, count):
+        gather_units(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index, 4, ROWS_A_GROUP)
+
+
+@inner
+def gather_units(source, row_bytes, target, unit, rows):
+    """Unit after unit of up to sixteen rows, side by side."""
+    for lane in range(rows):
+        at = source + lane * row_bytes
+        if unit == 4:
+            store_i32(target + 4 * lane, load_i32(at))
+        elif unit == 2:
+            store_i16(target + 2 * lane, load_u16(at))
+        else:
+            store_i8(target + lane, load_u8(at))
+
+
+@inner
+def gather_block(source, row_bytes, target, fields, field_count, rows):
+    """One block of up to sixteen rows."""
+    for field in range(field_count):
+        offset = load_i64(fields + 24 * field)
+        unit = load_i64(fields + 24 * field + 8)
+        count = load_i64(fields + 24 * field + 16)
+        at = source + offset
+        to = target + ROWS_A_GROUP * offset
+        if rows == ROWS_A_GROUP and unit == 4:
+            gather_words(at, row_bytes, to, count)
+            continue
+        if rows == ROWS_A_GROUP and unit == 2:
+            for index in range(count):
+                gather_shorts(at + 2 * index, row_bytes, to + 2 * ROWS_A_GROUP * index)
+            continue
+        for index in range(count):
+            gather_units(at + index * unit, row_bytes, to + ROWS_A_GROUP * index * unit, unit, rows)
+
+
+@inner
+def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, field_count):
+    """A group of up to sixteen rows."""
+    for block in range(blocks):
+        at = source + block * block_bytes
+        to = target + ROWS_A_GROUP * block * block_bytes
+        gather_block(at, row_bytes, to, fields, field_count, rows)
+
+
+def _non_finite_lanes(element):
+    """An intrinsic: bit i is set where all bits of `exponent` are set in number i of the sixteen at `at`."""
+
+    def non_finite_lanes(builder, at, exponent):
+        mask = splat(builder, builder.trunc(exponent, element), ROWS_A_GROUP)
+        numbers = load(builder, at, ir.VectorType(element, ROWS_A_GROUP))
+        found = builder.icmp_unsigned("==", builder.and_(numbers, mask), mask)
+        return builder.zext(builder.bitcast(found, I16), I64)
+
+    return operation(types.int64, (address, types.int64))(non_finite_lanes)
+
+
+non_finite_bytes, non_finite_shorts, non_finite_words = map(_non_finite_lanes, (I8, I16, I32))
+
+
+@inner
+def non_finite_rows(group, blocks, block_bytes, scales):
+    """Bit i is set where row i of an interleaved group has a scale that is NaN or infinite.
+
+    `scales` is (offset, unit, count, exponent) in int64, see `ScaleField`.
+    """
+    offset, unit = load_i64(scales), load_i64(scales + 8)
+    count, exponent = load_i64(scales + 16), load_i64(scales + 24)
+    found = 0
+    for block in range(blocks):
+        at = group + ROWS_A_GROUP * (block * block_bytes + offset)
+        for index in range(count):
+            numbers = at + ROWS_A_GROUP * unit * index
+            if unit == 2:
+                found |= non_finite_shorts(numbers, exponent)
+            elif unit == 4:
+                found |= non_finite_words(numbers, exponent)
+            else:
+                found |= non_finite_bytes(numbers, exponent)
+    return found
+
+
+@exports.add("interleave_rows", 9)
+def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count, scales, broken):
+    """Rows of `blocks` blocks to groups of sixteen; `fields` are (offset, unit, count) in int64.
+
+    `target` is zero beforehand and has room for whole groups. Reads and writes rows·blocks·block_bytes.
+    `scales`: 0, or as `non_finite_rows` takes it, which looks at each group while it is in the nearest cache;
+    the first row that it finds goes to the int64 at `broken`, which is -1 beforehand.
+    """
+    row_bytes = blocks * block_bytes
+    for first in range(0, rows, ROWS_A_GROUP):
+        count = min(ROWS_A_GROUP, rows - first)
+        at = source + first * row_bytes
+        group = target + first * row_bytes
+        gather_group(at, row_bytes, group, count, blocks, block_bytes, fields, field_count)
+        if scales != 0:
+            found = non_finite_rows(group, blocks, block_bytes, scales)
+            if found != 0 and load_i64(broken) < 0:
+                store_i64(broken, first + trailing_zeros(found))

@@ -1,0 +1,74 @@
+"""Activations as matrices read them: int8 in blocks of 32 with their scale and sums, or bfloat16 in tiles."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.amx.tiles import store_bfloats
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import lanes_sum_i32, store_as_bytes
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, nearest_int, splat_f32
+from edgeinfer_kernels.cpu.native.simd.scalars import load_i64, store_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import largest_magnitude
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CACHE_LINE, INPUT, TILE_BYTES
+
+
+@inner
+def quantise_blocks(x, out, first, last):
+    """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the
+    scale NaN, so that no damaged value is lost in rounding.
+
+    Reads 4 bytes a column, writes 1.5.
+    """
+    for block in range(first // 32, last // 32):
+        values = x + 128 * block
+        largest = largest_magnitude(values, 32)
+        inverse = np.float32(0)
+        if largest > np.float32(0):
+            inverse = np.float32(127) / largest
+        multiplier = splat_f32(inverse)
+        low = nearest_int(multiply(load_floats(values), multiplier))
+        high = nearest_int(multiply(load_floats(values + 64), multiplier))
+        scale = largest * np.float32(1 / 127)
+        first_sum = lanes_sum_i32(low)
+        last_sum = lanes_sum_i32(high)
+        to = out + ACTIVATION_BYTES * block
+        store_as_bytes(to, low)
+        store_as_bytes(to + 16, high)
+        store_f32(to + ACTIVATIONS.scale, scale)
+        store_f32(to + ACTIVATIONS.sum, np.float32(first_sum + last_sum) * scale)
+        store_f32(to + ACTIVATIONS.first_sum, np.float32(first_sum) * scale)
+        store_f32(to + ACTIVATIONS.last_sum, np.float32(last_sum) * scale)
+
+
+@inner
+def write_tiles(x, tiles, columns, token, first, last):
+    """Columns first..last of a token's row of `columns` as bfloat16, in tiles of 16 tokens by 32 columns.
+
+    Reads 4 bytes a column, writes 2.
+    """
+    steps = columns // 32
+    at = tiles + token // 16 * steps * TILE_BYTES + token % 16 * CACHE_LINE
+    for step in range(first // 32, last // 32):
+        store_bfloats(at + TILE_BYTES * step, load_floats(x + 128 * step))
+        store_bfloats(at + TILE_BYTES * step + 32, load_floats(x + 128 * step + 64))
+
+
+@inner
+def write_activations_from(x, target, start, token, tokens, first, last):
+    """Columns first..last of a token's row to the INPUT `target`, in the form that `tokens` tokens take whose
+    first one has row `start`.
+    """
+    quantised = load_i64(target + INPUT.quantised)
+    if quantised == 0:
+        return
+    stride = load_i64(target + INPUT.quantised_stride)
+    quantised += start * stride
+    if tokens >= load_i64(target + INPUT.tile_tokens):
+        write_tiles(x, quantised, load_i64(target + INPUT.columns), token, first, last)
+    else:
+        quantise_blocks(x, quantised + token * stride, first, last)
+
+
+@inner
+def write_activations(x, target, token, tokens, first, last):
+    """As `write_activations_from` for tokens from row 0 on."""
+    write_activations_from(x, target, 0, token, tokens, first, last)

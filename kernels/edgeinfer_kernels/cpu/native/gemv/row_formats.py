@@ -1,0 +1,320 @@
+"""How each GGUF block format unpacks 32 columns of 16 interleaved rows.
+
+A field of the file's block at byte `offset`, in units of `u` bytes, lies at 16·offset, unit after unit, each
+unit sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
+    add_i32,
+    and_i32,
+    bits_of_bytes,
+    bits_to_float,
+    load_bytes,
+    load_ints,
+    load_unsigned_bytes,
+    load_unsigned_shorts,
+    maximum_i32,
+    or_bytes,
+    or_i32,
+    shift_bytes_left,
+    shift_left,
+    shift_right,
+    signed_byte,
+    splat_i32,
+    spread_four_bits,
+    table_lookup,
+    to_float,
+)
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_bfloats,
+    load_floats,
+    load_halves,
+    multiply,
+    splat_f32,
+)
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_VALUES_RAISED = tuple(12 + v for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+look_up_iq4 = table_lookup(IQ4_VALUES)
+look_up_mxfp4 = table_lookup(MXFP4_VALUES_RAISED)
+
+
+@inner
+def nibbles(quants):
+    """16 bytes a row: columns 0..15 in the low halves, 16..31 in the high halves."""
+    x0 = load_bytes(quants)
+    x1 = load_bytes(quants + 64)
+    x2 = load_bytes(quants + 128)
+    x3 = load_bytes(quants + 192)
+    return (
+        bits_of_bytes(x0, 0, 15),
+        bits_of_bytes(x1, 0, 15),
+        bits_of_bytes(x2, 0, 15),
+        bits_of_bytes(x3, 0, 15),
+        bits_of_bytes(x0, 4, 15),
+        bits_of_bytes(x1, 4, 15),
+        bits_of_bytes(x2, 4, 15),
+        bits_of_bytes(x3, 4, 15),
+    )
+
+
+@inner
+def fields(quants, shift, mask):
+    """32 bytes a row, a column in each: its bits at `shift`."""
+    return (
+        bits_of_bytes(load_bytes(quants), shift, mask),
+        bits_of_bytes(load_bytes(quants + 64), shift, mask),
+        bits_of_bytes(load_bytes(quants + 128), shift, mask),
+        bits_of_bytes(load_bytes(quants + 192), shift, mask),
+        bits_of_bytes(load_bytes(quants + 256), shift, mask),
+        bits_of_bytes(load_bytes(quants + 320), shift, mask),
+        bits_of_bytes(load_bytes(quants + 384), shift, mask),
+        bits_of_bytes(load_bytes(quants + 448), shift, mask),
+    )
+
+
+@inner
+def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, place):
+    """As `fields`, with more bits of each column from `high`, put at bit `place`."""
+    w = fields(quants, shift, mask)
+    h = fields(high, high_shift, high_mask)
+    return (
+        or_bytes(w[0], shift_bytes_left(h[0], place)),
+        or_bytes(w[1], shift_bytes_left(h[1], place)),
+        or_bytes(w[2], shift_bytes_left(h[2], place)),
+        or_bytes(w[3], shift_bytes_left(h[3], place)),
+        or_bytes(w[4], shift_bytes_left(h[4], place)),
+        or_bytes(w[5], shift_bytes_left(h[5], place)),
+        or_bytes(w[6], shift_bytes_left(h[6], place)),
+        or_bytes(w[7], shift_bytes_left(h[7], place)),
+    )
+
+
+@inner
+def fifth_bit(weights, high, index):
+    """Set bit 4 of four columns from bits 4·index… of the row's word `high`."""
+    return or_bytes(weights, shift_bytes_left(spread_four_bits(shift_right(high, 4 * index)), 4))
+
+
+@inner
+def nibbles_with_fifth_bits(quants, high):
+    w = nibbles(quants)
+    return (
+        fifth_bit(w[0], high, 0),
+        fifth_bit(w[1], high, 1),
+        fifth_bit(w[2], high, 2),
+        fifth_bit(w[3], high, 3),
+        fifth_bit(w[4], high, 4),
+        fifth_bit(w[5], high, 5),
+        fifth_bit(w[6], high, 6),
+        fifth_bit(w[7], high, 7),
+    )
+
+
+@inner
+def unpack_q4_0(block, index):
+    return (*nibbles(block + 32), load_halves(block))
+
+
+@inner
+def unpack_q4_1(block, index):
+    minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
+    return (*nibbles(block + 64), load_halves(block), minimum)
+
+
+@inner
+def unpack_q5_0(block, index):
+    return (*nibbles_with_fifth_bits(block + 96, load_ints(block + 32)), load_halves(block))
+
+
+@inner
+def unpack_q5_1(block, index):
+    minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
+    return (*nibbles_with_fifth_bits(block + 128, load_ints(block + 64)), load_halves(block), minimum)
+
+
+@inner
+def unpack_q8_0(block, index):
+    q = block + 32
+    return (
+        load_bytes(q),
+        load_bytes(q + 64),
+        load_bytes(q + 128),
+        load_bytes(q + 192),
+        load_bytes(q + 256),
+        load_bytes(q + 320),
+        load_bytes(q + 384),
+        load_bytes(q + 448),
+        load_halves(block),
+    )
+
+
+@inner
+def iq4_values(quants):
+    w = nibbles(quants)
+    return (
+        look_up_iq4(w[0]),
+        look_up_iq4(w[1]),
+        look_up_iq4(w[2]),
+        look_up_iq4(w[3]),
+        look_up_iq4(w[4]),
+        look_up_iq4(w[5]),
+        look_up_iq4(w[6]),
+        look_up_iq4(w[7]),
+    )
+
+
+@inner
+def unpack_iq4_nl(block, index):
+    return (*iq4_values(block + 32), load_halves(block))
+
+
+@inner
+def unpack_iq4_xs(block, index):
+    low = and_i32(shift_right(load_ints(block + 64), 4 * index), 15)
+    high = and_i32(shift_right(load_unsigned_shorts(block + 32), 2 * index), 3)
+    sub_scale = add_i32(or_i32(low, shift_left(high, 4)), splat_i32(types.int32(-32)))
+    scale = multiply(load_halves(block), to_float(sub_scale))
+    return (*iq4_values(block + 128 + 256 * index), scale)
+
+
+@inner
+def unpack_mxfp4(block, index):
+    exponent = load_unsigned_bytes(block)
+    normal = shift_left(add_i32(exponent, splat_i32(types.int32(-1))), 23)
+    odd = and_i32(exponent, 1)
+    subnormal = add_i32(shift_left(odd, 21), splat_i32(types.int32(1 << 21)))
+    scale = bits_to_float(maximum_i32(normal, subnormal))
+    w = nibbles(block + 16)
+    return (
+        look_up_mxfp4(w[0]),
+        look_up_mxfp4(w[1]),
+        look_up_mxfp4(w[2]),
+        look_up_mxfp4(w[3]),
+        look_up_mxfp4(w[4]),
+        look_up_mxfp4(w[5]),
+        look_up_mxfp4(w[6]),
+        look_up_mxfp4(w[7]),
+        scale,
+    )
+
+
+@inner
+def six_bit_scale_and_minimum(block, index):
+    """Q4_K and Q5_K: sub-block `index`'s scale and minimum, times the block's two float16."""
+    s0 = load_ints(block + 64)
+    s1 = load_ints(block + 128)
+    if index < 4:
+        scale = and_i32(shift_right(s0, 8 * index), 63)
+        minimum = and_i32(shift_right(s1, 8 * index), 63)
+    else:
+        byte = 8 * (index - 4)
+        s2 = load_ints(block + 192)
+        high_scale = shift_left(and_i32(shift_right(s0, byte + 6), 3), 4)
+        high_minimum = shift_left(and_i32(shift_right(s1, byte + 6), 3), 4)
+        scale = or_i32(and_i32(shift_right(s2, byte), 15), high_scale)
+        minimum = or_i32(and_i32(shift_right(s2, byte + 4), 15), high_minimum)
+    return (
+        multiply(load_halves(block), to_float(scale)),
+        multiply(load_halves(block + 32), to_float(minimum)),
+    )
+
+
+@inner
+def unpack_q4_k(block, index):
+    quants = block + 256 + 512 * (index // 2)
+    return (*fields(quants, 4 * (index % 2), 15), *six_bit_scale_and_minimum(block, index))
+
+
+@inner
+def unpack_q5_k(block, index):
+    quants = block + 768 + 512 * (index // 2)
+    w = fields_with_high_bits(quants, 4 * (index % 2), 15, block + 256, index, 1, 4)
+    return (*w, *six_bit_scale_and_minimum(block, index))
+
+
+@inner
+def unpack_q6_k(block, index):
+    half = index // 4
+    quarter = index % 4
+    quants = block + 1024 * half + 512 * (quarter % 2)
+    high = block + 2048 + 512 * half
+    w = fields_with_high_bits(quants, 4 * (quarter // 2), 15, high, 2 * quarter, 3, 4)
+    scales = load_ints(block + 3072 + 64 * (index // 2))
+    first = 2 * (index % 2)
+    d = load_halves(block + 3328)
+    return (
+        *w,
+        multiply(d, to_float(signed_byte(scales, first))),
+        multiply(d, to_float(signed_byte(scales, first + 1))),
+    )
+
+
+@inner
+def q3_k_scale(block, index):
+    """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, 32 too high."""
+    place = index % 8
+    low = shift_right(load_ints(block + 1536 + 64 * (place // 4)), 8 * (place % 4) + 4 * (index // 8))
+    high = shift_right(load_ints(block + 1664), 8 * (index % 4) + 2 * (index // 4))
+    scale = or_i32(and_i32(low, 15), shift_left(and_i32(high, 3), 4))
+    d = load_halves(block + 1728)
+    return multiply(d, to_float(add_i32(scale, splat_i32(types.int32(-32)))))
+
+
+@inner
+def unpack_q3_k(block, index):
+    quants = block + 512 + 512 * (index // 4)
+    w = fields_with_high_bits(quants, 2 * (index % 4), 3, block, index, 1, 2)
+    return (*w, q3_k_scale(block, 2 * index), q3_k_scale(block, 2 * index + 1))
+
+
+@inner
+def unpack_q2_k(block, index):
+    scales = load_ints(block + 64 * (index // 2))
+    first = 16 * (index % 2)
+    d = load_halves(block + 1280)
+    d_minimum = load_halves(block + 1312)
+    return (
+        *fields(block + 256 + 512 * (index // 4), 2 * (index % 4), 3),
+        multiply(d, to_float(and_i32(shift_right(scales, first), 15))),
+        multiply(d, to_float(and_i32(shift_right(scales, first + 8), 15))),
+        multiply(d_minimum, to_float(and_i32(shift_right(scales, first + 4), 15))),
+        multiply(d_minimum, to_float(and_i32(shift_right(scales, first + 12), 15))),
+    )
+
+
+@inner
+def unpack_tq2_0(block, index):
+    return (*fields(block + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + 1024))
+
+
+ROW_FORMATS: dict[str, RowFormat] = {
+    "Q4_0": RowFormat(unpack_q4_0, 18, 15, offset=8),
+    "Q4_1": RowFormat(unpack_q4_1, 20, 15, minima=True),
+    "Q5_0": RowFormat(unpack_q5_0, 22, 31, offset=16),
+    "Q5_1": RowFormat(unpack_q5_1, 24, 31, minima=True),
+    "Q8_0": RowFormat(unpack_q8_0, 34, 128, signed=True),
+    "Q2_K": RowFormat(unpack_q2_k, 84, 3, 8, scales=2, minima=True),
+    "Q3_K": RowFormat(unpack_q3_k, 110, 7, 8, scales=2, offset=4),
+    "Q4_K": RowFormat(unpack_q4_k, 144, 15, 8, minima=True),
+    "Q5_K": RowFormat(unpack_q5_k, 176, 31, 8, minima=True),
+    "Q6_K": RowFormat(unpack_q6_k, 210, 63, 8, scales=2, offset=32),
+    "IQ4_NL": RowFormat(unpack_iq4_nl, 18, 127, signed=True),
+    "IQ4_XS": RowFormat(unpack_iq4_xs, 136, 127, 8, signed=True),
+    "MXFP4": RowFormat(unpack_mxfp4, 17, 24, offset=12),
+    "TQ2_0": RowFormat(unpack_tq2_0, 66, 3, 8, offset=1),
+}
+FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
+    "F32": lambda: rows_of_floats(load_floats, 4),
+    "F16": lambda: rows_of_floats(load_halves, 2),
+    "BF16": lambda: rows_of_floats(load_bfloats, 2),
+}
+"""Format name -> its row kernel as a Python function, to be compiled for ROW_ARGUMENTS int64."""

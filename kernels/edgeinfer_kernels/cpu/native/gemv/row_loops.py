@@ -1,0 +1,290 @@
+"""The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
+
+One token: a group of sixteen rows at a time, its sums in a register. A few: the same, a block unpacked once
+for all of them; while memory is slower than that, they cost little more than one. More: tiles of
+TOKEN_TILE tokens, whose activations stay in a near cache while all rows go by; a block of two groups is
+unpacked once for the tile.
+
+Traffic: reads the rows once for every TOKEN_TILE tokens, writes rows·tokens·4 bytes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.scalars import prefetch
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, TOKEN_TILE
+
+PREFETCH_BYTES = 16384
+"""How far ahead weights are asked for: what a memory 400 ns away, others waiting for it too, delivers
+meanwhile at 40 GB/s. Measured on a Zen 5, one thread, Q5_K: 13 GB/s without, 22 with 2 KB, 28 with 4 KB, 29
+from 8 KB on; reading alone 37. On two threads Q4_K and Q6_K gain 4 and 7 % more from 16 KB.
+"""
+TILE_PREFETCH_BYTES = 2048
+"""The same where two groups are read at once and a tile's activations fill the near cache: with 8 KB for each
+eight tokens of Q4_0 took 1.9 times as long.
+"""
+FEW_TOKENS = 8
+"""Up to so many go by a group at a time, which a near cache holds, with their sums in registers."""
+
+
+@inner
+def prefetch_share(at, nbytes, ahead):
+    """Ask for the lines `ahead` bytes behind the next `nbytes`: rows are read once, in order."""
+    for line in range(0, nbytes, CACHE_LINE):
+        prefetch(at + ahead + line)
+
+
+def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """One token's product with a group; eight sub-blocks written out, so that shifts are constant.
+
+    Two sub-blocks that share bytes stand together, with no prefetch between: that would have the bytes loaded
+    twice.
+    """
+    share = group_bytes // 4
+
+    @inner
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            a = activations + 8 * ACTIVATION_BYTES * block
+            prefetch_share(at, share, PREFETCH_BYTES)
+            total = accumulate(unpack(at, 0), a, total)
+            total = accumulate(unpack(at, 1), a + ACTIVATION_BYTES, total)
+            prefetch_share(at + share, share, PREFETCH_BYTES)
+            total = accumulate(unpack(at, 2), a + 2 * ACTIVATION_BYTES, total)
+            total = accumulate(unpack(at, 3), a + 3 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 2 * share, share, PREFETCH_BYTES)
+            total = accumulate(unpack(at, 4), a + 4 * ACTIVATION_BYTES, total)
+            total = accumulate(unpack(at, 5), a + 5 * ACTIVATION_BYTES, total)
+            prefetch_share(at + 3 * share, share, PREFETCH_BYTES)
+            total = accumulate(unpack(at, 6), a + 6 * ACTIVATION_BYTES, total)
+            total = accumulate(unpack(at, 7), a + 7 * ACTIVATION_BYTES, total)
+        return total
+
+    return decode_group
+
+
+def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """One token's product with a group, for blocks of 32 columns."""
+
+    @inner
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            prefetch_share(at, group_bytes, PREFETCH_BYTES)
+            a = activations + ACTIVATION_BYTES * block
+            total = accumulate(unpack(at, 0), a, total)
+        return total
+
+    return decode_group
+
+
+def make_decode(form: RowFormat) -> Any:
+    """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
+    make = decode_super_blocks if form.sub_blocks == 8 else decode_blocks
+    return make(make_accumulate(form), with_corrections(form), form.group_bytes)
+
+
+def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
+    """Functions over the sums of `tokens` tokens, which stay in registers: they are indexed by constants.
+
+    `zeros()`; `step(unpacked, activations, stride, totals)`, which is `accumulate` for each token; and
+    `put(output, stride, totals)`, which stores them.
+    """
+    if tokens == 1:
+
+        @inner
+        def zero():
+            return (splat_f32(np.float32(0)),)
+
+        @inner
+        def step_one(unpacked, activations, stride, totals):
+            return (accumulate(unpacked, activations, totals[0]),)
+
+        @inner
+        def put_one(output, stride, totals):
+            store_floats(output, totals[0])
+
+        return zero, step_one, put_one
+
+    last = tokens - 1
+    zeros_before, step_before, put_before = each_token(last, accumulate)
+
+    @inner
+    def zeros():
+        return (*zeros_before(), splat_f32(np.float32(0)))
+
+    @inner
+    def step(unpacked, activations, stride, totals):
+        before = step_before(unpacked, activations, stride, totals)
+        return (*before, accumulate(unpacked, activations + last * stride, totals[last]))
+
+    @inner
+    def put(output, stride, totals):
+        put_before(output, stride, totals)
+        store_floats(output + last * stride, totals[last])
+
+    return zeros, step, put
+
+
+def make_fixed(form: RowFormat, tokens: int) -> Any:
+    """`fixed(group, blocks, activations, stride, output, output_stride)`: a group times `tokens` tokens."""
+    unpack = with_corrections(form)
+    zeros, step, put = each_token(tokens, make_accumulate(form))
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def fixed(group, blocks, activations, stride, output, output_stride):
+        totals = zeros()
+        for block in range(blocks):
+            at = group + block * group_bytes
+            for index in range(sub_blocks):
+                prefetch_share(at + index * share, share, PREFETCH_BYTES)
+                a = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                totals = step(unpack(at, index), a, stride, totals)
+        put(output, output_stride, totals)
+
+    return fixed
+
+
+def make_few(form: RowFormat) -> Any:
+    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens.
+
+    All at once: cut into four and the rest seven took 1.14 times as long, eight 1.11 times, and a fifth token
+    by itself twice to four times a further one's time; but each number more takes a compiler another half
+    second.
+    """
+    two, three, four, five, six, seven, eight = (make_fixed(form, n) for n in range(2, FEW_TOKENS + 1))
+
+    @inner
+    def few(group, blocks, activations, stride, tokens, output, output_stride):
+        if tokens == 8:
+            eight(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 7:
+            seven(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 6:
+            six(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 5:
+            five(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 4:
+            four(group, blocks, activations, stride, output, output_stride)
+        elif tokens == 3:
+            three(group, blocks, activations, stride, output, output_stride)
+        else:
+            two(group, blocks, activations, stride, output, output_stride)
+
+    return few
+
+
+def make_pair_tile(form: RowFormat) -> Any:
+    """`pair_tile(group, next_group, blocks, activations, stride, tokens, sums)`.
+
+    The sums of two groups with up to TOKEN_TILE tokens, 128 bytes a token. For targets with registers for
+    the weights of both.
+    """
+    unpack, accumulate = with_corrections(form), make_accumulate(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
+        for token in range(2 * tokens):
+            store_floats(sums + 64 * token, splat_f32(np.float32(0)))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
+                prefetch_share(next_group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
+                here = unpack(group + block * group_bytes, index)
+                beside = unpack(next_group + block * group_bytes, index)
+                start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                for token in range(tokens):
+                    at = sums + 128 * token
+                    a = start + token * stride
+                    first = accumulate(here, a, load_floats(at))
+                    second = accumulate(beside, a, load_floats(at + 64))
+                    store_floats(at, first)
+                    store_floats(at + 64, second)
+
+    return pair_tile
+
+
+def make_single_tile(form: RowFormat) -> Any:
+    """As `make_pair_tile` for one group: only the first 64 bytes of a token's sums are computed."""
+    unpack, accumulate = with_corrections(form), make_accumulate(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @inner
+    def single_tile(group, blocks, activations, stride, tokens, sums):
+        for token in range(tokens):
+            store_floats(sums + 128 * token, splat_f32(np.float32(0)))
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
+                unpacked = unpack(group + block * group_bytes, index)
+                start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                for token in range(tokens):
+                    at = sums + 128 * token
+                    store_floats(at, accumulate(unpacked, start + token * stride, load_floats(at)))
+
+    @inner
+    def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
+        single_tile(group, blocks, activations, stride, tokens, sums)
+        if next_group != group:
+            single_tile(next_group, blocks, activations, stride, tokens, sums + 64)
+
+    return pair_tile
+
+
+def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
+    """The row kernel of a format, for ROW_ARGUMENTS int64. `wide`: it has 32 registers of 64 bytes."""
+    decode_group = make_decode(form)
+    pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
+    few = make_few(form)
+    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+
+    def rows(
+        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+    ):
+        blocks = columns // (32 * sub_blocks)
+        row_bytes = blocks * group_bytes
+        end = (last_row + 15) // 16
+        if tokens == 1:
+            for index in range(first_row // 16, end):
+                group = weights + index * row_bytes
+                store_floats(output + 64 * index, decode_group(group, blocks, activations))
+            return
+        if wide and tokens <= FEW_TOKENS:
+            for index in range(first_row // 16, end):
+                few(
+                    weights + index * row_bytes,
+                    blocks,
+                    activations,
+                    stride,
+                    tokens,
+                    output + 64 * index,
+                    output_stride,
+                )
+            return
+        for first in range(0, tokens, TOKEN_TILE):
+            tile = min(TOKEN_TILE, tokens - first)
+            a = activations + first * stride
+            for index in range(first_row // 16, end, 2):
+                beside = min(index + 1, end - 1)
+                group = weights + index * row_bytes
+                next_group = weights + beside * row_bytes
+                pair_tile(group, next_group, blocks, a, stride, tile, scratch)
+                for token in range(tile):
+                    place = output + (first + token) * output_stride
+                    store_floats(place + 64 * beside, load_floats(scratch + 128 * token + 64))
+                    store_floats(place + 64 * index, load_floats(scratch + 128 * token))
+
+    return rows

@@ -1,0 +1,171 @@
+"""Rows of a weight matrix times int8 activations: the arithmetic that every block format shares.
+
+Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the
+same element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot
+instruction advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight
+registers of bytes, with their scales (`RowFormat`).
+
+Quantised activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
+the values times s, which corrections need (`quantise.py` writes them).
+
+Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
+the correction is the block's minimum, or its scale times what its weights are stored too high.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
+from edgeinfer_kernels.cpu.native.simd.dots import dot_product, raise_signed, raised_by
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    subtract_product,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS
+
+ROW_ARGUMENTS = 10
+"""weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride,
+scratch.
+
+Addresses and strides in bytes. `first_row` is a multiple of 16; `output` has room for whole groups of 16
+rows; `scratch` is ROWS_SCRATCH of the calling thread's own.
+"""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A block format as kernels see it.
+
+    `unpack(block, index)` gives the 32 columns of sub-block `index` of sixteen rows: eight registers of four
+    columns, `scales` scales (one for 32 columns or two for 16 each), and as many minima if it has `minima`,
+    to be subtracted. No weight's magnitude is above `largest`; unsigned ones are stored `offset` too high.
+    """
+
+    unpack: Any
+    block_bytes: int
+    largest: int
+    sub_blocks: int = 1
+    scales: int = 1
+    signed: bool = False
+    offset: int = 0
+    minima: bool = False
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a block of sixteen rows."""
+        return 16 * self.block_bytes
+
+
+def with_corrections(form: RowFormat) -> Any:
+    """The format's unpack, its weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
+    unpack, offset = form.unpack, np.float32(form.offset)
+    if form.minima:
+        return unpack
+
+    @inner
+    def raised(block, index):
+        u = unpack(block, index)
+        return (
+            raise_signed(u[0]),
+            raise_signed(u[1]),
+            raise_signed(u[2]),
+            raise_signed(u[3]),
+            raise_signed(u[4]),
+            raise_signed(u[5]),
+            raise_signed(u[6]),
+            raise_signed(u[7]),
+            u[8],
+            multiply(u[8], splat_f32(np.float32(raised_by()))),
+        )
+
+    @inner
+    def with_one(block, index):
+        u = unpack(block, index)
+        return (*u, multiply(u[8], splat_f32(offset)))
+
+    @inner
+    def with_two(block, index):
+        u = unpack(block, index)
+        return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))
+
+    if form.signed:
+        return raised
+    return with_one if form.scales == 1 else with_two
+
+
+@inner
+def broadcast(activations, offset):
+    return splat_f32(load_f32(activations + offset))
+
+
+@inner
+def of_each_lane(activations, offset):
+    return load_floats(activations + 16 * offset)
+
+
+def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
+    """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as `with_corrections`
+    unpacks them, with one token's block of activations to `total`.
+
+    `by_lanes`: every lane has a block of activations of its own, sixteen of them interleaved by words.
+    """
+    always = form.minima or form.offset > 0
+    of_16 = dot_product(4, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
+    of_32 = dot_product(8, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
+    factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
+
+    @inner
+    def accumulate_32(u, a, total):
+        sums = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
+        total = multiply_add(to_float(sums), multiply(u[8], factor(a, ACTIVATIONS.scale)), total)
+        if always or raised_by() != 0:
+            total = subtract_product(u[9], factor(a, ACTIVATIONS.sum), total)
+        return total
+
+    @inner
+    def accumulate_16(u, a, total):
+        first = of_16(u[0], u[1], u[2], u[3], a)
+        last = of_16(u[4], u[5], u[6], u[7], a + half)
+        weighted = multiply_add(to_float(last), u[9], multiply(to_float(first), u[8]))
+        total = multiply_add(weighted, factor(a, ACTIVATIONS.scale), total)
+        total = subtract_product(u[10], factor(a, ACTIVATIONS.first_sum), total)
+        return subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
+
+    return accumulate_32 if form.scales == 1 else accumulate_16
+
+
+def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
+    """Unquantised weights; activations are float32 rows; columns are a multiple of four."""
+    column_bytes = 16 * element_bytes
+
+    def rows(
+        weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
+    ):
+        for index in range(first_row // 16, (last_row + 15) // 16):
+            group = weights + index * columns * column_bytes
+            for token in range(tokens):
+                x = activations + token * stride
+                t0 = splat_f32(np.float32(0))
+                t1 = splat_f32(np.float32(0))
+                t2 = splat_f32(np.float32(0))
+                t3 = splat_f32(np.float32(0))
+                for column in range(0, columns, 4):
+                    w = group + column * column_bytes
+                    a = x + 4 * column
+                    t0 = multiply_add(load_column(w), splat_f32(load_f32(a)), t0)
+                    t1 = multiply_add(load_column(w + column_bytes), splat_f32(load_f32(a + 4)), t1)
+                    t2 = multiply_add(load_column(w + 2 * column_bytes), splat_f32(load_f32(a + 8)), t2)
+                    t3 = multiply_add(load_column(w + 3 * column_bytes), splat_f32(load_f32(a + 12)), t3)
+                store_floats(output + token * output_stride + 64 * index, add(add(t0, t1), add(t2, t3)))
+
+    return rows

@@ -1,0 +1,1 @@
+"""SIMD operations that numba compiles for every instruction set."""

@@ -1,0 +1,173 @@
+"""Dot products of bytes: sixteen rows' weights with one token's int8 activations.
+
+What a target has decides the way. One instruction (VNNI) multiplies four bytes and adds them to an int32; it
+wants unsigned weights, so signed ones are raised by 128 beforehand (`raise_signed`, `raised_by`). AVX2 adds
+pairs of products in int16, several registers' worth before it widens where the weights are small enough.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from edgeinfer_kernels.cpu.native.simd.lanes import (
+    I8,
+    I16,
+    I32,
+    LANES,
+    address,
+    as_bytes,
+    as_words,
+    bytes64,
+    call,
+    constant_lanes,
+    int16x,
+    join,
+    load,
+    operation,
+    part,
+    splat,
+)
+
+LARGEST_ACTIVATION = 127
+LARGEST_INT16 = 32767
+
+
+def has_unsigned_instruction(features: str) -> bool:
+    return "+avx512vnni" in features or "+avxvnni" in features
+
+
+@operation(types.int32, ())
+def raised_by(features, builder):
+    """What `raise_signed` adds to every weight on this target: 128 or 0."""
+    return ir.Constant(I32, 128 if has_unsigned_instruction(features) else 0)
+
+
+@operation(bytes64, (bytes64,))
+def raise_signed(features, builder, weights):
+    """Signed weights as the dot product of this target wants them."""
+    if not has_unsigned_instruction(features):
+        return weights
+    return builder.xor(weights, constant_lanes(I8, 64, -128))
+
+
+def _by_instruction(features: str, builder: Any, weights: list[Any], activations: list[Any]) -> Any:
+    """VNNI: u8·s8, four products a lane."""
+    if "+avx512vnni" in features:
+        total = constant_lanes(I32, 16, 0)
+        for w, a in zip(weights, activations, strict=True):
+            operands = [total, as_words(builder, w), a]
+            total = call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
+        return total
+    halves = [constant_lanes(I32, 8, 0)] * 2
+    for w, a in zip(weights, activations, strict=True):
+        for half in (0, 1):
+            signed = part(builder, a, half, 2)
+            operands = [halves[half], part(builder, as_words(builder, w), half, 2), signed]
+            halves[half] = call(builder, "llvm.x86.avx512.vpdpbusd.256", halves[half].type, operands)
+    return join(builder, halves)
+
+
+def _by_pairs(builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int) -> Any:
+    """AVX2: pairs of products to int16, as many of these as fit in one, then to int32.
+
+    Signed weights: their magnitudes, with the signs moved to the activations.
+    """
+    words, ones = ir.VectorType(I32, 8), constant_lanes(I16, 16, 1)
+    fitting = max(1, LARGEST_INT16 // (2 * largest * LARGEST_ACTIVATION))
+    totals: list[Any] = [None, None]
+    narrow: list[Any] = [None, None]
+    for index, (w, a) in enumerate(zip(weights, activations, strict=True)):
+        signs = as_bytes(builder, a)
+        last = index % fitting == fitting - 1 or index == len(weights) - 1
+        for half in (0, 1):
+            pairs = _pairs(builder, part(builder, w, half, 2), part(builder, signs, half, 2), signed)
+            narrow[half] = pairs if narrow[half] is None else builder.add(narrow[half], pairs)
+            if last:
+                wide = call(builder, "llvm.x86.avx2.pmadd.wd", words, [narrow[half], ones])
+                totals[half] = wide if totals[half] is None else builder.add(totals[half], wide)
+                narrow[half] = None
+    return join(builder, totals)
+
+
+def _pairs(builder: Any, weight: Any, activation: Any, signed: bool) -> Any:
+    """Sums of two products each, int16; 256 bits."""
+    if signed:
+        sign = "llvm.x86.avx2.psign.b"
+        activation = call(builder, sign, weight.type, [activation, weight])
+        weight = call(builder, sign, weight.type, [weight, weight])
+    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), [weight, activation])
+
+
+def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
+    """Four sdot of 128 bits; right for unsigned weights too while they stay below 128."""
+    quarters = [constant_lanes(I32, 4, 0)] * 4
+    for w, a in zip(weights, activations, strict=True):
+        signs = as_bytes(builder, a)
+        for index in range(4):
+            operands = [quarters[index], part(builder, w, index, 4), part(builder, signs, index, 4)]
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            quarters[index] = call(builder, name, quarters[index].type, operands)
+    return join(builder, quarters)
+
+
+def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signed: bool) -> Any:
+    """Plain LLVM: widen to int16, multiply, and add the four products of each lane."""
+    shorts, words = ir.VectorType(I16, 64), ir.VectorType(I32, LANES)
+    total = constant_lanes(I32, LANES, 0)
+    for w, a in zip(weights, activations, strict=True):
+        wide = (builder.sext if signed else builder.zext)(w, shorts)
+        products = builder.mul(wide, builder.sext(as_bytes(builder, a), shorts))
+        for offset in range(4):
+            mask = ir.Constant(words, [4 * lane + offset for lane in range(LANES)])
+            picked = builder.shuffle_vector(products, ir.Constant(shorts, ir.Undefined), mask)
+            total = builder.add(total, builder.sext(picked, words))
+    return total
+
+
+def _dot(
+    features: str, builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int
+) -> Any:
+    """The sum by whatever the target has; weights and activations are vectors of four columns a lane."""
+    if has_unsigned_instruction(features):
+        return _by_instruction(features, builder, weights, activations)
+    if "+avx2" in features:
+        return _by_pairs(builder, weights, activations, signed, largest)
+    if "+dotprod" in features:
+        return _by_neon(builder, weights, activations)
+    return _by_widening(builder, weights, activations, signed)
+
+
+def dot_product(registers: int, *, signed: bool, largest: int, by_lanes: bool = False) -> Any:
+    """An intrinsic: Σ weights·activations of 4·`registers` columns, for sixteen lanes as int32.
+
+    Its arguments are the weights, four columns a register, as `raise_signed` leaves them, and the address of
+    the activations: four bytes a register that all lanes share, or with `by_lanes` four bytes for each lane.
+    `largest`: no weight's magnitude is above it.
+    """
+
+    def dot(features, builder, *operands):
+        *weights, at = operands
+        pitch, shape = (64, ir.VectorType(I32, LANES)) if by_lanes else (4, I32)
+        words = [
+            load(builder, builder.add(at, ir.Constant(at.type, pitch * index)), shape)
+            for index in range(registers)
+        ]
+        if not by_lanes:
+            words = [splat(builder, word, LANES) for word in words]
+        return _dot(features, builder, weights, words, signed, largest)
+
+    return operation(int16x, (*(bytes64,) * registers, address))(dot)
+
+
+def dot_sum(*, signed: bool, largest: int) -> Any:
+    """An intrinsic (total, weights, at): total + Σ weights·activations of four columns, as `dot_product`."""
+
+    def dot(features, builder, total, weights, at):
+        word = splat(builder, load(builder, at, I32), LANES)
+        if "+avx512vnni" in features:
+            operands = [total, as_words(builder, weights), word]
+            return call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
+        return builder.add(total, _dot(features, builder, [weights], [word], signed, largest))
+
+    return operation(int16x, (int16x, bytes64, address))(dot)

@@ -1,0 +1,1 @@
+"""Feed-forwards that read active neurons only."""

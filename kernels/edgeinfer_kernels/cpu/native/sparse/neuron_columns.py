@@ -1,0 +1,340 @@
+"""The down projection by neurons: sums over those of 32 neurons that are active.
+
+Formula: out[r] = Σ_b scale[r, b]·s[b]·(Σ_{n in b, active} q[r, n]·a[n]) - correction[r, b]·sum[b], as
+`rows.py`, with the same integers and in the same order of blocks. Active is what doesn't round to 0 among the
+int8 activations of its block, so that nothing is lost. Four neurons' bytes are woven together and go through
+one dot product.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import types
+
+from edgeinfer_kernels.cpu.native.gemv.rows import broadcast
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
+    bits_of_bytes,
+    load_bytes,
+    nonzero_bytes,
+    splat_i32,
+    to_float,
+    weave_high_bytes,
+    weave_high_shorts,
+    weave_low_bytes,
+    weave_low_shorts,
+)
+from edgeinfer_kernels.cpu.native.simd.dots import dot_sum, raise_signed, raised_by
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    load_halves,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    subtract_product,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import (
+    load_i64,
+    load_u8,
+    prefetch,
+    store_i8,
+    store_i64,
+    trailing_zeros,
+)
+from edgeinfer_kernels.cpu.native.sparse.neuron_rows import signed_factor, unsigned_factor
+from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATION_BYTES,
+    ACTIVATIONS,
+    ACTIVE_BYTES,
+    ACTIVE_LISTS,
+    BLOCKS_AHEAD,
+    CACHE_LINE,
+    NEURON_COLUMNS,
+    OUTPUTS_A_TILE,
+)
+
+NEURON_SUMS_ARGUMENTS = 10
+"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride,
+scratch, 0.
+
+`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_A_TILE; activations are int8 blocks;
+`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
+"""
+QUAD_BYTES = 48
+"""Four neurons: the addresses of their weights, then their activations, a byte each."""
+QUADS = ACTIVE_BYTES - 16
+"""Where the number of quads stands; behind it, of those in the first 16 neurons."""
+
+
+@dataclass(frozen=True)
+class ColumnFormat:
+    """A format by neurons as the kernel sees it: unsigned codes `offset` too high, or signed ones.
+
+    `factors`: "half": a float16 scales 32 neurons; "minimum": a float16 times a byte, and such a product to
+    be taken off; "two": a float16 times a signed byte for 16 neurons each.
+    """
+
+    bits: int
+    largest: int
+    factors: str
+    signed: bool = False
+    offset: int = 0
+
+
+COLUMN_FORMATS: dict[str, ColumnFormat] = {
+    "Q4_0": ColumnFormat(4, 15, "half", offset=8),
+    "Q8_0": ColumnFormat(8, 128, "half", signed=True),
+    "Q4_K": ColumnFormat(4, 15, "minimum"),
+    "Q5_K": ColumnFormat(8, 31, "minimum"),
+    "Q6_K": ColumnFormat(8, 63, "two", offset=32),
+}
+
+
+@inner
+def no_sums():
+    zero = splat_i32(types.int32(0))
+    return zero, zero, zero, zero
+
+
+@inner
+def list_bits(active, count, bits, activations, rows, neuron_bytes):
+    """Add the neurons whose bits are set, and fill up the last quad with the last one times 0."""
+    at = rows
+    while bits != 0:
+        neuron = trailing_zeros(bits)
+        at = rows + neuron * neuron_bytes
+        quad = active + QUAD_BYTES * (count // 4)
+        store_i64(quad + 8 * (count % 4), at)
+        store_i8(quad + 32 + count % 4, load_u8(activations + neuron))
+        bits &= bits - 1
+        count += 1
+    while count % 4 != 0:
+        quad = active + QUAD_BYTES * (count // 4)
+        store_i64(quad + 8 * (count % 4), at)
+        store_i8(quad + 32 + count % 4, 0)
+        count += 1
+    return count
+
+
+@inner
+def list_active(active, activations, rows, neuron_bytes, by_halves):
+    """The active neurons of a block, as quads."""
+    bits = nonzero_bytes(activations)
+    first = list_bits(active, 0, bits & 0xFFFF if by_halves else bits, activations, rows, neuron_bytes)
+    last = first
+    if by_halves:
+        last = list_bits(active, first, bits & 0xFFFF0000, activations, rows, neuron_bytes)
+    store_i64(active + QUADS, last // 4)
+    store_i64(active + QUADS + 8, first // 4)
+
+
+@inner
+def block_address(columns, block):
+    """The address of a block's factors, and of those of its super-block."""
+    each = load_i64(columns + NEURON_COLUMNS.blocks_a_super)
+    super_block = load_i64(columns + NEURON_COLUMNS.weights)
+    super_block += block // each * load_i64(columns + NEURON_COLUMNS.super_bytes)
+    at = super_block + load_i64(columns + NEURON_COLUMNS.super_factor_bytes)
+    return at + block % each * load_i64(columns + NEURON_COLUMNS.block_bytes), super_block
+
+
+def make_tile(form: ColumnFormat):
+    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds a block's neurons to
+    OUTPUTS_A_TILE outputs from `place` on.
+    """
+    add_product = dot_sum(signed=form.signed, largest=form.largest)
+    signed, offset = form.signed, np.float32(form.offset)
+
+    @inner
+    def add_four(sums, a, b, c, d, word):
+        low, high = weave_low_bytes(a, b), weave_high_bytes(a, b)
+        low_too, high_too = weave_low_bytes(c, d), weave_high_bytes(c, d)
+        w0, w1 = weave_low_shorts(low, low_too), weave_high_shorts(low, low_too)
+        w2, w3 = weave_low_shorts(high, high_too), weave_high_shorts(high, high_too)
+        if signed:
+            w0, w1, w2, w3 = raise_signed(w0), raise_signed(w1), raise_signed(w2), raise_signed(w3)
+        return (
+            add_product(sums[0], w0, word),
+            add_product(sums[1], w1, word),
+            add_product(sums[2], w2, word),
+            add_product(sums[3], w3, word),
+        )
+
+    @inner
+    def sums_of_bytes(active, first, last, place):
+        sums = no_sums()
+        for quad in range(first, last):
+            at = active + QUAD_BYTES * quad
+            a = load_bytes(load_i64(at) + place)
+            b = load_bytes(load_i64(at + 8) + place)
+            c = load_bytes(load_i64(at + 16) + place)
+            d = load_bytes(load_i64(at + 24) + place)
+            sums = add_four(sums, a, b, c, d, at + 32)
+        return sums
+
+    @inner
+    def sums_of_nibbles(active, quads, place):
+        low, high = no_sums(), no_sums()
+        for quad in range(quads):
+            at = active + QUAD_BYTES * quad
+            a = load_bytes(load_i64(at) + place // 2)
+            b = load_bytes(load_i64(at + 8) + place // 2)
+            c = load_bytes(load_i64(at + 16) + place // 2)
+            d = load_bytes(load_i64(at + 24) + place // 2)
+            low = add_four(
+                low,
+                bits_of_bytes(a, 0, 15),
+                bits_of_bytes(b, 0, 15),
+                bits_of_bytes(c, 0, 15),
+                bits_of_bytes(d, 0, 15),
+                at + 32,
+            )
+            high = add_four(
+                high,
+                bits_of_bytes(a, 4, 15),
+                bits_of_bytes(b, 4, 15),
+                bits_of_bytes(c, 4, 15),
+                bits_of_bytes(d, 4, 15),
+                at + 32,
+            )
+        return low, high
+
+    @inner
+    def add_half(sums, factors, halves, outputs, place, activations, out):
+        at = out + 4 * place
+        scale = load_halves(halves + 2 * place)
+        total = multiply_add(
+            to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
+        )
+        if signed:
+            correction = multiply(scale, splat_f32(np.float32(raised_by())))
+            if raised_by() != 0:
+                total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
+        else:
+            correction = multiply(scale, splat_f32(offset))
+            total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
+        store_floats(at, total)
+
+    @inner
+    def add_minimum(sums, factors, halves, outputs, place, activations, out):
+        at = out + 4 * place
+        scale = unsigned_factor(halves + 2 * place, factors + place)
+        minimum = unsigned_factor(halves + 2 * (outputs + place), factors + outputs + place)
+        total = multiply_add(
+            to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
+        )
+        store_floats(at, subtract_product(minimum, broadcast(activations, ACTIVATIONS.sum), total))
+
+    @inner
+    def add_two(first, last, factors, halves, outputs, place, activations, out):
+        at = out + 4 * place
+        scale = signed_factor(halves + 2 * place, factors + place)
+        scale_too = signed_factor(halves + 2 * place, factors + outputs + place)
+        weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
+        total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
+        correction = multiply(scale, splat_f32(offset))
+        total = subtract_product(correction, broadcast(activations, ACTIVATIONS.first_sum), total)
+        correction = multiply(scale_too, splat_f32(offset))
+        store_floats(at, subtract_product(correction, broadcast(activations, ACTIVATIONS.last_sum), total))
+
+    add_one = add_half if form.factors == "half" else add_minimum
+
+    @inner
+    def add_registers(sums, factors, halves, outputs, place, activations, out):
+        add_one(sums[0], factors, halves, outputs, place, activations, out)
+        add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
+        add_one(sums[2], factors, halves, outputs, place + 32, activations, out)
+        add_one(sums[3], factors, halves, outputs, place + 48, activations, out)
+
+    @inner
+    def tile_of_nibbles(active, quads, factors, halves, outputs, place, activations, out):
+        low, high = sums_of_nibbles(active, quads, place)
+        add_registers(low, factors, halves, outputs, place, activations, out)
+        add_registers(high, factors, halves, outputs, place + 64, activations, out)
+
+    @inner
+    def tile_of_bytes(active, quads, factors, halves, outputs, place, activations, out):
+        for here in range(place, place + OUTPUTS_A_TILE, 64):
+            sums = sums_of_bytes(active, 0, quads, here)
+            add_registers(sums, factors, halves, outputs, here, activations, out)
+
+    @inner
+    def tile_of_two(active, quads, factors, halves, outputs, place, activations, out):
+        middle = load_i64(active + QUADS + 8)
+        for here in range(place, place + OUTPUTS_A_TILE, 64):
+            f = sums_of_bytes(active, 0, middle, here)
+            s = sums_of_bytes(active, middle, quads, here)
+            add_two(f[0], s[0], factors, halves, outputs, here, activations, out)
+            add_two(f[1], s[1], factors, halves, outputs, here + 16, activations, out)
+            add_two(f[2], s[2], factors, halves, outputs, here + 32, activations, out)
+            add_two(f[3], s[3], factors, halves, outputs, here + 48, activations, out)
+
+    if form.factors == "two":
+        return tile_of_two
+    return tile_of_nibbles if form.bits == 4 else tile_of_bytes
+
+
+def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
+    """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums of some outputs, for a few tokens.
+
+    Reads the factors of all blocks with an active neuron and bits/8 bytes a neuron and output.
+    """
+    tile = make_tile(form)
+    by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits
+
+    @inner
+    def list_step(columns, step, tokens, activations, stride, scratch):
+        block = step // tokens
+        at, _ = block_address(columns, block)
+        neuron_bytes = load_i64(columns + NEURON_COLUMNS.neuron_bytes)
+        rows = at + load_i64(columns + NEURON_COLUMNS.factor_bytes)
+        a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
+        list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
+
+    @inner
+    def prefetch_lines(at, nbytes):
+        for line in range(0, nbytes, CACHE_LINE):
+            prefetch(at + line)
+
+    @inner
+    def prefetch_tile(active, factors, halves, outputs, place):
+        for quad in range(load_i64(active + QUADS)):
+            at = active + QUAD_BYTES * quad
+            for neuron in range(4):
+                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_A_TILE * bits // 8)
+        if has_bytes:
+            prefetch_lines(factors + place, OUTPUTS_A_TILE)
+            prefetch_lines(factors + outputs + place, OUTPUTS_A_TILE)
+        else:
+            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_A_TILE)
+
+    def neuron_sums(
+        columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
+    ):
+        outputs = load_i64(columns + NEURON_COLUMNS.outputs)
+        for token in range(tokens):
+            for place in range(first, last, 16):
+                store_floats(output + token * output_stride + 4 * place, splat_f32(np.float32(0)))
+        steps = load_i64(columns + NEURON_COLUMNS.blocks) * tokens
+        for step in range(min(steps, BLOCKS_AHEAD)):
+            list_step(columns, step, tokens, activations, stride, scratch)
+        for step in range(steps):
+            active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
+            ahead = min(step + BLOCKS_AHEAD, steps - 1)
+            list_step(columns, ahead, tokens, activations, stride, scratch)
+            following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
+            next_factors, next_halves = block_address(columns, ahead // tokens)
+            quads = load_i64(active + QUADS)
+            block = step // tokens
+            token = step - block * tokens
+            factors, halves = block_address(columns, block)
+            a = activations + token * stride + ACTIVATION_BYTES * block
+            out = output + token * output_stride
+            for place in range(first, last, OUTPUTS_A_TILE):
+                prefetch_tile(following, next_factors, next_halves, outputs, place)
+                if quads != 0:
+                    tile(active, quads, factors, halves, outputs, place, a, out)
+
+    return neuron_sums

@@ -1,0 +1,138 @@
+"""Rows of gate or up for a list of neurons, one after the other.
+
+A row's blocks of 32 columns lie interleaved by sixteen (`neuron_layout.py`), so that a lane is a block and
+the arithmetic of `rows.py` goes on as it is, with activations interleaved in the same way; a row ends with
+one sum across the lanes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
+from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS, nibbles, nibbles_with_fifth_bits
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
+    bits_of_bytes,
+    load_bytes,
+    load_ints,
+    load_signed_bytes,
+    load_unsigned_bytes,
+    or_bytes,
+    shift_bytes_left,
+    to_float,
+)
+from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.float_lanes import lanes_sum, load_halves, multiply, splat_f32
+from edgeinfer_kernels.cpu.native.simd.scalars import load_i32, prefetch, store_f32, store_i32
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
+
+NEURON_ROWS_ARGUMENTS = 6
+"""weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
+
+`list` is int32, with ROWS_AHEAD more behind the last; `activations` are one token's by lanes; `output` is
+float32, by neuron.
+"""
+ACTIVATION_WORDS = ACTIVATION_BYTES // 4
+LANES_BYTES = ROWS_A_GROUP * ACTIVATION_BYTES
+
+
+@inner
+def unsigned_factor(halves, factors):
+    """A float16 times an unsigned byte, of sixteen lanes."""
+    return multiply(load_halves(halves), to_float(load_unsigned_bytes(factors)))
+
+
+@inner
+def signed_factor(halves, factors):
+    """A float16 times a signed byte, of sixteen lanes."""
+    return multiply(load_halves(halves), to_float(load_signed_bytes(factors)))
+
+
+@inner
+def unpack_q4_k_cut(block, index):
+    scale = unsigned_factor(block, block + 64)
+    return (*nibbles(block + 96), scale, unsigned_factor(block + 32, block + 80))
+
+
+@inner
+def unpack_q5_k_cut(block, index):
+    weights = nibbles_with_fifth_bits(block + 160, load_ints(block + 96))
+    return (*weights, unsigned_factor(block, block + 64), unsigned_factor(block + 32, block + 80))
+
+
+@inner
+def with_two_bits(weights, high, index):
+    """Set bits 4 and 5 of four columns from bits 2·index… of each byte of `high`."""
+    return or_bytes(weights, shift_bytes_left(bits_of_bytes(high, 2 * index, 3), 4))
+
+
+@inner
+def unpack_q6_k_cut(block, index):
+    w = nibbles(block + 64)
+    first = load_bytes(block + 320)
+    last = load_bytes(block + 384)
+    return (
+        with_two_bits(w[0], first, 0),
+        with_two_bits(w[1], first, 1),
+        with_two_bits(w[2], first, 2),
+        with_two_bits(w[3], first, 3),
+        with_two_bits(w[4], last, 0),
+        with_two_bits(w[5], last, 1),
+        with_two_bits(w[6], last, 2),
+        with_two_bits(w[7], last, 3),
+        signed_factor(block, block + 32),
+        signed_factor(block, block + 48),
+    )
+
+
+CUT_FORMATS: dict[str, RowFormat] = {
+    "Q4_0": ROW_FORMATS["Q4_0"],
+    "Q8_0": ROW_FORMATS["Q8_0"],
+    "Q4_K": replace(ROW_FORMATS["Q4_K"], unpack=unpack_q4_k_cut, block_bytes=22, sub_blocks=1),
+    "Q5_K": replace(ROW_FORMATS["Q5_K"], unpack=unpack_q5_k_cut, block_bytes=26, sub_blocks=1),
+    "Q6_K": replace(ROW_FORMATS["Q6_K"], unpack=unpack_q6_k_cut, block_bytes=28, sub_blocks=1),
+}
+"""Formats cut into blocks of 32 columns; their bytes are those of `NEURON_FORMATS`."""
+
+
+def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
+    """The kernel for NEURON_ROWS_ARGUMENTS int64: output[n] = row n · activations, for the neurons of a list.
+
+    Reads count·groups·16 blocks and writes count·4 bytes.
+    """
+    unpack, accumulate = with_corrections(form), make_accumulate(form, by_lanes=True)
+    group_bytes = form.group_bytes
+
+    def neuron_rows(weights, groups, neurons, count, activations, output):
+        row_bytes = groups * group_bytes
+        for index in range(count):
+            at = neurons + 4 * index
+            row = weights + load_i32(at) * row_bytes
+            ahead = weights + load_i32(at + 4 * ROWS_AHEAD) * row_bytes
+            total = splat_f32(0)
+            for group in range(groups):
+                for line in range(0, group_bytes, CACHE_LINE):
+                    prefetch(ahead + group * group_bytes + line)
+                unpacked = unpack(row + group * group_bytes, 0)
+                total = accumulate(unpacked, activations + LANES_BYTES * group, total)
+            store_f32(output + 4 * load_i32(at), lanes_sum(total))
+
+    return neuron_rows
+
+
+@inner
+def activations_by_lanes(source, columns, target):
+    """A token's quantised activations with sixteen blocks interleaved; zeros where there are no more."""
+    blocks = columns // 32
+    for first in range(0, blocks, ROWS_A_GROUP):
+        count = min(ROWS_A_GROUP, blocks - first)
+        to = target + LANES_BYTES * (first // ROWS_A_GROUP)
+        at = source + ACTIVATION_BYTES * first
+        if count == ROWS_A_GROUP:
+            gather_words(at, ACTIVATION_BYTES, to, ACTIVATION_WORDS)
+            continue
+        for word in range(ACTIVATION_WORDS):
+            for lane in range(ROWS_A_GROUP):
+                value = load_i32(at + ACTIVATION_BYTES * lane + 4 * word) if lane < count else 0
+                store_i32(to + 64 * word + 4 * lane, value)

@@ -1,0 +1,1 @@
+"""Running compiled kernels: the thread pool, argument blocks, schedules, measured speeds."""

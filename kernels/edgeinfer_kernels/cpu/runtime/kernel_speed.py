@@ -1,0 +1,145 @@
+"""How fast the CPU's kernels go through weights of a format: the whole way of a token through layers."""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes
+from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer, wide_layers
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_quant_formats import block_format
+
+PROMPT = 128
+PROMPT_ROWS = 4096
+LAYERS = 2, 12
+"""Of two small decoders whose difference says what a layer takes."""
+FIRST = 2
+"""Passes that aren't counted."""
+
+
+@dataclass(frozen=True)
+class KernelSpeed:
+    """Bytes of weights a second for one token; operations a second for many, two for a weight and a token."""
+
+    bytes_per_second: float
+    operations_per_second: float
+
+
+def kernel_speed(
+    kernels: Kernels,
+    format_name: str,
+    threads: int,
+    read_bytes: int = 0,
+    block_seconds: float = 0.0,
+    seconds: float = 0.15,
+) -> KernelSpeed:
+    """Measure both, `seconds` each, the median pass counting: what else runs here will run later too.
+
+    Reading is measured on whole layers, whose threads meet and wait for one that was kept away; less what
+    their blocks take beside reading (`StepSpeed.block_seconds`). `kernels`: with those of the format.
+    `read_bytes` 0: more than caches hold.
+    """
+    wide = wide_layers(format_name, read_bytes or uncached_bytes())
+    specification, weights = wide
+    whole = median(_passes(wide, kernels, 1, threads, seconds, whole=True))
+    reading = max(whole - 2 * len(specification.layers) * block_seconds, whole / 2)
+    multiplying = median(_passes(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
+    nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
+    return KernelSpeed(nbytes / reading, 2 * PROMPT * PROMPT_ROWS * WIDTH / multiplying)
+
+
+def cached_speed(
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.1
+) -> KernelSpeed:
+    """The same of a model so small that caches have some of it, whose rows are narrow: reading without what
+    starting takes, prompts with all that a layer does for them.
+    """
+    few, many = (
+        median(_passes(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True))
+        for layers in LAYERS
+    )
+    _, weights = narrow_layers(format_name, 16, 1)
+    operations = 2 * PROMPT * sum(matrix.rows * matrix.columns for matrix in weights.matrices(head=False))
+    multiplying = max(many - few, 1e-9) / (LAYERS[1] - LAYERS[0])
+    return KernelSpeed(
+        _cached_reading(kernels, format_name, threads, read_bytes, seconds), operations / multiplying
+    )
+
+
+def _cached_reading(
+    kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float
+) -> float:
+    """Bytes per second of so many bytes of narrow rows."""
+    row_bytes = block_format(format_name).row_bytes(NARROW)
+    rows = max(read_bytes // row_bytes // 16, 2) * 16
+    few, many = (
+        _good(_passes(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
+        for count in (16, rows)
+    )
+    return (rows - 16) * row_bytes / max(many - few, 1e-9)
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """What a token takes beside reading weights: seconds for each of a layer's two blocks, whose threads meet
+    between phases; and once for itself, the way into the kernels and back.
+    """
+
+    block_seconds: float
+    token_seconds: float
+
+
+def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.1) -> StepSpeed:
+    """Measure both on a few narrow layers, which lie in caches."""
+    few, many = (
+        _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
+        for layers in LAYERS
+    )
+    _, weights = narrow_layers(format_name, 16, 1)
+    nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
+    reading = nbytes / _cached_reading(kernels, format_name, threads, LAYERS[1] * nbytes, seconds)
+    layer = (many - few) / (LAYERS[1] - LAYERS[0])
+    return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
+
+
+def _good(passes: list[float]) -> float:
+    """The last of the first quarter: to keep a thread away costs short passes a multiple."""
+    return sorted(passes)[len(passes) // 4]
+
+
+def _passes(
+    decoder: tuple[DecoderSpecification, DecoderWeights],
+    kernels: Kernels,
+    tokens: int,
+    threads: int,
+    seconds: float,
+    whole: bool = False,
+) -> list[float]:
+    """Seconds of each pass of `tokens` through the head, or through the `whole` decoder, several of them
+    through its layers alone; the first ones aren't counted.
+    """
+    specification, weights = decoder
+    caches = [LayerCache.allocate(layer.attention, PROMPT, "f16") for layer in specification.layers]
+    backend = CpuBackend(specification, weights, caches, kernels, batch=tokens, threads=threads)
+    x = np.ones((tokens, specification.width), np.float32)
+    passes: list[float] = []
+    try:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(passes) <= FIRST:
+            begin = time.perf_counter()
+            if whole and tokens > 1:
+                backend.all_layers(x, 0)
+            elif whole:
+                backend.logits_behind([0], 0)
+            else:
+                backend.logits(x)
+            passes.append(time.perf_counter() - begin)
+    finally:
+        backend.close()
+    return passes[FIRST:]

@@ -1,0 +1,88 @@
+"""The blocks of a model as lists that a team goes through in one run, and what they are called with."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
+from edgeinfer_kernels.cpu.runtime.abi import CALL
+from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
+from edgeinfer_kernels.specification import RopeSpecification
+
+Run = tuple[int, int, int]
+"""What a team is given: a function, its block and its call."""
+
+
+class LayerBlocks(NamedTuple):
+    """The kernels of a layer: (function, structure) each, in their order, and the RoPE that they turn by."""
+
+    steps: tuple[tuple[int, int], ...]
+    rope: RopeSpecification | None
+
+
+class Programs:
+    """Lists of blocks for `runner`, the kernel `run_program`.
+
+    `by_token`: functions behind which a step's threads needn't meet.
+    Layers that turn by the same RoPE share a call: `calls` are these with the tables that their cosines come
+    from. Rows lie at `x`, `stride` bytes apart.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        runner: int,
+        layers: Sequence[LayerBlocks],
+        x: int,
+        stride: int,
+        by_token: Collection[int],
+    ) -> None:
+        self._arena, self._runner, self._layers = arena, runner, layers
+        self._by_token = by_token
+        self.x, self.stride = x, stride
+        ropes = dict.fromkeys(layer.rope for layer in layers)
+        made = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in ropes}
+        self.calls = list(made.values())
+        # Looked up by layer, as to hash a specification takes 10 us a token.
+        self.tables = [made[layer.rope][0] for layer in layers]
+        self._call_of = [arena.keep(made[layer.rope][1]) for layer in layers]
+        self._made = dict[tuple[int, ...], Run]()
+
+    def of_layers(self, layers: Sequence[int]) -> Run:
+        """The blocks of some layers; made once."""
+        key = tuple(layers)
+        if key not in self._made:
+            self._made[key] = self._listed(self._steps(layers))
+        return self._made[key]
+
+    def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_call: int) -> Run:
+        """`before`, called as the first layer is, all layers, and the head."""
+        first = [(function, block, self._call_of[0]) for function, block in before]
+        steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
+        return self._listed(steps, before_head=True)
+
+    def fill(self, tokens: int, start: int, places: int = 0, span: int = 0, x: int = 0) -> None:
+        """Say in every call which tokens come: at positions start…, or at `places` of a span of positions
+        from `start` on. `span`: how many positions may be turned to; `x`: where their rows lie, if elsewhere.
+        """
+        at = x or self.x
+        for table, call in self.calls:
+            fill_call(
+                call, at, self.stride, tokens, start, table.address_of(start, max(span, tokens)), places
+            )
+
+    def _steps(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(function, block, call) for each block of these layers."""
+        return [
+            (function, block, self._call_of[layer])
+            for layer in layers
+            for function, block in self._layers[layer].steps
+        ]
+
+    def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
+        keep, count = self._arena.keep, np.array([len(steps)], np.int64)
+        listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
+        if before_head:  # which may be called for one of the rows only
+            listed[-2] = (*steps[-2], 1)
+        return self._runner, keep(np.array(listed, np.int64)), keep(count)

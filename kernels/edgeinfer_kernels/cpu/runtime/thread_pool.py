@@ -1,0 +1,106 @@
+"""The thread team as Python sees it: started once per model, run for every block, dismissed at the end."""
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.runtime.abi import TEAM, TEAM_BYTES
+from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+
+FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+REST_MICROSECONDS = 500
+
+
+def address_of(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+class Team:
+    """Runs `function(block, call, team, thread)` on all its threads at once.
+
+    Safe to call from several Python threads (calls take turns) and after a fork (threads are started anew).
+    """
+
+    def __init__(self, kernels: Kernels, threads: int) -> None:
+        self.threads = threads
+        self._kernels = kernels
+        self._run = kernels.function("team_run", 4)
+        self._serve = kernels.function("team_serve", 3)
+        self._dismiss = kernels.function("team_dismiss", 1)
+        self._turn = fork_safe_lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._memory = np.zeros(TEAM_BYTES // 8 + 8, np.int64)
+        start = -(self._memory.ctypes.data // 8) % 8
+        fields = self._memory[start:]
+        self.address = fields.ctypes.data
+        for name, value in self._operating_system().items():
+            fields[getattr(TEAM, name) // 8] = value
+        fields[TEAM.threads // 8] = self.threads
+        workers = [
+            threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
+            for thread in range(1, self.threads)
+        ]
+        for worker in workers:
+            worker.start()
+        kept_alive = (self._memory, self._kernels, self._functions)
+        self._end = weakref.finalize(
+            self, _dismiss, self._process, self._dismiss, self.address, workers, kept_alive
+        )
+
+    def _operating_system(self) -> dict[str, int]:
+        """Addresses of the C functions by which a thread waits politely."""
+        if sys.platform == "win32":
+            library = ctypes.windll.kernel32
+            self._functions = [library.SwitchToThread, library.Sleep]
+            sleep_argument = 1
+        else:
+            library = ctypes.CDLL(None)
+            self._functions = [library.sched_yield, library.usleep]
+            sleep_argument = REST_MICROSECONDS
+        fields = {
+            "yield_function": address_of(self._functions[0]),
+            "sleep_function": address_of(self._functions[1]),
+            "sleep_argument": sleep_argument,
+        }
+        if sys.platform == "linux" and platform.machine() in FUTEX_NUMBERS:
+            self._functions.append(library.syscall)
+            fields["syscall_function"] = address_of(library.syscall)
+            fields["futex"] = FUTEX_NUMBERS[platform.machine()]
+        return fields
+
+    def run(self, function: int, block: int, call: int) -> None:
+        """Run the kernel at address `function` on every thread; return when all are done."""
+        with self._turn:
+            if os.getpid() != self._process:
+                self._end.detach()
+                self._start()
+            self._run(self.address, function, block, call)
+
+    def close(self) -> None:
+        """End the threads; the team can't be used afterwards. Done by itself when it is forgotten."""
+        self._end()
+
+
+def _dismiss(
+    process: int,
+    dismiss: Callable[[int], None],
+    address: int,
+    workers: list[threading.Thread],
+    kept_alive: tuple[object, ...],
+) -> None:
+    """Send the threads home and wait for them: their code and memory must outlive them."""
+    if os.getpid() != process:  # after a fork there are none
+        return
+    dismiss(address)
+    for worker in workers:
+        worker.join()

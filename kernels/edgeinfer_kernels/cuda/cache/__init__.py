@@ -1,0 +1,1 @@
+"""KV caches of the CUDA backend."""

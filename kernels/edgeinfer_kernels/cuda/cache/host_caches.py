@@ -1,0 +1,199 @@
+"""Keys and values of layers whose attention is the host's, while a prompt's attention runs on the device.
+
+One layer's at a time lie here in float16, heads' dimensions in the device's order. What is cached comes from
+the host's cache before, what is new goes there behind, in its own layout and type (`LayerCache`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cache_formats import rotation_block
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.weights.device_layers import DeviceCache
+from edgeinfer_kernels.cuda.weights.rope_tables import head_order
+from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
+from edgeinfer_kernels.specification import AttentionSpecification
+
+Array = npt.NDArray[Any]
+
+
+class HostCaches:
+    """Room for the largest layer's keys and values out of the arena. `layers`: the host's, by index."""
+
+    def __init__(self, layers: Mapping[int, AttentionSpecification], positions: int, arena: Arena) -> None:
+        self._layers, self._positions = layers, positions
+        largest = max((facts.kv_heads * facts.head_dim for facts in layers.values()), default=0)
+        self._keys, self._values = (arena.take((largest * positions,), torch.float16) for _ in range(2))
+        self._caches: Mapping[int, LayerCache] = {}
+        self._orders: dict[int, Tensor] = {}
+
+    def connect(self, caches: Mapping[int, LayerCache]) -> None:
+        """The host's caches, by layer."""
+        self._caches = caches
+        for index, facts in self._layers.items():
+            order = torch.from_numpy(head_order(facts.rope, facts.head_dim))
+            self._orders[index] = order.to(self._keys.device)
+
+    def memories(self) -> list[Tensor]:
+        """What the host's caches lie in, as bytes."""
+        return [
+            torch.from_numpy(array.reshape(-1).view(np.uint8))
+            for cache in self._caches.values()
+            for array in cache.arrays()
+        ]
+
+    def _room(self, facts: AttentionSpecification) -> DeviceCache:
+        shape = facts.kv_heads, self._positions, facts.head_dim
+        size = torch.Size(shape).numel()
+        nothing = self._keys[:0]
+        return DeviceCache(self._keys[:size].view(shape), nothing, self._values[:size].view(shape), nothing)
+
+    def fetch(self, index: int, start: int) -> DeviceCache:
+        """Layer `index`'s keys and values with the first `start` positions as the host has them."""
+        facts, host, order = self._layers[index], self._caches[index], self._orders[index]
+        here = self._room(facts)
+        for head in range(facts.kv_heads if start else 0):
+            keys = self._rows(self._sent(host.keys[head], start, LANES))
+            values = self._sent(host.values[head], start, 1)
+            if host.key_scales is not None and host.value_scales is not None:
+                if host.has_rotated_heads:
+                    keys, values = _pairs(keys), _groups(values)
+                keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
+                values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
+                if host.has_rotated_heads:
+                    keys, values = (rotated(rows[:, : facts.head_dim]) for rows in (keys, values))
+            here.keys[head, :start].copy_(keys[:start].index_select(1, order))
+            here.values[head, :start].copy_(values[:, : facts.head_dim])
+        return here
+
+    def _sent(self, rows: Array, start: int, positions: int) -> Tensor:
+        """The first rows of a head's, of `positions` each, up to position `start`; on the device."""
+        there = torch.from_numpy(rows[: -(-start // positions)])
+        return there.to(self._keys.device, non_blocking=True)
+
+    @staticmethod
+    def _rows(tiles: Tensor) -> Tensor:
+        """(tiles, elements, 16) to (positions, elements)."""
+        return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])
+
+    def _spread(self, scales: Array, start: int, width: int) -> Tensor:
+        """Scales of one head for each element, (positions, width) float32."""
+        rows = self._rows(self._sent(scales, start, LANES)).float()
+        return rows.repeat_interleave(SCALED, dim=1)[:, :width]
+
+    def put_back(self, index: int, here: DeviceCache, start: int, tokens: int) -> None:
+        """What `here` holds of positions start…start + tokens goes to the host's cache, as soon as the device
+        has come so far.
+        """
+        facts, host, end = self._layers[index], self._caches[index], start + tokens
+        first, last = start // LANES, -(-end // LANES)
+        inverse = torch.argsort(self._orders[index])
+        width = padded(facts.head_dim)
+        keys = here.keys[:, first * LANES : end].index_select(2, inverse)
+        values = here.values[:, first * LANES : end]
+        parts, nibbles = (keys, values), host.has_rotated_heads
+        if nibbles:
+            parts = (rotated(keys), rotated(values))
+        rows = [_padded(part, (last - first) * LANES, width) for part in parts]
+        if host.key_scales is None or host.value_scales is None:
+            self._store(host.keys, first, _tiles(rows[0]), start)
+            self._store_rows(host.values, start, rows[1][:, start - first * LANES : end - first * LANES])
+            return
+        (codes, scales), (value_codes, value_scales) = (_rounded(each, nibbles) for each in rows)
+        if nibbles:
+            codes, value_codes = _packed_in_pairs(codes), _packed_in_groups(value_codes)
+        self._store(host.keys, first, _tiles(codes), start)
+        self._store(host.key_scales, first, _tiles(scales), start)
+        self._store(host.value_scales, first, _tiles(value_scales), start)
+        self._store_rows(host.values, start, value_codes[:, start - first * LANES : end - first * LANES])
+
+    def _store(self, target: Array, first: int, tiles: Tensor, start: int) -> None:
+        """Whole tiles (heads, tiles, elements, 16) from tile `first` on; what lies before `start` stays."""
+        tiles = tiles.to(_type_of(target))
+        before = start % LANES
+        if before:
+            old = torch.from_numpy(np.ascontiguousarray(target[:, first, :, :before]))
+            tiles[:, 0, :, :before] = old.to(tiles.device)
+        for head, each in enumerate(tiles):
+            torch.from_numpy(target[head, first : first + len(each)]).copy_(each, non_blocking=True)
+
+    @staticmethod
+    def _store_rows(target: Array, start: int, rows: Tensor) -> None:
+        """Rows (heads, tokens, width) from position `start` on."""
+        rows = rows.to(_type_of(target)).contiguous()
+        for head, each in enumerate(rows):
+            torch.from_numpy(target[head, start : start + len(each)]).copy_(each, non_blocking=True)
+
+
+def _type_of(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def _padded(rows: Tensor, positions: int, width: int) -> Tensor:
+    """(heads, positions, width) with zeros behind what there is."""
+    missing = (0, width - rows.shape[2], 0, positions - rows.shape[1])
+    return torch.nn.functional.pad(rows, missing)
+
+
+def _tiles(rows: Tensor) -> Tensor:
+    """(heads, positions, elements) to (heads, tiles, elements, 16)."""
+    return rows.unflatten(1, (-1, LANES)).transpose(2, 3).contiguous()
+
+
+def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
+    """`cache_elements.rounded_to_bytes` or `rounded_to_nibbles` on the device: codes in float32, scales in
+    float16.
+    """
+    width = rows.shape[2]
+    groups = -(-width // SCALED)
+    parts = torch.nn.functional.pad(rows.float(), (0, groups * SCALED - width)).unflatten(2, (groups, SCALED))
+    furthest, ends = parts.abs().amax(-1) / 127, (-127, 127)
+    if nibbles:
+        most, least = parts.amax(-1), parts.amin(-1)
+        furthest, ends = torch.where(most > -least, most, least) / -8, (-8, 7)
+    scales = furthest.clamp(-65504, 65504).half()
+    wide = scales.float()[..., None]
+    codes = torch.where(wide != 0, parts / torch.where(wide != 0, wide, 1.0), 0.0).round().clamp(*ends)
+    return codes.flatten(2)[:, :, :width], scales
+
+
+def rotated(rows: Tensor) -> Tensor:
+    """`cache_elements.rotated` on the device, (..., head_dim) float32."""
+    block, step = rotation_block(rows.shape[-1]), 1
+    x = rows.float().reshape(-1, block)
+    while step < block:
+        a, b = x.view(len(x), -1, 2, step).unbind(2)
+        x = torch.stack((a + b, a - b), 2).view(-1, block)
+        step *= 2
+    return (x * block**-0.5).view(rows.shape)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """`cache_elements.unpacked_pairs` of rows (n, bytes), in float32."""
+    return (torch.stack((packed & 15, packed >> 4), -1).float() - 8).flatten(1)
+
+
+def _groups(packed: Tensor) -> Tensor:
+    """`cache_elements.unpacked_groups` of rows (n, bytes), whole groups, in float32."""
+    parts = packed.unflatten(1, (-1, SCALED // 2))
+    return (torch.stack((parts & 15, parts >> 4), 2).float() - 8).flatten(1)
+
+
+def _packed_in_pairs(codes: Tensor) -> Tensor:
+    """`cache_elements.packed_in_pairs` of (heads, positions, width)."""
+    low, high = (codes + 8).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
+    return low | high << 4
+
+
+def _packed_in_groups(codes: Tensor) -> Tensor:
+    """`cache_elements.packed_in_groups` of (heads, positions, width)."""
+    missing = -codes.shape[2] % SCALED
+    raised = (torch.nn.functional.pad(codes, (0, missing)) + 8).to(torch.uint8)
+    low, high = raised.unflatten(2, (-1, 2, SCALED // 2)).unbind(3)
+    return (low | high << 4).flatten(2)

@@ -1,0 +1,169 @@
+"""Decode steps recorded as graphs, one for each number of tokens and way of choosing, and replayed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.sampling import sample
+from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
+from edgeinfer_kernels.cuda.device_parts import Drawing, synchronise
+from edgeinfer_kernels.cuda.offload.cpu_stages import Host, StepTurns
+from edgeinfer_kernels.cuda.offload.expert_loading import ExpertRefills
+from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
+from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
+
+RING = 64
+"""Choices that may lie between the device and its reader."""
+NONE, BEST, DRAW = "none", "best", "draw"
+"""What follows a step's logits: nothing, the highest of them as the next token, or a drawn one."""
+
+
+class CapturedSteps:
+    """Runs steps on the current stream; off CUDA it launches their kernels one by one.
+
+    `chosen` (RING,) int32, in memory that the host reads: the id that followed the token at each position.
+    """
+
+    def __init__(self, step: DecodeStep, drawing: Drawing) -> None:
+        self.step = step
+        self._drawing = drawing
+        self._device = step.workspace.state.device
+        self._cuda = self._device.type == "cuda"
+        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._start = 0
+        self._widths: tuple[int, ...] = FEW_WIDTHS
+        self.host: Host | None = None
+        """Who takes the turns of a divided model."""
+        self.refills: ExpertRefills | None = None
+        """Who changes its experts' places between two steps."""
+        self.meets_in_graph = self._cuda
+        """Whether the device can wait for its host within a graph."""
+        self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
+        self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
+
+    def width(self, tokens: int) -> int:
+        """How many tokens a step of `tokens` is made for: others fill it up."""
+        return next(width for width in self._widths if width >= tokens)
+
+    def set_state(self, ids: Sequence[int], start: int) -> None:
+        """The step's tokens: a chain, of which each sees itself and those before. Those that it is filled up
+        with lie behind, where the next tokens' keys and values will be written.
+        """
+        count = self.width(len(ids))
+        self._start = start
+        state = self._state.numpy()
+        state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
+        state[8 : 8 + count] = np.arange(start, start + count)
+        state[16 : 16 + count] = (2 << np.arange(count)) - 1
+        state[CACHED_AT] = start
+        self.step.workspace.state.copy_(self._state, non_blocking=True)
+
+    def run(self, tokens: int, choice: str = NONE) -> None:
+        """A step of the tokens in `state`; in a divided model also what the host has to do for it."""
+        if self.step.turns:
+            self._run_divided(tokens, choice, self.step.turns)
+        elif not self._cuda:
+            self._launch(self.width(tokens), choice)
+        else:
+            self._graph(self.width(tokens), choice).replay()
+
+    def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
+        return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
+
+    def _run_divided(self, tokens: int, choice: str, turns: StepTurns) -> None:
+        """The step before has to be over, on both sides."""
+        assert self.host is not None
+        mailbox, host, start = turns.mailbox, self.host, self._start
+        if self.refills is not None:
+            self.refills.before_step(tokens)
+        if not self.meets_in_graph:
+            self._launch_with_host(tokens, choice, turns, host)
+            if self.refills is not None:
+                self.refills.beside_step()
+            return
+        graph = self._graph(self.width(tokens), choice)
+        mailbox.begin(answered=0 if turns.turns.host[0] else 1)
+        graph.replay()
+        if self.refills is not None:
+            self.refills.beside_step()
+        host.serve(tokens, start)
+        mailbox.check()
+
+    def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
+        """Compile and record steps of these numbers of tokens, the last of them MOST_TOKENS: what all steps
+        are made for from now on.
+        """
+        self._widths = widths
+        if not self._cuda:
+            return
+        compile_steps(self.step, widths, on_compiled)
+        wanted = [(1, BEST), (1, DRAW), *((width, NONE) for width in widths)]
+        for width, choice in wanted:
+            if (width, choice) not in self._graphs:
+                self.set_state([0] * width, 0)
+                self._capture(width, choice)
+
+    def forget(self) -> None:
+        """Record anew what is asked for from now on: the step is cut in another way."""
+        self._graphs.clear()
+
+    def _launch_with_host(self, tokens: int, choice: str, turns: StepTurns, host: Host) -> None:
+        """Kernels one by one; the host takes each turn when all that goes before it has been done."""
+        start = self._start
+
+        def take_turn(turn: int) -> None:
+            synchronise(self._device)
+            host.take_turn(turn, tokens, start)
+
+        turns.mailbox.open()
+        turns.between = take_turn
+        try:
+            self._launch(self.width(tokens), choice)
+        finally:
+            turns.between = None
+
+    def _launch(self, tokens: int, choice: str) -> None:
+        self.step.launch(tokens)
+        space, drawing = self.step.workspace, self._drawing
+        if choice == BEST:
+            self.step.launches.launch(
+                choose_best_kernel,
+                (1,),
+                space.best,
+                space.best_ids,
+                space.state,
+                self.chosen,
+                PROGRAMS=self.step.model.head.shapes.padded_rows // ROWS,
+                RING=RING,
+                warps=8,
+            )
+        elif choice == DRAW:
+            logits = space.logits[:1]
+            sample(logits, drawing.requests, drawing.recent, drawing.buffers, drawing.drawn, drawing.results)
+            advance_kernel[(1,)](drawing.results, space.state, self.chosen, RING=RING)
+
+    def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
+        """Compile and record a step. What the warm-up writes lies behind the cached tokens.
+
+        Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
+        """
+        space, turns = self.step.workspace, self.step.turns
+        rows = turns.mailbox.rows[:tokens].clone() if turns else None
+        if turns:
+            turns.mailbox.open()
+        state, x = space.state.clone(), space.x.clone()
+        self._launch(tokens, choice)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch(tokens, choice)
+        space.state.copy_(state)
+        space.x.copy_(x)
+        if turns and rows is not None:
+            turns.mailbox.rows[:tokens].copy_(rows)
+        self._graphs[tokens, choice] = graph
+        return graph

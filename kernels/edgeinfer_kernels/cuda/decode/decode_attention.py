@@ -1,0 +1,301 @@
+"""Attention of a decode step: up to 8 new tokens over a long cache, split along its positions.
+
+One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
+program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
+positions; the program that arrives last adds the stretches up, in a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+FAR = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, CAPPED: tl.constexpr):
+    """One tile of the online softmax; scores are in powers of two."""
+    scores = tl.dot(queries, tl.trans(keys)) * scale
+    if CAPPED:
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
+    scores = tl.where(visible, scores * LOG2_E, FAR)
+    peak = tl.maximum(highest, tl.max(scores, axis=1))
+    shrink = tl.exp2(highest - peak)
+    weights = tl.where(visible, tl.exp2(scores - peak[:, None]), 0.0)
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(tl.float16), values, mixed * shrink[:, None])
+    return peak, total, mixed
+
+
+@triton.jit
+def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+    """First and last of the cached positions that a split takes, and how many splits have any: the first
+    has, or the step's own tokens. Whole tiles, none before the window.
+    """
+    oldest = cached * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(cached - WINDOW + 1, 0)
+    length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
+    first = oldest + split * length
+    used = tl.where(length > 0, tl.cdiv(cached - oldest, tl.maximum(length, 1)), 1)
+    return first, tl.minimum(first + length, cached), used
+
+
+@triton.jit
+def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Which of the step's own tokens each query sees, (queries, NEW)."""
+    new = tl.arange(0, NEW)
+    sees = tl.load(state + 16 + token, mask=asks, other=0)
+    visible = ((sees[:, None] >> new[None, :]) & 1) != 0
+    if WINDOW > 0:
+        new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
+        visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+    return visible
+
+
+@triton.jit
+def decode_attention_kernel(
+    qkv,
+    stride,
+    keys,
+    key_scales,
+    values,
+    value_scales,
+    capacity,
+    state,
+    table,
+    q_norm,
+    k_norm,
+    epsilon,
+    scale,
+    cap,
+    parts,
+    peaks,
+    arrived,
+    out,
+    flat,
+    sinks,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    CAPPED: tl.constexpr,
+    CACHE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECT: tl.constexpr,
+    SINKS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Attention of TOKENS new tokens; program (key-value head, stretch of the cache).
+
+    `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit
+    j of a token's: it sees the step's token j), tokens cached. `capacity`: positions of the cache. Writes
+    the new keys and values behind the cached; the result goes to `out` as activations, or, where a head
+    doesn't fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. SINKS: every query head has one
+    more score, `sinks`, whose value is nothing. Reads every cached key and value once.
+    """
+    release_consumers(DEPENDENT)
+    head, split = tl.program_id(0), tl.program_id(1)
+    cached = tl.load(state + 24)
+    row = tl.arange(0, QUERIES)
+    token, member = row // GROUP, row % GROUP
+    asks = row < GROUP * TOKENS
+    first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
+    wait_for_producers(DEPENDENT)
+    inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
+    q_at = (head * GROUP + member) * HEAD_DIM
+    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
+    queries = rotated(
+        qkv + token * stride + q_at,
+        token,
+        asks,
+        state + 8,
+        table,
+        q_norm,
+        norm_at,
+        epsilon,
+        inverses,
+        HEAD_DIM,
+        DIMENSIONS,
+        QK_NORM,
+    )
+    if CACHE == Q4_0:
+        queries = hadamard_of_halves(queries, HEAD_DIM)
+    queries = queries.to(tl.float16)
+    position = tl.load(state + 8 + token, mask=asks, other=0)
+    highest = tl.zeros((QUERIES,), tl.float32) + FAR
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
+    if split == 0:
+        key_tile, value_tile = append_new(
+            qkv,
+            stride,
+            keys,
+            key_scales,
+            values,
+            value_scales,
+            head,
+            capacity,
+            cached,
+            state + 8,
+            table,
+            k_norm,
+            epsilon,
+            KV_HEADS,
+            HEAD_DIM,
+            DIMENSIONS,
+            K_AT,
+            V_AT,
+            TOKENS,
+            QK_NORM,
+            CACHE,
+        )
+        visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
+        highest, total, mixed = _attend(
+            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
+        )
+    offset = tl.arange(0, POSITIONS)
+    for start in range(first, last, POSITIONS):
+        at = start + offset
+        inside = at < last
+        key_tile = load_cache_tile(keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE)
+        value_tile = load_cache_tile(
+            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+        visible = inside[None, :] & (row >= 0)[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+        highest, total, mixed = _attend(
+            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
+        )
+    dimension = tl.arange(0, DIMENSIONS)
+    part = (head * SPLITS + split) * QUERIES + row
+    found = asks & (split < used)
+    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
+    tl.store(peaks + part * 2, highest, mask=found)
+    tl.store(peaks + part * 2 + 1, total, mask=found)
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
+    if before == SPLITS - 1:
+        tl.store(arrived + head, 0)
+        _combine(
+            parts,
+            peaks,
+            out,
+            flat,
+            sinks,
+            head,
+            used,
+            KV_HEADS,
+            GROUP,
+            HEAD_DIM,
+            DIMENSIONS,
+            TOKENS,
+            QUERIES,
+            SPLITS,
+            BLOCKS,
+            PLANES,
+            DIRECT,
+            SINKS,
+            CACHE,
+        )
+
+
+@triton.jit
+def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
+    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, where `inside`."""
+    weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
+    total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
+    pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
+    mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
+    return total, mixed
+
+
+@triton.jit
+def _combine(
+    parts,
+    peaks,
+    out,
+    flat,
+    sinks,
+    head,
+    used,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECT: tl.constexpr,
+    SINKS: tl.constexpr,
+    CACHE: tl.constexpr,
+):
+    """Add up the first `used` stretches of one key-value head, of all tokens; as activations or floats."""
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
+    CHUNKS: tl.constexpr = DIMENSIONS // 16
+    # stretches whose parts are on their way together; more would not fit into registers
+    AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
+    row = tl.arange(0, ROWS)
+    token, query_head = row // GROUP, head * GROUP + row % GROUP
+    dimension = tl.arange(0, DIMENSIONS)
+    taken = row < GROUP * TOKENS
+    peak = tl.zeros((ROWS,), tl.float32) + FAR
+    for split in tl.static_range(SPLITS):
+        at = (head * SPLITS + split) * QUERIES + row
+        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
+    if SINKS:
+        sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
+        peak = tl.maximum(peak, sink)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIMENSIONS), tl.float32)
+    if SPLITS == AT_ONCE:
+        for split in tl.static_range(SPLITS):
+            part = (head * SPLITS + split) * QUERIES + row
+            inside = taken & (split < used)
+            total, mixed = _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+    else:
+        for start in tl.range(0, used, AT_ONCE, num_stages=1):
+            for index in tl.static_range(AT_ONCE):
+                part = (head * SPLITS + start + index) * QUERIES + row
+                inside = taken & (start + index < used)
+                total, mixed = _add_part(
+                    parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS
+                )
+    if SINKS:
+        total += tl.exp2(sink - peak)
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    if CACHE == Q4_0:
+        mixed = hadamard_of_halves(mixed, HEAD_DIM).to(tl.float32)
+    if DIRECT:
+        chunk = tl.arange(0, CHUNKS)[None, :]
+        group = query_head[:, None] * (HEAD_DIM // 16) + chunk
+        stored = taken[:, None] & (chunk < HEAD_DIM // 16)
+        quantise(
+            tl.reshape(mixed, (ROWS * CHUNKS, 16)),
+            out,
+            tl.reshape(group, (ROWS * CHUNKS,)),
+            tl.reshape(stored, (ROWS * CHUNKS,)),
+            BLOCKS,
+            PLANES,
+            tl.reshape(token[:, None] + chunk * 0, (ROWS * CHUNKS,)),
+        )
+    else:
+        base = flat + token * (KV_HEADS * GROUP * HEAD_DIM) + query_head * HEAD_DIM
+        stored = taken[:, None] & (dimension < HEAD_DIM)[None, :]
+        tl.store(base[:, None] + dimension[None, :], mixed, mask=stored)

@@ -1,0 +1,50 @@
+"""Logits of rows that lie on a device, brought to the host."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronise
+from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
+from edgeinfer_kernels.sizes.cuda_buffers import MOST_TOKENS
+
+
+class DeviceLogits:
+    """Those of a step, which are there already, and those of a prompt's rows, which are computed now."""
+
+    def __init__(self, parts: DeviceParts, step: DecodeStep, device: torch.device) -> None:
+        self._parts = parts
+        self._step = step
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._size = step.model.specification.vocabulary_size
+        self._host = torch.zeros(MOST_TOKENS, self._size, pin_memory=self._cuda)
+
+    def of(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        """(rows, vocabulary) float32, in memory of their own."""
+        return self._of_step(x) if x.in_step else self._of_prompt(x)
+
+    def _of_step(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        """Into memory that torch keeps for the next ones when the array is gone: nothing is copied on the
+        host, which for eight rows of a large vocabulary would take as long as the step.
+        """
+        out = torch.empty(len(x), self._size, pin_memory=self._cuda)
+        out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
+        synchronise(self._device)
+        found: npt.NDArray[np.float32] = out.numpy()
+        return found
+
+    def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        """A few rows at a time."""
+        space, out = self._parts.workspace, np.empty((len(x), self._size), np.float32)
+        for first in range(0, len(x), MOST_TOKENS):
+            count = min(MOST_TOKENS, len(x) - first)
+            at = x.first + first
+            space.x[:count].copy_(self._parts.prefill.x[at : at + count])
+            self._step.head_of(count)
+            kept = self._host[:count]
+            kept.copy_(space.logits[:count], non_blocking=True)
+            synchronise(self._device)
+            out[first : first + count] = kept.numpy()
+        return out

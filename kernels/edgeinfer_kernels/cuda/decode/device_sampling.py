@@ -1,0 +1,77 @@
+"""Tokens that the device chooses itself, a step ahead of whoever reads them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.decode.captured_steps import BEST, DRAW, RING, CapturedSteps
+from edgeinfer_kernels.cuda.device_parts import Drawing
+from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
+
+
+class DeviceChoices:
+    """Steps of one token, each with a choice behind it, which comes by way of memory that the host reads."""
+
+    def __init__(self, steps: CapturedSteps, drawing: Drawing, *, cuda: bool) -> None:
+        self._steps = steps
+        self._drawing = drawing
+        self._requests = _host((RING, REQUEST_SIZE), torch.float64, cuda)
+        self._recent = _host((RECENT,), torch.int32, cuda)
+        self._events = [torch.cuda.Event() for _ in range(2)] if cuda else []
+        self._ahead: tuple[int, int, bool] | None = None
+
+    def forget(self) -> None:
+        """What was begun ahead is not what will be asked for."""
+        self._ahead = None
+
+    def choose(
+        self,
+        token_id: int,
+        start: int,
+        draw: Sequence[float] | None,
+        recent: Sequence[int],
+        following: Sequence[float] | None,
+        room: bool,
+    ) -> int:
+        """As `CudaBackend.choose`."""
+        drawing = draw is not None
+        if self._ahead != (token_id, start, drawing):
+            self._steps.set_state([token_id], start)
+            self._step(start, draw, recent)
+        goes_on = room and not recent and (following is not None or not drawing)
+        if goes_on:
+            self._step(start + 1, following, ())
+        chosen = self._chosen_at(start)
+        self._ahead = (chosen, start + 1, drawing) if goes_on and chosen >= 0 else None
+        return chosen
+
+    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
+        """As `CudaBackend.choose_above`."""
+        self._steps.set_state([0], start)
+        self._step(start, draw, recent)
+        return self._chosen_at(start)
+
+    def _step(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> None:
+        if draw is None:
+            self._steps.run(1, BEST)
+        else:
+            request = self._requests[start % RING]
+            request[:] = torch.tensor(draw, dtype=torch.float64)
+            self._drawing.requests[0].copy_(request, non_blocking=True)
+            if recent:
+                self._recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
+                self._drawing.recent[0].copy_(self._recent, non_blocking=True)
+            self._steps.run(1, DRAW)
+        if self._events:
+            self._events[start % 2].record()
+
+    def _chosen_at(self, start: int) -> int:
+        """What followed the token at `start`, as soon as the device has come so far."""
+        if self._events:
+            self._events[start % 2].synchronize()
+        return int(self._steps.chosen[start % RING])
+
+
+def _host(shape: tuple[int, ...], dtype: torch.dtype, cuda: bool) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, pin_memory=cuda)

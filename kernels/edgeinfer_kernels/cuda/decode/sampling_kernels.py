@@ -1,0 +1,47 @@
+"""Kernels that make a chosen token the next step's, and leave it for the host."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+
+@triton.jit
+def _advance(state, chosen, next_id, RING: tl.constexpr):
+    """Leave the id (-1: none) at its token's place in the ring, and make it the next step's token."""
+    cached = tl.load(state + 24)
+    tl.store(chosen + cached % RING, next_id)
+    tl.store(state, tl.maximum(next_id, 0))
+    tl.store(state + 8, cached + 1)
+    tl.store(state + 24, cached + 1)
+
+
+@triton.jit
+def choose_best_kernel(
+    best,
+    best_ids,
+    state,
+    chosen,
+    PROGRAMS: tl.constexpr,
+    RING: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The id of the highest logit, the lowest id among equals, for a step of one token; -1 for no numbers.
+
+    It goes to `chosen` (RING,) at the token's position, and into `state` as the next step's token.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
+    index = tl.arange(0, PADDED)
+    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
+    broken = tl.max((value != value).to(tl.int32), axis=0)
+    top, place = tl.max(value, axis=0, return_indices=True)
+    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + place))
+    _advance(state, chosen, next_id, RING)
+
+
+@triton.jit
+def advance_kernel(results, state, chosen, RING: tl.constexpr):
+    """Take over what was drawn: `results` holds the id, or -1 where the host has to sample."""
+    _advance(state, chosen, tl.load(results), RING)

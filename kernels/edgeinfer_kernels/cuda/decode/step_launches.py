@@ -1,0 +1,329 @@
+"""One launch of each kernel of a decode step, its arguments taken from the buffers that it works on."""
+
+from typing import Any
+
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
+from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
+from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
+from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
+from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.weights.device_model import DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.sizes.cuda_buffers import attention_rows, head_dimensions
+from edgeinfer_kernels.specification import Activation, AttentionSpecification
+
+MOST_WARPS = 16
+"""Of a program of attention; more would leave its threads few registers."""
+QK_NORMS = {"none": 0, "head": 1, "row": 2}
+
+
+class StepLaunches:
+    """Launches kernels on the current stream; `dependent`: with programmatic dependent launch."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        workspace: Workspace,
+        tuning: Tuning,
+        *,
+        dependent: bool,
+    ) -> None:
+        self.model = model
+        self.workspace = workspace
+        self.tuning = tuning
+        self.dependent = dependent
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+    ) -> Any:
+        """The compiled kernel; None from the interpreter."""
+        return kernel[grid](*arguments, **self.options(warps), **constants)
+
+    def options(self, warps: int) -> dict[str, Any]:
+        """What is common to all launches."""
+        launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
+        return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
+
+    def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
+        """How a kernel of rows is cut: its constants STEP, VECTOR and TOKENS, and its warps."""
+        shape = self.tuning.shape(kernel, tokens)
+        step = shape.step_for(blocks)
+        cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}
+        return {**cut, "warps": shape.warps_for(blocks)}
+
+    def or_nothing(self, tensor: Tensor | None) -> Tensor:
+        return self.workspace.nothing if tensor is None else tensor
+
+    def of_source(self, source: Source) -> dict[str, Any]:
+        """The constants that tell how activations lie and what is left to do to them."""
+        return {
+            "BLOCKS": source.activations.blocks,
+            "PLANES": source.activations.planes,
+            "NORM": int(source.norm is not None),
+            "COUNT": source.squares.shape[1],
+            "WIDTH": self.model.specification.width,
+        }
+
+    def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
+        """The ids of `state` to x, and x·gain as activations."""
+        model, space = self.model, self.workspace
+        self.launch(
+            embed_kernel,
+            (-(-out.blocks // 8), tokens),
+            model.embedding.parts,
+            space.state,
+            space.x,
+            self.or_nothing(gain),
+            out.words,
+            squares,
+            model.specification.embedding_scale,
+            WIDTH=model.specification.width,
+            COUNT=squares.shape[1],
+            BLOCKS=out.blocks,
+            IN_BLOCKS=model.embedding.shapes.blocks,
+            PLANES=out.planes,
+            GAIN=gain is not None,
+            TILE=model.embedding.shapes.tile,
+            warps=1,
+        )
+
+    def attend(self, facts: AttentionSpecification, layer: DeviceLayer, tokens: int) -> None:
+        """Queries, keys and values to what heads mix, as activations; keys and values into the cache."""
+        attention, space, tuning, out = layer.attention, self.workspace, self.tuning, self.workspace.mixed
+        k_at = facts.heads * facts.head_dim
+        rows = attention_rows(facts.heads, facts.kv_heads, tokens)
+        cache, direct = layer.cache, facts.head_dim % 16 == 0
+        splits = tuning.splits_for(self.model.positions)
+        self.launch(
+            decode_attention_kernel,
+            (facts.kv_heads, splits),
+            space.qkv,
+            space.qkv.shape[1],
+            cache.keys,
+            cache.key_scales,
+            cache.values,
+            cache.value_scales,
+            self.model.positions,
+            space.state,
+            attention.table,
+            self.or_nothing(attention.q_norm),
+            self.or_nothing(attention.k_norm),
+            facts.norm.epsilon,
+            facts.scale,
+            facts.soft_cap,
+            space.parts,
+            space.peaks,
+            space.arrived,
+            out.words,
+            space.flat,
+            self.or_nothing(attention.sinks),
+            KV_HEADS=facts.kv_heads,
+            GROUP=facts.heads // facts.kv_heads,
+            HEAD_DIM=facts.head_dim,
+            DIMENSIONS=head_dimensions(facts.head_dim),
+            K_AT=k_at,
+            V_AT=k_at + facts.kv_heads * facts.head_dim,
+            TOKENS=tokens,
+            QUERIES=rows,
+            SPLITS=splits,
+            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts.head_dim))),
+            WINDOW=facts.window,
+            QK_NORM=QK_NORMS[facts.qk_norm],
+            CAPPED=facts.soft_cap != 0,
+            CACHE=CACHES[cache.keys.dtype],
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            DIRECT=direct,
+            SINKS=attention.sinks is not None,
+            warps=min(tuning.attention_warps * max(1, rows // 16), MOST_WARPS),
+        )
+        if not direct:
+            self._quantise(space.flat, facts.heads * facts.head_dim, out, tokens)
+
+    def rows(
+        self,
+        parts: tuple[DeviceMatrix, ...],
+        source: Source,
+        y: Tensor,
+        bias: Tensor | None,
+        kernel: RowKernel,
+        tokens: int,
+    ) -> None:
+        """One or two matrices times activations, below each other, to y."""
+        programs = [part.shapes.padded_rows // ROWS for part in parts]
+        self.launch(
+            rows_kernel,
+            (sum(programs),),
+            parts[0].parts,
+            parts[-1].parts,
+            source.activations.words,
+            y,
+            self.or_nothing(bias),
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            y.stride(0),
+            FIRST_PROGRAMS=programs[0],
+            FIRST=parts[0].shapes.tile,
+            SECOND=parts[-1].shapes.tile,
+            BIAS=bias is not None,
+            **self.of_source(source),
+            **self._cut(kernel, source.activations.blocks, tokens),
+        )
+
+    def gated(
+        self, activation: Activation, ffn: DeviceFeedForward, source: Source, out: Activations, tokens: int
+    ) -> None:
+        """Gate and up to hidden, as activations."""
+        gate = ffn.gate or ffn.up
+        self.launch(
+            gated_kernel,
+            (ffn.up.shapes.padded_rows // ROWS,),
+            gate.parts,
+            ffn.up.parts,
+            source.activations.words,
+            out.words,
+            self.or_nothing(ffn.gate_bias),
+            self.or_nothing(ffn.up_bias),
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            HIDDEN_BLOCKS=out.blocks,
+            HIDDEN_PLANES=out.planes,
+            GATE=gate.shapes.tile,
+            UP=ffn.up.shapes.tile,
+            GATED=ffn.gate is not None,
+            BIAS=ffn.up_bias is not None,
+            ACTIVATION=ACTIVATIONS[activation],
+            **self.of_source(source),
+            **self._cut("gated", source.activations.blocks, tokens),
+        )
+
+    def residual(
+        self,
+        matrix: DeviceMatrix,
+        bias: Tensor | None,
+        read: Activations,
+        scale: float,
+        gain: Tensor | None,
+        target: Source,
+        kernel: RowKernel,
+        tokens: int,
+    ) -> None:
+        """x += scale·(matrix times activations + bias), and x·gain to the target."""
+        out = target.activations
+        self.launch(
+            residual_kernel,
+            (matrix.shapes.padded_rows // ROWS,),
+            matrix.parts,
+            read.words,
+            self.workspace.x,
+            self.or_nothing(bias),
+            scale,
+            self.or_nothing(gain),
+            out.words,
+            target.squares,
+            WIDTH=self.model.specification.width,
+            BLOCKS=read.blocks,
+            PLANES=read.planes,
+            OUT_BLOCKS=out.blocks,
+            OUT_PLANES=out.planes,
+            TILE=matrix.shapes.tile,
+            BIAS=bias is not None,
+            GAIN=gain is not None,
+            **self._cut(kernel, read.blocks, tokens),
+        )
+
+    def join(
+        self,
+        y: Tensor | None,
+        post_norm: NextNorm | None,
+        scale: float,
+        norm: NextNorm,
+        out: Activations,
+        tokens: int,
+    ) -> None:
+        """x += scale·post_norm(y), or x alone without y; then its norm into `out`."""
+        space, width = self.workspace, self.model.specification.width
+        read = space.x if y is None else y
+        post = post_norm.weight if post_norm else None
+        self.launch(
+            join_kernel,
+            (tokens,),
+            read,
+            read.shape[1],
+            space.x,
+            scale,
+            self.or_nothing(post),
+            post_norm.facts.epsilon if post_norm else 0.0,
+            self.or_nothing(norm.weight),
+            self.or_nothing(norm.bias),
+            norm.facts.epsilon,
+            out.words,
+            WIDTH=width,
+            GROUPS=next_power_of_two(-(-width // 16)),
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            ADDS=y is not None,
+            POST=post is not None,
+            NORM=norm.weight is not None,
+            LAYER=norm.facts.kind == "layer",
+            BIAS=norm.bias is not None,
+            warps=8,
+        )
+
+    def _quantise(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
+        """Rows of floats as activations."""
+        nothing = self.workspace.nothing
+        self.launch(
+            join_kernel,
+            (tokens,),
+            values,
+            width,
+            nothing,
+            0.0,
+            nothing,
+            0.0,
+            nothing,
+            nothing,
+            0.0,
+            out.words,
+            WIDTH=width,
+            GROUPS=next_power_of_two(-(-width // 16)),
+            BLOCKS=out.blocks,
+            PLANES=out.planes,
+            ADDS=False,
+            POST=False,
+            NORM=False,
+            LAYER=False,
+            BIAS=False,
+            warps=4,
+        )
+
+    def head(self, source: Source, tokens: int) -> None:
+        """Logits, and the best of every program's rows."""
+        model, space = self.model, self.workspace
+        facts = model.specification
+        self.launch(
+            head_kernel,
+            (model.head.shapes.padded_rows // ROWS,),
+            model.head.parts,
+            source.activations.words,
+            space.logits,
+            space.best,
+            space.best_ids,
+            source.squares,
+            source.norm.epsilon if source.norm else 0.0,
+            facts.logit_scale,
+            facts.logit_soft_cap,
+            VOCABULARY=facts.vocabulary_size,
+            TILE=model.head.shapes.tile,
+            CAPPED=facts.logit_soft_cap != 0,
+            **self.of_source(source),
+            **self._cut("head", source.activations.blocks, tokens),
+        )

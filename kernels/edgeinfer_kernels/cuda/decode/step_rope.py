@@ -1,0 +1,142 @@
+"""Norms and RoPE of a decode step's queries and keys, and the append of its keys and values to the cache."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
+
+NEW = tl.constexpr(16)
+"""Rows of the tile that holds the step's own tokens."""
+NO_QK_NORM = tl.constexpr(0)
+HEAD_QK_NORM = tl.constexpr(1)
+ROW_QK_NORM = tl.constexpr(2)
+
+
+@triton.jit
+def _row_norm(row, WIDTH: tl.constexpr, epsilon):
+    """1/√(mean + ε) over a whole row of q or k."""
+    PADDED: tl.constexpr = triton.next_power_of_2(WIDTH)
+    index = tl.arange(0, PADDED)
+    value = tl.load(row + index, mask=index < WIDTH, other=0.0)
+    return tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + epsilon)
+
+
+@triton.jit
+def rotated(
+    base,
+    token,
+    mask,
+    positions,
+    table,
+    norm_weight,
+    norm_at,
+    epsilon,
+    row_inverse,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+):
+    """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), normed and turned to their tokens' positions.
+
+    `norm_at` (n,): where each head's norm weights begin; `row_inverse` (n,): the factor of a row norm.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dimension = tl.arange(0, DIMENSIONS)
+    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
+    inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
+    value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
+    other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
+    if QK_NORM != NO_QK_NORM:
+        if QK_NORM == HEAD_QK_NORM:
+            inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + epsilon)
+        else:
+            inverse = row_inverse
+        weight = norm_weight + norm_at[:, None]
+        value *= inverse[:, None] * tl.load(weight + dimension[None, :], mask=inside, other=0.0)
+        other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
+    position = tl.load(positions + token, mask=mask, other=0)
+    pair = (dimension % HALF)[None, :]
+    cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
+    sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
+    sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
+    return value * cosine + other * sine * sign
+
+
+@triton.jit
+def row_inverses(
+    row, stride, owner, TOKENS: tl.constexpr, WIDTH: tl.constexpr, QK_NORM: tl.constexpr, epsilon
+):
+    """The factors of a row norm, (n,): those of the rows of `owner`'s tokens; 1 for other norms."""
+    inverses = tl.zeros(owner.shape, tl.float32) + 1.0
+    if QK_NORM == ROW_QK_NORM:
+        for index in tl.static_range(TOKENS):
+            inverse = _row_norm(row + index * stride, WIDTH, epsilon)
+            inverses = tl.where(owner == index, inverse, inverses)
+    return inverses
+
+
+@triton.jit
+def append_new(
+    qkv,
+    stride,
+    keys,
+    key_scales,
+    values,
+    value_scales,
+    head,
+    capacity,
+    cached,
+    positions,
+    table,
+    k_norm,
+    epsilon,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    CACHE: tl.constexpr,
+):
+    """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
+
+    They are put behind the cached ones. Those of q4_0 are rotated, which takes long: no row that isn't there.
+    """
+    ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
+    new = tl.arange(0, ROWS)
+    written = new < TOKENS
+    inverses = row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
+    norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
+    new_keys = rotated(
+        qkv + new * stride + K_AT + head * HEAD_DIM,
+        new,
+        written,
+        positions,
+        table,
+        k_norm,
+        norm_at,
+        epsilon,
+        inverses,
+        HEAD_DIM,
+        DIMENSIONS,
+        QK_NORM,
+    )
+    dimension = tl.arange(0, DIMENSIONS)
+    inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
+    row = qkv + new * stride + V_AT + head * HEAD_DIM
+    new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
+    to = head.to(tl.int64) * capacity + cached + new
+    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
+    if CACHE != F16:
+        tl.debug_barrier()
+        at = cached + tl.arange(0, NEW)
+        written = tl.arange(0, NEW) < TOKENS
+        key_tile = load_cache_tile(keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE)
+        value_tile = load_cache_tile(
+            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+    else:
+        key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
+    return key_tile, value_tile

@@ -1,0 +1,153 @@
+"""Kernels of a decode step at the host's turns: rows go out to the mailbox, the host's results come back."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalised
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
+
+MOST_POLLS = tl.constexpr(1 << 26)
+"""A minute or two: a host that hasn't come by then is gone, and mustn't hang the device."""
+_ELSEWHERE = tl.constexpr(ELSEWHERE)
+
+
+@triton.jit
+def _raise_number(place, number):
+    """Store what stands for all that this program has written before; the host sees it no earlier."""
+    tl.debug_barrier()
+    if INTERPRETED:
+        tl.store(place, number)
+    else:
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;",
+            "=l,l,l",
+            [place, number],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _poll(place):
+    """The number there; what was written before it is read no earlier."""
+    if INTERPRETED:
+        return tl.load(place)
+    else:
+        return tl.inline_asm_elementwise(
+            "nanosleep.u32 20; ld.acquire.sys.global.u64 $0, [$1];",
+            "=l,l",
+            [place],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _await_number(place, number, lost, told_lost):
+    """Return when the number has come, or never will: `lost` then keeps every later wait short."""
+    polls = tl.load(lost).to(tl.int32) * MOST_POLLS
+    seen = _poll(place)
+    while (seen < number) & (polls < MOST_POLLS):
+        seen = _poll(place)
+        polls += 1
+    if seen < number:
+        tl.store(lost, 1)
+        tl.store(told_lost, seen * 0 + 1)
+
+
+@triton.jit(do_not_specialize=["turn"])
+def send_kernel(
+    x,
+    rows,
+    sent,
+    turn,
+    ids,
+    weights,
+    places,
+    sent_ids,
+    sent_weights,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    USED: tl.constexpr,
+    COUNT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """TOKENS rows of x to the mailbox, then `turn` to `sent`; one program.
+
+    With USED experts a token their `ids` become places: `places` (2, COUNT) says where each of the COUNT
+    experts lies on the device and where on the host, -1: not there. The host's go out with the weights, and
+    for others ELSEWHERE less their number. Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    column = tl.arange(0, triton.next_power_of_2(WIDTH))
+    inside = column < WIDTH
+    for token in tl.static_range(TOKENS):
+        value = tl.load(x + token * WIDTH + column, mask=inside, other=0.0)
+        tl.store(rows + token * STRIDE + column, value, mask=inside)
+    if USED > 0:
+        pair = tl.arange(0, triton.next_power_of_2(TOKENS * USED))
+        chosen = pair < TOKENS * USED
+        expert = tl.load(ids + pair, mask=chosen, other=0)
+        there = tl.load(places + expert, mask=chosen, other=-1)
+        here = tl.load(places + COUNT + expert, mask=chosen, other=-1)
+        weight = tl.load(weights + pair, mask=chosen, other=0.0)
+        here = tl.where(here < 0, _ELSEWHERE - expert, here)
+        tl.store(sent_ids + pair, here.to(tl.int64), mask=chosen)
+        tl.store(sent_weights + pair, weight, mask=chosen)
+        tl.debug_barrier()
+        tl.store(ids + pair, there, mask=chosen)
+    _raise_number(sent, turn.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["turn"])
+def receive_kernel(
+    answered,
+    told_lost,
+    turn,
+    lost,
+    rows,
+    y,
+    y_stride,
+    scale,
+    x,
+    weight,
+    bias,
+    epsilon,
+    out,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    ADDS: tl.constexpr,
+    NORM: tl.constexpr,
+    LAYER: tl.constexpr,
+    BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x = the mailbox's rows once the host has `answered` this turn, + scale·y if ADDS; then norm(x) as
+    activations; a program a token.
+
+    Reads 4·WIDTH bytes of the host's memory and of y, writes x and 12 words (44 with floats) for 32 columns.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    _await_number(answered, turn.to(tl.int64), lost, told_lost)
+    token = tl.program_id(0)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    value = tl.load(rows + token * STRIDE + column, mask=inside, other=0.0)
+    if ADDS:
+        value += scale * tl.load(y + token * y_stride + column, mask=inside, other=0.0)
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+    if NORM:
+        value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
+    target = out + token * (PLANES * BLOCKS)
+    quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)

@@ -1,0 +1,51 @@
+"""A matrix that lies in the host's memory, in its kernels' layout, and is sent to be computed with."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
+from edgeinfer_kernels.weights import Matrix
+
+
+@dataclass(frozen=True)
+class SentMatrix(DeviceMatrix):
+    """A matrix of the host's, or of each of several experts one; of its planes there is nothing.
+
+    `order` (head_dim,): that of its rows within each head on the device; None: as they are.
+    """
+
+    source: Matrix
+    order: Tensor | None
+    place: list[Tensor]
+    """Its bytes, as soon as the host is known."""
+
+    @classmethod
+    def of(cls, source: Matrix, order: Tensor | None = None) -> "SentMatrix":
+        """Raises `UnsupportedOnDeviceError`: of a format that isn't computed with here."""
+        shapes = PlaneShapes.of(source.name, source.format, source.rows, source.columns)
+        nothing = torch.empty(0, dtype=torch.int32)
+        return cls(shapes, source.format, nothing, nothing, nothing, source, order, [])
+
+    def connect(self, memory: Bytes) -> Tensor:
+        """Tell where its bytes are; they come back as a tensor."""
+        self.place[:] = [torch.from_numpy(memory)]
+        return self.place[0]
+
+    @property
+    def memory(self) -> Tensor:
+        """(bytes,) uint8."""
+        return self.place[0]
+
+    @cached_property
+    def group_bytes(self) -> int:
+        """Bytes of sixteen rows."""
+        return group_bytes(self.source)
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        return expert_bytes(self.source)

@@ -1,0 +1,144 @@
+"""The way of the host's weights to a device while a prompt is read: raw bytes, at the link's speed.
+
+Copies run on a stream of their own into a few pieces of device memory that take turns, so that the next bytes
+come while there is computing with those before. The host's memory is pinned where it lies; what can't be goes
+through as many pinned pieces.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.device_memory import COPY_THREADS, Arena
+from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES
+
+
+class WeightSender:
+    """Device memory for SENT_PIECES pieces of `piece_bytes` out of the arena; `connect` it with the host's
+    memory first, and `begin` before each chunk.
+    """
+
+    def __init__(self, arena: Arena, piece_bytes: int) -> None:
+        self.piece_bytes = piece_bytes
+        self._pieces = [arena.take((piece_bytes,), torch.uint8) for _ in range(SENT_PIECES)]
+        self._turn = 0
+        self._pinned: dict[int, Tensor] = {}
+        self._ring: list[Tensor] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._main: torch.cuda.Stream | None = None
+
+    def connect(self, memories: Iterable[Tensor]) -> int:
+        """Pin the memory that weights lie in; how many bytes of it couldn't be."""
+        device = self._pieces[0].device
+        if device.type != "cuda":
+            return 0
+        self._stream = torch.cuda.Stream(device)
+        self._arrived = [torch.cuda.Event() for _ in self._pieces]
+        self._free = [torch.cuda.Event() for _ in self._pieces]
+        refused = self.pin(memories)
+        if refused:
+            self._pool = ThreadPoolExecutor(COPY_THREADS)
+            self._ring = [
+                torch.empty(self.piece_bytes, dtype=torch.uint8, pin_memory=True) for _ in self._pieces
+            ]
+        return refused
+
+    def pin(self, memories: Iterable[Tensor]) -> int:
+        """Pin memory where it lies, until `close`; how many bytes of it couldn't be."""
+        refused = 0
+        for memory in memories if self._pieces[0].device.type == "cuda" else ():
+            if pin_in_place(memory):
+                self._pinned[memory.data_ptr()] = memory
+            else:
+                refused += memory.numel()
+        return refused
+
+    def begin(self) -> None:
+        """Before a chunk: what is sent is for the stream that is the current one now."""
+        if self._stream is not None:
+            self._main = torch.cuda.current_stream(self._pieces[0].device)
+
+    def send(self, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Bytes first…last of each span of `memory`, one behind the other, `piece_bytes` at most; whatever
+        is launched from now on finds them there. They stay until `done`, behind which there may be others.
+        """
+        self._turn = (self._turn + 1) % len(self._pieces)
+        nbytes = sum(last - first for first, last in spans)
+        piece = self._pieces[self._turn][:nbytes]
+        if self._stream is None or self._main is None:
+            self._copy(memory, spans, piece)
+            return piece
+        arrived = self._arrived[self._turn]
+        if memory.data_ptr() not in self._pinned:
+            arrived.synchronize()
+            staged = self._ring[self._turn][:nbytes]
+            self._stage(memory, spans, staged)
+            memory, spans = staged, [(0, nbytes)]
+        self._stream.wait_event(self._free[self._turn])
+        torch.cuda.set_stream(self._stream)  # a `with` takes several times as long
+        try:
+            self._copy(memory, spans, piece)
+        finally:
+            torch.cuda.set_stream(self._main)
+        arrived.record(self._stream)
+        self._main.wait_event(arrived)
+        return piece
+
+    @staticmethod
+    def _copy(memory: Tensor, spans: Sequence[tuple[int, int]], to: Tensor) -> None:
+        at = 0
+        for first, last in spans:
+            to[at : at + last - first].copy_(memory[first:last], non_blocking=True)
+            at += last - first
+
+    def _stage(self, memory: Tensor, spans: Sequence[tuple[int, int]], to: Tensor) -> None:
+        """The same within main memory, by several threads."""
+        assert self._pool is not None
+        moves, at = [], 0
+        for first, last in spans:
+            step = -(-(last - first) // COPY_THREADS)
+            for begin in range(first, last, step):
+                end = min(begin + step, last)
+                moves.append((to[at : at + end - begin].numpy(), memory[begin:end].numpy()))
+                at += end - begin
+
+        def move(index: int) -> None:
+            target, source = moves[index]
+            target[:] = source
+
+        list(self._pool.map(move, range(len(moves))))
+
+    def done(self) -> None:
+        """All that reads what was sent last has been launched."""
+        if self._main is not None:
+            self._free[self._turn].record(self._main)
+
+    def close(self) -> None:
+        """Wait for what is under way and give pinned memory back."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self._pieces[0].device)
+        if self._pool is not None:
+            self._pool.shutdown()
+        for memory in self._pinned.values():
+            unpin(memory)
+        self._pinned.clear()
+        self._ring.clear()
+
+
+def pin_in_place(memory: Tensor) -> bool:
+    """Pin memory in place; False: the system wouldn't."""
+    found = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(found) == 0:
+        return True
+    with suppress(RuntimeError):  # the failure is kept for the next launch, which is to fail here
+        torch.ones(1, device="cuda")
+    return False
+
+
+def unpin(memory: Tensor) -> None:
+    """Take back `pin_in_place`."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

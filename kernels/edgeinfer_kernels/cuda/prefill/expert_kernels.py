@@ -1,0 +1,186 @@
+"""Kernels of a decode step's mixture of experts: choosing, gate and up, down with the weighted sum.
+
+Experts' matrices lie on top of each other; which rows a program reads it learns from the ids that the
+choosing kernel has left on the device.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, inverse_norms
+from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
+from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.specification import LEAST_WEIGHT_SUM
+
+SOFTMAX = tl.constexpr(0)
+SIGMOID = tl.constexpr(1)
+SOFTMAX_OF_CHOSEN = tl.constexpr(2)
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_chosen": SOFTMAX_OF_CHOSEN}
+LEAST_SUM = tl.constexpr(LEAST_WEIGHT_SUM)
+LOWEST = tl.constexpr(-3.0e38)
+
+UNSHARED = tl.constexpr(0)
+SHARED = tl.constexpr(1)
+SHARED_AND_WEIGHED = tl.constexpr(2)
+
+
+@triton.jit
+def choose_experts_kernel(
+    scores,
+    stride,
+    ids,
+    weights,
+    scale,
+    COUNT: tl.constexpr,
+    USED: tl.constexpr,
+    GATING: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """ids and weights (tokens, USED) of scores (tokens, stride), as `reference.route`; a program a token.
+
+    Scores that are no numbers count as the lowest. Reads 4·COUNT bytes a token, writes 8·USED.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0)
+    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    expert = tl.arange(0, PADDED)
+    inside = expert < COUNT
+    score = tl.load(scores + token * stride + expert, mask=inside, other=LOWEST)
+    score = tl.where(inside & (score == score), tl.maximum(score, LOWEST), LOWEST)
+    top = tl.max(score, axis=0)
+    if GATING == SIGMOID:
+        weight = 1.0 / (1.0 + tl.exp(-score))
+    else:
+        weight = tl.where(inside, tl.exp(score - top), 0.0)
+    left = tl.where(inside, score, float("-inf"))
+    for _ in range(USED):
+        place = tl.argmax(left, axis=0)
+        left = tl.where(expert == place, float("-inf"), left)
+    chosen = inside & (left == float("-inf"))
+    whole = tl.sum(tl.where(chosen, weight, 0.0), axis=0)
+    if GATING == SOFTMAX:
+        total = tl.sum(weight, axis=0)
+        weight = weight / total
+        whole = whole / total
+    elif GATING == SOFTMAX_OF_CHOSEN:
+        weight = weight / whole
+        whole = whole / whole
+    if NORMALISED:
+        weight = weight / tl.maximum(whole, LEAST_SUM)
+    weight = weight * scale
+    left = tl.where(inside, score, float("-inf"))
+    for slot in range(USED):
+        place = tl.argmax(left, axis=0)
+        left = tl.where(expert == place, float("-inf"), left)
+        tl.store(ids + token * USED + slot, place)
+        tl.store(weights + token * USED + slot, tl.sum(tl.where(expert == place, weight, 0.0), axis=0))
+
+
+@triton.jit
+def expert_gated_kernel(
+    gate,
+    up,
+    activations,
+    hidden,
+    gate_bias,
+    up_bias,
+    ids,
+    squares,
+    epsilon,
+    EXPERT_ROWS: tl.constexpr,
+    USED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    HIDDEN_BLOCKS: tl.constexpr,
+    HIDDEN_PLANES: tl.constexpr,
+    STEP: tl.constexpr,
+    GATE: tl.constexpr,
+    UP: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORM: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """hidden = activation(gate·h) · (up·h) of a token's chosen expert; program (16 rows, token·USED + slot).
+    Of an expert below 0, which lies elsewhere, nothing.
+
+    Reads sixteen rows of both matrices once a pair; writes 12 words for 32 hidden values.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    program, pair = tl.program_id(0), tl.program_id(1)
+    token = pair // USED
+    expert = tl.load(ids + pair)
+    if expert < 0:
+        return
+    row = expert * EXPERT_ROWS + program * ROWS
+    words = PLANES * BLOCKS
+    read = activations + token * words
+    ahead = load_pair_ahead(gate, up, row, BLOCKS, STEP, STEP, 1, GATE, UP)
+    gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, STEP, STEP, 1, GATE, UP)
+    if NORM == ROOT_MEAN_SQUARE:
+        inverse = inverse_norms(squares + token * COUNT, epsilon, 1, COUNT, WIDTH)
+        ups, gates = ups * inverse, gates * inverse
+    if BIAS:
+        rows = (row + tl.arange(0, 16))[None, :]
+        ups += tl.load(up_bias + rows)
+        gates += tl.load(gate_bias + rows)
+    value = activate_gated(gates, ups, ACTIVATION)
+    one = tl.arange(0, 1)
+    quantise(value, hidden, program + one, one == 0, HIDDEN_BLOCKS, HIDDEN_PLANES, pair + one)
+
+
+@triton.jit
+def expert_down_kernel(
+    down,
+    activations,
+    y,
+    stride,
+    bias,
+    ids,
+    weights,
+    shared_scores,
+    shared_stride,
+    WIDTH: tl.constexpr,
+    USED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+    BIAS: tl.constexpr,
+    SHARED_EXPERT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """y = Σ weight · (down·hidden + bias), plus what y held times its weight; program (16 rows, token).
+
+    SHARED_EXPERT: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(shared_scores) is its
+    weight. Reads sixteen rows of every expert in use, writes 64 bytes a token.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    program, token = tl.program_id(0), tl.program_id(1)
+    out = (program * ROWS + tl.arange(0, 16))[None, :]
+    place = y + token * stride + out
+    total = tl.zeros((1, 16), tl.float32)
+    if SHARED_EXPERT != UNSHARED:
+        total = tl.load(place)
+        if SHARED_EXPERT == SHARED_AND_WEIGHED:
+            total = total / (1.0 + tl.exp(-tl.load(shared_scores + token * shared_stride)))
+    words = PLANES * BLOCKS
+    for slot in range(USED):
+        pair = token * USED + slot
+        expert = tl.load(ids + pair)
+        if expert >= 0:
+            row = expert * WIDTH + program * ROWS
+            read = activations + pair * words
+            ahead = load_ahead(down, row, BLOCKS, STEP, STEP, 1, TILE)
+            value = project(down, ahead, read, words, row, BLOCKS, STEP, STEP, 1, TILE)
+            if BIAS:
+                value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
+            total += value * tl.load(weights + pair)
+    tl.store(place, total)

@@ -1,0 +1,77 @@
+"""Products of a prompt's rows with several experts at once, and their weighed sum: how kernels are cut."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import add_experts_kernel, grouped_product_kernel
+
+SUM_COLUMNS = 1024
+
+
+class GroupedTile(NamedTuple):
+    """How `grouped_product_kernel` is cut."""
+
+    rows: int
+    outputs: int
+    columns: int
+
+
+def grouped_tile(capability: int) -> GroupedTile:
+    """Small tiles where Triton has no tensor cores to multiply with: sums are in registers."""
+    return GroupedTile(32, 32, 32) if 0 < capability < 80 else GroupedTile(64, 128, 64)
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """A chunk's pairs of token and expert, all int32 but the weights. `places`: of each pair's expert, those
+    of the device first, then the host's; `positions`: of each pair among those sorted by place. `tokens` and
+    `row_places`: of these.
+    """
+
+    places: Tensor
+    weights: Tensor
+    positions: Tensor
+    tokens: Tensor
+    row_places: Tensor
+
+
+def grouped_product(
+    rows: Tensor,
+    index: Tensor | None,
+    weights: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    first_out: int,
+    tile: GroupedTile,
+) -> None:
+    """out[r, first_out…] float32 = row r · its expert's weights transposed; see `grouped_product_kernel`.
+
+    rows (…, columns) and weights (experts, outputs, columns) float16, tiles (tiles, TILE_FIELDS) int32.
+    """
+    _, count, columns = weights.shape
+    grouped_product_kernel[(-(-count // tile.outputs), len(tiles))](
+        rows, index, weights, tiles, out, count, out.stride(0), first_out,
+        COLUMNS=columns, INDEXED=index is not None, BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
+        BLOCK_K=math.gcd(columns, tile.columns), num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def add_experts(
+    y: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    choice: ExpertRows,
+    total: Tensor,
+    first: int,
+    count: int,
+    first_place: int,
+) -> None:
+    """total (tokens, width) += what `count` sorted rows from `first` on give; see `add_experts_kernel`."""
+    tokens, width = total.shape
+    add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
+        y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_place,
+        WIDTH=width, USED=len(choice.places) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+    )  # fmt: skip

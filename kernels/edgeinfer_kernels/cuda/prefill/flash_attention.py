@@ -1,0 +1,211 @@
+"""Attention of a prompt's tokens over the cache: flash attention, causal, with grouped heads and windows."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.specification import AttentionSpecification
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+ROTATED_ELEMENTS = 4096
+"""Of heads that a program rotates."""
+
+
+@triton.jit
+def _attend_tiles(
+    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions,
+    scale, window, soft_cap,
+    HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, CACHE: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Tiles of positions first… below `last` into a running softmax; MASKED: not every row sees all."""
+    for begin in range(first, last, BLOCK_N):
+        seen = begin + tl.arange(0, BLOCK_N)
+        within = seen < last
+        k = load_cache_tile(keys, key_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
+        scores = tl.dot(q, tl.trans(k))
+        if CAP:
+            # tanh z = 1 - 2 / (e^2z + 1)
+            turned = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
+            scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (turned + 1.0))
+        else:
+            scores = scores * (scale * LOG2_E)
+        if MASKED:
+            visible = seen[None, :] <= asking[:, None]
+            if WINDOW:
+                visible = visible & (seen[None, :] > asking[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+        now = tl.maximum(best, tl.max(scores, axis=1))
+        # A row that has seen nothing yet stands at -inf, which is not to be taken from itself.
+        level = tl.where(now == float("-inf"), 0.0, now)
+        shares = tl.exp2(scores - level[:, None])
+        kept = tl.exp2(best - level)
+        total = total * kept + tl.sum(shares, axis=1)
+        v = load_cache_tile(values, value_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
+        mixed = tl.dot(shares.to(tl.float16), v, mixed * kept[:, None])
+        best = now
+    return best, total, mixed
+
+
+@triton.jit(do_not_specialize=["start", "tokens"])
+def flash_attention_kernel(
+    queries,
+    keys,
+    key_scales,
+    values,
+    value_scales,
+    out,
+    sinks,
+    start,
+    tokens,
+    positions,
+    scale,
+    window,
+    soft_cap,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CACHE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head as rows.
+
+    SINKS: every query head has one more score, whose value is nothing.
+
+    The last tokens, which see most, come first. Reads the keys and values that the tile sees once for
+    BLOCK_M // GROUP tokens, from cache mostly; writes tokens · heads · head_dim · 2 bytes.
+    """
+    TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
+    first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_TOKENS
+    head = tl.program_id(1)
+    row = tl.arange(0, BLOCK_M)
+    token = first_token + row // GROUP
+    rows_mask = (row < TILE_TOKENS * GROUP) & (token < tokens)
+    asking = start + token
+    dimension = tl.arange(0, DIMENSIONS)
+    at = (token.to(tl.int64) * HEADS + head * GROUP + row % GROUP)[:, None] * HEAD_DIM + dimension[None, :]
+    mask = rows_mask[:, None] & (dimension < HEAD_DIM)[None, :]
+    q = tl.load(queries + at, mask=mask, other=0.0)
+
+    best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    mixed = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
+    lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
+    begin = 0
+    # Whole tiles that every row sees: behind all windows' beginnings, up to the first row's own position.
+    open_from = 0
+    if WINDOW:
+        begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+        open_from = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_N) * BLOCK_N
+    open_to = (lowest + 1) // BLOCK_N * BLOCK_N
+    if WINDOW:
+        open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
+        open_to = tl.maximum(open_to, open_from)
+        best, total, mixed = _attend_tiles(
+            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
+            keys, key_scales, values, value_scales, positions, scale, window, soft_cap,
+            HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
+        )  # fmt: skip
+    best, total, mixed = _attend_tiles(
+        q, asking, head, best, total, mixed, open_from, open_to, keys, key_scales, values,
+        value_scales, positions, scale, window, soft_cap,
+        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, False,
+    )  # fmt: skip
+    best, total, mixed = _attend_tiles(
+        q, asking, head, best, total, mixed, open_to, highest, keys, key_scales, values,
+        value_scales, positions, scale, window, soft_cap,
+        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
+    )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+        top = tl.maximum(best, sink)
+        kept = tl.exp2(best - top)
+        total = total * kept + tl.exp2(sink - top)
+        mixed = mixed * kept[:, None]
+    mixed = mixed / tl.where(rows_mask, total, 1.0)[:, None]
+    tl.store(out + at, mixed.to(tl.float16), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
+    """Heads (count, HEAD_DIM) float16 rotated in place, ROWS a program. Reads and writes them once."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dimension = tl.arange(0, DIMENSIONS)
+    mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
+    at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
+    rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
+    tl.debug_barrier()  # as in `residual_kernel`
+    tl.store(at, rotated, mask=mask)
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """How the kernel is cut: rows and positions of a tile, warps, stages of the pipeline."""
+
+    rows: int
+    positions: int
+    warps: int
+    stages: int
+
+
+def attention_tile(head_dim: int, group: int, capability: int, quantised: bool = False) -> AttentionTile:
+    """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
+    wide = next_power_of_two(head_dim)
+    if capability < 80:
+        # Without tensor cores for this in Triton: scores are sums in registers, and few fit.
+        rows, positions, warps, stages = (
+            (64, 32, 8, 1) if wide <= 64 else (32 if wide <= 128 else 16, 32, 8, 1)
+        )
+    elif capability in (80, 90, 100):
+        rows, positions, warps, stages = (128, 64, 8, 3) if wide <= 128 else (64, 64, 8, 2)
+    elif wide <= 64:
+        rows, positions, warps, stages = 64, 64, 4, 2
+    else:
+        rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
+    if quantised and (wide > 128 or (wide > 64 and capability <= 80)):
+        positions //= 2  # decoding a tile takes registers beside it
+    return AttentionTile(max(rows, next_power_of_two(group)), positions, warps, stages)
+
+
+def flash_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    start: int,
+    facts: AttentionSpecification,
+    out: torch.Tensor,
+    tile: AttentionTile,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
+
+    keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
+    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0, or q4_0, if they are int32 (kv_heads, positions,
+    ⌈head_dim/8⌉), of whose heads queries have to be rotated too. sinks (heads,): one more score each.
+    """
+    tokens, heads, head_dim = queries.shape
+    group, dimensions, cache = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[keys.dtype]
+    grid = (-(-tokens // (tile.rows // group)), facts.kv_heads)
+    flash_attention_kernel[grid](
+        queries, keys, key_scales, values, value_scales, out, sinks, start, tokens, keys.shape[1],
+        facts.scale, facts.window, facts.soft_cap,
+        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, dimensions),
+        BLOCK_M=tile.rows, BLOCK_N=tile.positions, CACHE=cache, WINDOW=facts.window > 0,
+        CAP=facts.soft_cap > 0, SINKS=sinks is not None, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if cache == Q4_0:
+        rows = max(ROTATED_ELEMENTS // dimensions, 1)
+        rotate_heads_kernel[(-(-tokens * heads // rows),)](
+            out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
+        )

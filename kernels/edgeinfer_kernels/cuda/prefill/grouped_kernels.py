@@ -1,0 +1,160 @@
+"""Kernels of a prompt's mixture of experts: rows grouped by expert, their products, and their sum."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.projections import ROWS
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise
+
+TILE_FIELDS = tl.constexpr(3)
+"""int32 of a tile of rows: the place of its expert's weights, its first row, and the end of its expert's."""
+
+
+@triton.jit(do_not_specialize=["pairs", "here"])
+def group_pairs_kernel(
+    ids,
+    places,
+    pair_places,
+    positions,
+    tokens,
+    row_places,
+    counts,
+    pairs,
+    here,
+    EXPERTS: tl.constexpr,
+    USED: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """The pairs of token and expert sorted by the expert's place; a program an expert.
+
+    places (2, EXPERTS): where each expert lies on the device, then on the host, -1: not there; the host's
+    follow the `here` of the device. ids (pairs,) are experts, USED of a token. pair_places (pairs,): of each
+    pair; positions (pairs,): of each pair among the sorted; tokens and row_places (pairs,): those of the
+    sorted; counts (EXPERTS,): pairs of each place. Reads the ids twice for every expert, from cache.
+    """
+    expert = tl.program_id(0)
+    own, theirs = tl.load(places + expert), tl.load(places + EXPERTS + expert)
+    place = tl.where(own >= 0, own, here + theirs)
+    offset = tl.arange(0, STEP)
+    before = tl.zeros((STEP,), tl.int32)
+    for begin in range(0, pairs, STEP):
+        pair = begin + offset
+        id = tl.load(ids + pair, mask=pair < pairs, other=0)
+        device, host = tl.load(places + id), tl.load(places + EXPERTS + id)
+        other = tl.where(device >= 0, device, here + host)
+        before += ((other < place) & (pair < pairs)).to(tl.int32)
+    first = tl.sum(before, axis=0)
+    at = first
+    for begin in range(0, pairs, STEP):
+        pair = begin + offset
+        mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
+        position = at + tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        tl.store(pair_places + pair, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(positions + pair, position, mask=mine)
+        tl.store(tokens + position, pair // USED, mask=mine)
+        tl.store(row_places + position, tl.zeros_like(pair) + place, mask=mine)
+        at += tl.sum(mine.to(tl.int32), axis=0)
+    tl.store(counts + place, at - first)
+
+
+@triton.jit(do_not_specialize=["expert_rows", "first_row", "rows"])
+def dequantise_experts_kernel(
+    matrix,
+    experts,
+    out,
+    expert_rows,
+    first_row,
+    rows,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """out (experts, rows, COLUMNS) float16 = rows first_row… of those `experts` of a stack of matrices with
+    `expert_rows` each; program (STEP blocks, 16 rows, expert). As `dequantise_kernel` else.
+    """
+    row, expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
+    taken = tl.load(experts + expert) * expert_rows + first_row + tl.minimum(row, rows - 1)
+    to = out + (expert * rows + row) * COLUMNS
+    dequantise(matrix, taken, to, row < rows, COLUMNS, BLOCKS, STEP, TILE)
+
+
+@triton.jit(do_not_specialize=["count", "stride", "first_out"])
+def grouped_product_kernel(
+    rows,
+    index,
+    weights,
+    tiles,
+    out,
+    count,
+    stride,
+    first_out,
+    COLUMNS: tl.constexpr,
+    INDEXED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[r, first_out…] = row r · weights of its expert (experts, count, COLUMNS) transposed, float32.
+
+    Row r is rows[index[r]], or rows[r] where there is no index, (…, COLUMNS) float16; out has `stride`
+    numbers a row. Program (BLOCK_N outputs, a tile of BLOCK_M rows). Reads a tile's rows once for BLOCK_N
+    outputs, an expert's weights once for BLOCK_M rows.
+    """
+    tile = tiles + TILE_FIELDS * tl.program_id(1)
+    expert, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    row = first + tl.arange(0, BLOCK_M)
+    there = row < last
+    taken = tl.load(index + row, mask=there, other=0) if INDEXED else row
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = column < count
+    k = tl.arange(0, BLOCK_K)
+    left = rows + taken[:, None] * COLUMNS + k[None, :]
+    right = weights + (expert * count + column)[None, :] * COLUMNS + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for begin in range(0, COLUMNS, BLOCK_K):
+        a = tl.load(left + begin, mask=there[:, None], other=0.0)
+        b = tl.load(right + begin, mask=wanted[None, :], other=0.0)
+        total = tl.dot(a, b, total)
+    to = out + row[:, None] * stride + first_out + column[None, :]
+    tl.store(to, total, mask=there[:, None] & wanted[None, :])
+
+
+@triton.jit(do_not_specialize=["first", "count", "first_place"])
+def add_experts_kernel(
+    y,
+    scales,
+    bias,
+    positions,
+    places,
+    weights,
+    total,
+    first,
+    count,
+    first_place,
+    WIDTH: tl.constexpr,
+    USED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """total[token] += Σ weight · (scale · y + bias) of the token's experts whose rows are in y.
+
+    Pair (token, expert) p has row positions[p] - first of y, if that is one of its `count`; its bias is that
+    of expert places[p] - first_place. Always in the same order. Program (BLOCK columns, token).
+    """
+    token = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    found = tl.load(total + token * WIDTH + column, mask=inside, other=0.0)
+    for slot in range(USED):
+        pair = token * USED + slot
+        row = tl.load(positions + pair) - first
+        here = (row >= 0) & (row < count)
+        row = tl.where(here, row, 0)
+        value = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0)
+        value = value * tl.load(scales + row, mask=here, other=0.0)
+        if BIAS:
+            at = (tl.load(places + pair) - first_place) * WIDTH + column
+            value += tl.load(bias + at, mask=inside & here, other=0.0)
+        found += tl.load(weights + pair) * value
+    tl.store(total + token * WIDTH + column, found, mask=inside)

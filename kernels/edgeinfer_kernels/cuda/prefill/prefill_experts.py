@@ -1,0 +1,299 @@
+"""A prompt's mixture of experts: a chunk's tokens grouped by expert, each expert's matrices used once.
+
+Which tokens go where the host has to know: it waits for the choice once a layer. Experts of the host are
+computed by it, or sent here: those alone that some token has chosen. Several experts are computed at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, ExpertStacks, RoutingSpace
+from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, choose_experts_kernel
+from edgeinfer_kernels.cuda.prefill.expert_matmul import (
+    ExpertRows,
+    add_experts,
+    grouped_product,
+    grouped_tile,
+)
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS, Products
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
+from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.specification import (
+    DecoderSpecification,
+    ExpertsSpecification,
+    FeedForwardSpecification,
+)
+
+GROUPED_PAIRS = 1024
+"""Pairs that a program looks at together."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Experts that are computed together: their places within `stacks`, and their rows among the sorted."""
+
+    stacks: ExpertStacks
+    first_place: int
+    """That of the stacks' first expert."""
+    experts: tuple[int, ...]
+    counts: tuple[int, ...]
+    first: int
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    def tiles(self, rows: int) -> list[tuple[int, int, int]]:
+        """(expert's number in the batch, first row, end of the expert's rows) of tiles of so many rows, which
+        are counted from `first`.
+        """
+        found, end = [], 0
+        for number, count in enumerate(self.counts):
+            begin, end = end, end + count
+            found += [(number, row, end) for row in range(begin, end, rows)]
+        return found
+
+
+class PrefillExperts:
+    """Computes mixtures for chunks of at most `chunk` tokens; buffers come from the arena."""
+
+    def __init__(
+        self, facts: DecoderSpecification, products: Products, arena: Arena, capability: int
+    ) -> None:
+        chunk = products.chunk
+        self._tile = grouped_tile(capability)
+        self._routing = RoutingSpace(facts, arena, chunk)
+        self._products, self._width = products, facts.width
+        needed = chunk if self._routing.used else 0
+        self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
+        self._counts = arena.take((2 * self._routing.count,), torch.int32)
+        pinned = self._counts.is_cuda
+        self._host_counts = torch.zeros(2 * self._routing.count, dtype=torch.int32, pin_memory=pinned)
+        self._counted = torch.cuda.Event() if pinned else None
+        self._floats = arena.take((needed, self._width), torch.float32)
+        self._sum = arena.take((needed, self._width), torch.float32)
+        self._scales = arena.take((products.expert_rows,), torch.float32)
+
+    def route_early(
+        self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, x: Tensor
+    ) -> None:
+        """The scores of a router that reads x as it enters the layer; of another, nothing."""
+        if isinstance(facts, ExpertsSpecification) and facts.early:
+            self._score(w, x)
+
+    def _score(self, w: DeviceExperts, rows: Tensor) -> None:
+        scores = self._routing.scores[: len(rows), : w.count]
+        torch.mm(rows, w.router_rows.t(), out=scores)
+        if w.router_bias is not None:
+            scores += w.router_bias[: w.count]
+
+    def read(
+        self,
+        facts: ExpertsSpecification,
+        w: DeviceExperts,
+        h: ScaledRows,
+        sent: ExpertStacks | None = None,
+        send: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Σ weight · expert(h) of the experts that are here, and the shared expert's part, (tokens, width)
+        float32. Of those on the host too if they are `sent`; `send` is given where the chosen experts lie on
+        the host, and their weights, if it computes them itself.
+        """
+        tokens = len(h.rows)
+        floats = self._floats[:tokens]
+        floats.copy_(h.rows)
+        floats *= h.scales[:, None]
+        if not facts.early:
+            self._score(w, floats)
+        self._choose(facts, tokens)
+        pairs = tokens * facts.used
+        ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
+        if send is not None:
+            there = w.places[1][ids]
+            send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
+        choice = self._group(facts, w, ids, weights)
+        total = self._sum[:tokens].zero_()
+        if w.shared is not None:
+            y, scales = self._products.dense(facts.activation, w.shared, h)
+            if w.shared_router_rows is not None:
+                scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
+            torch.mul(y, scales[:, None], out=total)
+        if w.here or sent:
+            self._add_chosen(facts, w, choice, h, sent, total)
+        return total
+
+    def _choose(self, facts: ExpertsSpecification, tokens: int) -> None:
+        space = self._routing
+        choose_experts_kernel[(tokens,)](
+            space.scores, space.scores.stride(0), space.ids, space.weights, facts.scale,
+            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALISED=facts.normalised,
+            DEPENDENT=False, num_warps=1,
+        )  # fmt: skip
+
+    def _group(
+        self, facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
+    ) -> ExpertRows:
+        """The chosen pairs by place; how many there are of each is on its way to the host."""
+        count = len(ids)
+        places, positions, tokens, row_places = (each[:count] for each in self._pairs)
+        if w.changing:
+            self._counts.zero_()  # of places without an expert nobody writes how many pairs they have
+        group_pairs_kernel[(w.count,)](
+            ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
+            EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
+        )  # fmt: skip
+        self._host_counts.copy_(self._counts, non_blocking=True)
+        if self._counted is not None:
+            self._counted.record()
+        return ExpertRows(places, weights, positions, tokens, row_places)
+
+    def _add_chosen(
+        self,
+        facts: ExpertsSpecification,
+        w: DeviceExperts,
+        choice: ExpertRows,
+        h: ScaledRows,
+        sent: ExpertStacks | None,
+        total: Tensor,
+    ) -> None:
+        if self._counted is not None:
+            self._counted.synchronize()
+        counts = self._host_counts[: w.all_places].tolist()
+        batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
+        if sent is not None:
+            batches += self._batches(counts, sent, w.here)
+        tiles = [batch.tiles(self._tile.rows) for batch in batches]
+        experts = [batch.experts for batch in batches]
+        # One way to the device for all of the layer's tables.
+        numbers = [*chain.from_iterable(chain.from_iterable(tiles)), *chain.from_iterable(experts)]
+        table = torch.tensor(numbers, dtype=torch.int32).to(h.rows.device, non_blocking=True)
+        at_tile, at_expert = 0, 3 * sum(map(len, tiles))
+        for batch, tile in zip(batches, tiles, strict=True):
+            shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
+            which = table[at_expert : at_expert + len(batch.experts)]
+            at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
+            self._add_batch(facts, batch, choice, h, shown, which, total)
+
+    def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
+        """Experts in use, as many together as their rows and their weights have room for; `counts`: pairs of
+        every place.
+        """
+        most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
+        most_rows = self._products.expert_rows
+        at = sum(counts[:first_place])
+        first = at
+        experts: list[int] = []
+        taken: list[int] = []
+        for expert in range(stacks.count):
+            count = counts[first_place + expert]
+            if count and experts and (len(experts) == most or sum(taken) + count > most_rows):
+                yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+                first, experts, taken = at, [], []
+            if count:
+                experts.append(expert)
+                taken.append(count)
+            at += count
+        if experts:
+            yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+
+    @property
+    def _sender(self) -> WeightSender:
+        assert self._products.sender is not None, "there is a sender where anything is sent"
+        return self._products.sender
+
+    def _experts_at_once(self, stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
+        """How many experts' rows fit the scratch, and a piece if they are sent; at least 1."""
+        rows, columns = _expert_shape(stacks, matrix)
+        most = len(self._products.scratch) // (rows * columns)
+        if isinstance(matrix, SentMatrix):
+            most = min(most, self._sender.piece_bytes // matrix.expert_bytes)
+        return max(most, 1)
+
+    def _add_batch(
+        self,
+        facts: ExpertsSpecification,
+        batch: _Batch,
+        choice: ExpertRows,
+        h: ScaledRows,
+        tiles: Tensor,
+        experts: Tensor,
+        total: Tensor,
+    ) -> None:
+        stacks, count, products = batch.stacks, batch.rows, self._products
+        hidden, _ = _expert_shape(stacks, stacks.up)
+        index = choice.tokens[batch.first : batch.first + count]
+        scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
+        both = products.floats(2, count, hidden)
+        biases = stacks.up_bias, stacks.gate_bias
+        for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
+            self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
+            if bias is not None:
+                of_row = choice.row_places[batch.first : batch.first + count] - batch.first_place
+                out += bias.view(-1, hidden)[of_row] / scales[:, None]
+        inner = products.hidden(count, hidden)
+        activation_rows(both[1], both[0], None, None, scales, facts.activation, inner.rows, inner.scales)
+        y = products.floats(count, self._width)
+        self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
+        add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_place)
+
+    def _multiply(
+        self,
+        batch: _Batch,
+        matrix: DeviceMatrix,
+        rows: Tensor,
+        index: Tensor | None,
+        tiles: Tensor,
+        experts: Tensor,
+        out: Tensor,
+    ) -> None:
+        """out (rows of the batch, rows of an expert) float32 = rows[index] · the expert's transposed."""
+        wanted, columns = _expert_shape(batch.stacks, matrix)
+        step = min(wanted, self._products.rows_at_once(columns))
+        if isinstance(matrix, SentMatrix):
+            step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_A_GROUP)
+        for first in range(0, wanted, step):
+            count = min(step, wanted - first)
+            weights = self._products.scratch[: len(batch.experts) * count * columns]
+            if isinstance(matrix, SentMatrix):
+                self._send(matrix, batch.experts, first, weights.view(-1, columns))
+            else:
+                shapes = matrix.shapes
+                grid = -(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // ROWS_A_GROUP), len(batch.experts)
+                dequantise_experts_kernel[grid](
+                    matrix.parts, experts, weights, wanted, first, count,
+                    COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
+                    num_warps=DEQUANTISING_WARPS,
+                )  # fmt: skip
+            grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
+
+    def _send(self, matrix: SentMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
+        """The experts' rows from `first` on in float16, (experts · rows, columns); neighbours in one copy."""
+        rows = len(weights) // len(experts)
+        begin, nbytes = (n // ROWS_A_GROUP * matrix.group_bytes for n in (first, rows))
+        spans: list[tuple[int, int]] = []
+        for expert in experts:
+            at = expert * matrix.expert_bytes + begin
+            if spans and spans[-1][1] == at:
+                spans[-1] = spans[-1][0], at + nbytes
+            else:
+                spans.append((at, at + nbytes))
+        raw = self._sender.send(matrix.memory, spans)
+        unpack(raw, matrix.format, matrix.shapes.columns, weights)
+        self._sender.done()
+
+
+def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]:
+    """Rows and columns of one expert's matrix."""
+    experts = 1 if isinstance(matrix, SentMatrix) else stacks.count
+    return matrix.shapes.rows // experts, matrix.shapes.columns

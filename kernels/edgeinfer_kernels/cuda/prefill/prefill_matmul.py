@@ -1,0 +1,118 @@
+"""A prompt's products: weights become float16 in a scratch, slice by slice, which a matrix product reads.
+
+Those of the device come from its planes, those of the host are sent.
+"""
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
+from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel
+from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.sizes.cuda_buffers import expert_rows, prompt_rooms, prompt_scratch
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.specification import Activation
+
+DEQUANTISED_BLOCKS = 32
+"""Blocks of a row that a program dequantises."""
+DEQUANTISING_WARPS = 8
+
+
+class Products:
+    """Products of at most `chunk` rows with any matrix of a decoder of these `sizes`; buffers of the arena.
+
+    `sender` brings the host's matrices, where they are to be sent.
+    """
+
+    def __init__(self, sizes: ModelSizes, arena: Arena, chunk: int) -> None:
+        rooms = prompt_rooms(sizes, chunk)
+        self.chunk, self.expert_rows = chunk, expert_rows(sizes, chunk)
+        self.sender: WeightSender | None = None
+        self._hidden = arena.take((rooms.hidden,), torch.float16)
+        self._hidden_scales = arena.take((rooms.scales,), torch.float32)
+        self._products = arena.take((rooms.products,), torch.float32)
+        self.scratch = arena.take((prompt_scratch(sizes),), torch.float16)
+
+    def floats(self, *shape: int) -> Tensor:
+        """Room for products, float32; the next ones overwrite it."""
+        return self._products[: torch.Size(shape).numel()].view(shape)
+
+    def hidden(self, rows: int, columns: int) -> ScaledRows:
+        """Room for hidden rows."""
+        return ScaledRows(self._hidden[: rows * columns].view(rows, columns), self._hidden_scales[:rows])
+
+    def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
+        """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
+        if isinstance(matrix, SentMatrix):
+            self._multiply_sent(rows, matrix, out)
+            return
+        shapes = matrix.shapes
+        columns = shapes.columns
+        step = self.rows_at_once(columns)
+        for first in range(0, shapes.rows, step):
+            count = min(step, shapes.rows - first)
+            weights = self.scratch[: count * columns].view(count, columns)
+            dequantise_kernel[(-(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // 16))](
+                matrix.parts,
+                first,
+                weights,
+                count,
+                COLUMNS=columns,
+                BLOCKS=shapes.blocks,
+                STEP=DEQUANTISED_BLOCKS,
+                TILE=shapes.tile,
+                num_warps=DEQUANTISING_WARPS,
+            )
+            _matrix_product(rows, weights, out[:, first : first + count])
+
+    def rows_at_once(self, columns: int) -> int:
+        """Rows of a matrix that the scratch holds, a multiple of sixteen."""
+        return max(len(self.scratch) // columns // ROWS_A_GROUP, 1) * ROWS_A_GROUP
+
+    def _multiply_sent(self, rows: Tensor, matrix: SentMatrix, out: Tensor) -> None:
+        assert self.sender is not None
+        columns, wanted, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
+        step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_A_GROUP)
+        for first in range(0, wanted, step):
+            count = min(step, wanted - first)
+            groups = -(-count // ROWS_A_GROUP)
+            begin = first // ROWS_A_GROUP * group_bytes
+            raw = self.sender.send(matrix.memory, [(begin, begin + groups * group_bytes)])
+            weights = self.scratch[: groups * ROWS_A_GROUP * columns].view(-1, columns)
+            unpack(raw, matrix.format, columns, weights)
+            self.sender.done()
+            _matrix_product(rows, weights[:count], out[:, first : first + count])
+
+    def dense(self, activation: Activation, w: DeviceFeedForward, h: ScaledRows) -> tuple[Tensor, Tensor]:
+        """down · hidden of some rows without its bias, (tokens, width) float32, and the rows' scales, which
+        are still to be multiplied to it. Both are overwritten by the next product.
+        """
+        tokens, hidden = len(h.rows), w.hidden
+        both = self.floats(2, tokens, hidden)
+        up, gate = both[0], None
+        self.multiply(h.rows, w.up, up)
+        if w.gate is not None:
+            gate = both[1]
+            self.multiply(h.rows, w.gate, gate)
+        inner = self.hidden(tokens, hidden)
+        activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, inner.rows, inner.scales)
+        return self.product(inner.rows, w.down), inner.scales
+
+    def product(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
+        """rows (tokens, columns) float16 · the matrix, float32; the next product overwrites it."""
+        out = self.floats(len(rows), matrix.shapes.rows)
+        self.multiply(rows, matrix, out)
+        return out
+
+
+def _matrix_product(rows: Tensor, weights: Tensor, out: Tensor) -> None:
+    if rows.is_cuda:
+        torch.mm(rows, weights.t(), out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(rows.float(), weights.t().float(), out=out)

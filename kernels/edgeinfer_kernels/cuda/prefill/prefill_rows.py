@@ -1,0 +1,273 @@
+"""What stands between a prompt's matrix products: norms, residual sums and activations, a program a token.
+
+A matrix product takes float16. Rows whose values would leave its range are divided by a power of two, the
+row's *scale*, and the product of the row is multiplied by it again: exact, and 1 for all but a few models.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS, activate, activate_gated
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.specification import Activation, NormSpecification
+
+LARGEST = tl.constexpr(30000.0)
+"""What a scaled row stays within: float16 ends at 65504."""
+
+NO_NORM = tl.constexpr(0)
+RMS = tl.constexpr(1)
+LAYER = tl.constexpr(2)
+NORMS = {"rms": RMS, "layer": LAYER}
+PIECE = 2048
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of float16 with a scale each: the value is rows · scales."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor
+
+
+@triton.jit
+def row_scale(largest):
+    """The power of two above largest/30000, so that largest over it is below 30000; 1 if it is anyway."""
+    exponent = ((largest / LARGEST).to(tl.int32, bitcast=True) >> 23) + 1
+    scale = (tl.minimum(exponent, 254) << 23).to(tl.float32, bitcast=True)
+    return tl.where(largest > LARGEST, scale, 1.0)
+
+
+@triton.jit
+def normed(
+    x, mask, weight, bias, offsets, epsilon, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr
+):
+    """The norm of x (BLOCK,), 0 where masked, as `reference.normalise` has it."""
+    if NORM == NO_NORM:
+        return x
+    else:
+        if NORM == LAYER:
+            x = tl.where(mask, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+        y = x / tl.sqrt(tl.sum(x * x, axis=0) / WIDTH + epsilon)
+        y = y * tl.load(weight + offsets, mask=mask, other=0.0)
+        if BIAS:
+            y = y + tl.load(bias + offsets, mask=mask, other=0.0)
+        return y
+
+
+@triton.jit
+def _store_scaled(out, row_scales, row, y, offsets, mask, WIDTH: tl.constexpr):
+    scale = row_scale(tl.max(tl.abs(y), axis=0))
+    tl.store(row_scales + row, scale)
+    tl.store(out + row * WIDTH + offsets, (y / scale).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def norm_rows_kernel(
+    x_rows,
+    weight,
+    bias,
+    out,
+    row_scales,
+    epsilon,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """out = norm(x) / row scale. Reads WIDTH · 4 bytes a row (weights come from cache), writes WIDTH · 2."""
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0)
+    y = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
+    _store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
+
+
+@triton.jit
+def join_rows_kernel(
+    x_rows,
+    y_rows,
+    y_scales,
+    y_bias,
+    post_weight,
+    weight,
+    bias,
+    out,
+    row_scales,
+    post_epsilon,
+    epsilon,
+    residual_scale,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    Y_BIAS: tl.constexpr,
+    POST_NORM: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """x += residual scale · post norm(row scale · y + bias); then out = norm(x) / row scale, unless LAST.
+
+    Reads WIDTH · 8 bytes a row, writes WIDTH · 6.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    y = tl.load(y_rows + row * WIDTH + offsets, mask=mask, other=0.0).to(tl.float32) * tl.load(y_scales + row)
+    if Y_BIAS:
+        y += tl.load(y_bias + offsets, mask=mask, other=0.0)
+    y = normed(y, mask, post_weight, post_weight, offsets, post_epsilon, WIDTH, POST_NORM, False)
+    x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0) + residual_scale * y
+    tl.debug_barrier()  # as in `residual_kernel`
+    tl.store(x_rows + row * WIDTH + offsets, x, mask=mask)
+    if not LAST:
+        z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
+        _store_scaled(out, row_scales, row, z, offsets, mask, WIDTH)
+
+
+@triton.jit
+def _hidden_piece(
+    gate, up, gate_bias, up_bias, offsets, scale,
+    WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr,
+    UP_BIAS: tl.constexpr,
+):  # fmt: skip
+    mask = offsets < WIDTH
+    u = tl.load(up + offsets, mask=mask, other=0.0).to(tl.float32) * scale
+    if UP_BIAS:
+        u += tl.load(up_bias + offsets, mask=mask, other=0.0)
+    if GATED:
+        g = tl.load(gate + offsets, mask=mask, other=0.0).to(tl.float32) * scale
+        if GATE_BIAS:
+            g += tl.load(gate_bias + offsets, mask=mask, other=0.0)
+        return activate_gated(g, u, ACTIVATION)
+    else:
+        return activate(u, ACTIVATION)
+
+
+@triton.jit
+def activation_rows_kernel(
+    gate_rows,
+    up_rows,
+    gate_bias,
+    up_bias,
+    in_scales,
+    out,
+    row_scales,
+    row_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    GATE_BIAS: tl.constexpr,
+    UP_BIAS: tl.constexpr,
+):
+    """out = activation(gate · s + bias) · (up · s + bias) / row scale, by pieces of BLOCK.
+
+    Written as if the scale were 1; a row that turns out to need one is computed again. Reads WIDTH · 8 bytes
+    a row (4 ungated), writes WIDTH · 2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    in_scale = tl.load(in_scales + row)
+    gate, up, to = gate_rows + row * row_stride, up_rows + row * row_stride, out + row * WIDTH
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        hidden = _hidden_piece(
+            gate, up, gate_bias, up_bias, offsets, in_scale, WIDTH, ACTIVATION, GATED, GATE_BIAS, UP_BIAS
+        )
+        mask = offsets < WIDTH
+        largest = tl.maximum(largest, tl.where(mask, tl.abs(hidden), 0.0))
+        tl.store(to + offsets, hidden.to(tl.float16), mask=mask)
+    scale = row_scale(tl.max(largest, axis=0))
+    tl.store(row_scales + row, scale)
+    if scale > 1.0:
+        for first in range(0, WIDTH, BLOCK):
+            offsets = first + tl.arange(0, BLOCK)
+            hidden = _hidden_piece(
+                gate, up, gate_bias, up_bias, offsets, in_scale, WIDTH, ACTIVATION, GATED, GATE_BIAS, UP_BIAS
+            )
+            tl.store(to + offsets, (hidden / scale).to(tl.float16), mask=offsets < WIDTH)
+
+
+def warps_for(block: int) -> int:
+    """Warps of a program that holds `block` float32 of a row: at most 32 a thread."""
+    return min(16, max(1, block // 1024))
+
+
+def norm_rows(
+    x: torch.Tensor,
+    norm: NormSpecification,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    row_scales: torch.Tensor,
+) -> None:
+    """out (tokens, width) float16 = norm of x (tokens, width) float32 / row_scales (tokens,).
+
+    Without a weight there is no norm.
+    """
+    tokens, width = x.shape
+    block = next_power_of_two(width)
+    norm_rows_kernel[(tokens,)](
+        x, weight, bias, out, row_scales, norm.epsilon,
+        WIDTH=width, BLOCK=block, NORM=_kind(norm, weight), BIAS=bias is not None, num_warps=warps_for(block),
+    )  # fmt: skip
+
+
+def join_rows(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    y_scales: torch.Tensor,
+    y_bias: torch.Tensor | None,
+    post_norm: NormSpecification,
+    post_weight: torch.Tensor | None,
+    residual_scale: float,
+    norm: NormSpecification,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    row_scales: torch.Tensor | None,
+) -> None:
+    """x (tokens, width) float32 += residual_scale · post_norm(y_scales · y + y_bias); then `norm_rows` of it.
+
+    y is a matrix product (tokens, width), float32 or float16. `out` None: x is all that is wanted.
+    """
+    tokens, width = x.shape
+    block = next_power_of_two(width)
+    join_rows_kernel[(tokens,)](
+        x, y, y_scales, y_bias, post_weight, weight, bias, out, row_scales,
+        post_norm.epsilon, norm.epsilon, residual_scale,
+        WIDTH=width, BLOCK=block, Y_BIAS=y_bias is not None, POST_NORM=_kind(post_norm, post_weight),
+        NORM=_kind(norm, weight), BIAS=bias is not None, LAST=out is None, num_warps=warps_for(block),
+    )  # fmt: skip
+
+
+def activation_rows(
+    gate: torch.Tensor | None,
+    up: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    in_scales: torch.Tensor,
+    activation: Activation,
+    out: torch.Tensor,
+    row_scales: torch.Tensor,
+) -> None:
+    """out (tokens, width) float16 = activation(gate) · up / row_scales; ungated: activation(up) / row_scales.
+
+    gate and up (tokens, width) are products, float32 or float16, that in_scales (tokens,) is still to be
+    multiplied to; views of one product will do, as long as both have the same stride between rows.
+    """
+    tokens, width = up.shape
+    if gate is not None and gate.stride(0) != up.stride(0):
+        raise ValueError(f"gate and up: rows {gate.stride(0)} and {up.stride(0)} apart, wanted one distance")
+    activation_rows_kernel[(tokens,)](
+        up if gate is None else gate, up, gate_bias, up_bias, in_scales, out, row_scales, up.stride(0),
+        WIDTH=width, BLOCK=min(PIECE, next_power_of_two(width)), ACTIVATION=ACTIVATIONS[activation],
+        GATED=gate is not None, GATE_BIAS=gate_bias is not None, UP_BIAS=up_bias is not None, num_warps=8,
+    )  # fmt: skip
+
+
+def _kind(norm: NormSpecification, weight: torch.Tensor | None) -> tl.constexpr:
+    return NO_NORM if weight is None else NORMS[norm.kind]

@@ -1,0 +1,230 @@
+"""How a layer's keys and values lie on the device, and tiles of them in and out of float16, q8_0 or q4_0.
+
+float16: (kv_heads, positions, head_dim). q8_0: int8 of that shape, and float16 scales (kv_heads, positions,
+⌈head_dim/32⌉), each the absolute maximum of its 32 dimensions over 127. q4_0: of heads that are rotated as
+`cache_elements.rotated` has it, codes -8…7 plus 8, eight a word, int32 (kv_heads, positions, ⌈head_dim/8⌉),
+the even dimensions' in its low half; and scales, each the element furthest from 0 of its 32 over -8.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
+
+F16 = tl.constexpr(0)
+Q8_0 = tl.constexpr(1)
+Q4_0 = tl.constexpr(2)
+CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0}
+"""What kernels are told of a cache, their constant CACHE, by the type of its elements."""
+NO_CODES = tl.constexpr(-0x77777778)
+"""A word of eight zeros."""
+HALVES = tl.constexpr(0x64006400)
+"""With codes in the lowest bits of both halves, 1024 + code as float16; converting takes four times more."""
+BYTES_RAISED = tl.constexpr(-0x7F7F7F80)
+"""Exclusive or with it, four int8 become bytes, each plus 128."""
+
+
+@triton.jit
+def hadamard(x, HEAD_DIM: tl.constexpr):
+    """Heads (n, DIMENSIONS) float32 times the orthonormal Hadamard matrix; again, and they are as before.
+
+    Blocks of the largest power of two that divides HEAD_DIM. Each step adds and subtracts neighbours, and
+    takes the sums to the first half of the block: after the last all stand in order.
+    """
+    ROWS: tl.constexpr = x.shape[0]
+    DIMENSIONS: tl.constexpr = x.shape[1]
+    BLOCK: tl.constexpr = HEAD_DIM & -HEAD_DIM
+    BLOCKS: tl.constexpr = DIMENSIONS // BLOCK
+    for bit in tl.static_range(10):
+        if (1 << bit) < BLOCK:
+            a, b = tl.split(tl.reshape(x, (ROWS, BLOCKS, BLOCK // 2, 2)))
+            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (ROWS, DIMENSIONS))
+    return x * BLOCK**-0.5
+
+
+@triton.jit
+def _signs(BLOCK: tl.constexpr):
+    """Hadamard matrices of BLOCK, not scaled, down the diagonal of (16, 16) float16."""
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    ones = row & column & (BLOCK - 1)
+    ones = ones ^ (ones >> 2)
+    ones = ones ^ (ones >> 1)
+    signs = tl.where(row // BLOCK == column // BLOCK, 1.0 - 2.0 * (ones & 1).to(tl.float32), 0.0)
+    return signs.to(tl.float16)
+
+
+@triton.jit
+def hadamard_of_halves(x, HEAD_DIM: tl.constexpr):
+    """As `hadamard`, rounded to float16 on the way, float16: by tensor cores, in fewer steps of many rows.
+
+    A block is sixteens of dimensions: first these are multiplied with the matrix of their sixteen, then what
+    stands at the same place of each is, beside as many places as make up sixteen again.
+    """
+    ROWS: tl.constexpr = x.shape[0]
+    DIMENSIONS: tl.constexpr = x.shape[1]
+    SIXTEENS: tl.constexpr = ROWS * DIMENSIONS // 16
+    if SIXTEENS < 16:
+        x = hadamard(x, HEAD_DIM)
+    else:
+        BLOCK: tl.constexpr = HEAD_DIM & -HEAD_DIM
+        INNER: tl.constexpr = BLOCK if BLOCK < 16 else 16
+        OUTER: tl.constexpr = BLOCK // INNER
+        BESIDE: tl.constexpr = 16 // OUTER
+        x = tl.dot(tl.reshape(x.to(tl.float16), (SIXTEENS, 16)), _signs(INNER)) * INNER**-0.5
+        if OUTER > 1:
+            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, BESIDE, OUTER)), (0, 3, 2, 1))
+            x = tl.dot(tl.reshape(x.to(tl.float16), (SIXTEENS, 16)), _signs(OUTER)) * OUTER**-0.5
+            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, BESIDE, OUTER)), (0, 3, 2, 1))
+        x = tl.reshape(x, (ROWS, DIMENSIONS))
+    return x.to(tl.float16)
+
+
+@triton.jit
+def load_cache_tile(
+    base,
+    scales,
+    head,
+    rows,
+    rows_mask,
+    positions,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    CACHE: tl.constexpr,
+):
+    """Rows `rows` (N,) of one head as float16 (N, DIMENSIONS), those of q4_0 rotated as they lie; what is
+    masked or beyond HEAD_DIM is 0.
+
+    `base` is the whole layer's keys or values, `scales` its scales (unread of float16), `positions` what the
+    layer has room for. Reads HEAD_DIM · 2 bytes a row, HEAD_DIM · 17/16 of q8_0, HEAD_DIM · 9/16 of q4_0.
+    """
+    row = head.to(tl.int64) * positions + rows
+    if CACHE == Q4_0:
+        WORDS: tl.constexpr = (HEAD_DIM + 7) // 8
+        word = tl.arange(0, DIMENSIONS // 8)
+        at = base + row[:, None] * WORDS + word[None, :]
+        if DIMENSIONS == HEAD_DIM:
+            words = tl.load(at, mask=rows_mask[:, None], other=0)
+        else:
+            words = tl.load(at, mask=rows_mask[:, None] & (word < WORDS)[None, :], other=NO_CODES)
+        tile = tl.reshape(_eight_codes(words), (rows.shape[0], DIMENSIONS))
+    elif CACHE == Q8_0 and HEAD_DIM % 4 == 0:
+        quarter = tl.arange(0, DIMENSIONS // 4)
+        held = rows_mask[:, None] & (quarter < HEAD_DIM // 4)[None, :]
+        words = tl.load(
+            base.to(tl.pointer_type(tl.int32)) + row[:, None] * (HEAD_DIM // 4) + quarter[None, :],
+            mask=held,
+            other=0,
+        )
+        tile = tl.reshape(_four_codes(words), (rows.shape[0], DIMENSIONS))
+    else:
+        dimensions = tl.arange(0, DIMENSIONS)
+        if DIMENSIONS == HEAD_DIM:
+            mask = rows_mask[:, None]
+        else:
+            mask = rows_mask[:, None] & (dimensions < HEAD_DIM)[None, :]
+        tile = tl.load(base + row[:, None] * HEAD_DIM + dimensions[None, :], mask=mask, other=0)
+    if CACHE != F16:
+        tile = _scaled(tile.to(tl.float16), scales, row, rows_mask, HEAD_DIM)
+    return tile
+
+
+@triton.jit
+def _eight_codes(words):
+    """The codes of words (n, m), less 8, as float16 (n, m, 2, 2, 2)."""
+    low_0, high_0 = _two_codes(words)
+    low_1, high_1 = _two_codes(words >> 4)
+    low_2, high_2 = _two_codes(words >> 8)
+    low_3, high_3 = _two_codes(words >> 12)
+    even = tl.join(tl.join(low_0, low_2), tl.join(low_1, low_3))
+    odd = tl.join(tl.join(high_0, high_2), tl.join(high_1, high_3))
+    return tl.join(even, odd) - 1032.0
+
+
+@triton.jit
+def _two_codes(words):
+    """1024 and the code in the lowest bits of either half, as float16."""
+    return _both_halves(masked_or(words, 0x000F000F, HALVES))
+
+
+@triton.jit
+def _four_codes(words):
+    """The int8 of words (n, m) as float16 (n, m, 2, 2)."""
+    raised, zero = words ^ BYTES_RAISED, tl.zeros_like(words)
+    first, second = _both_halves(select_bytes(raised, zero + HALVES, zero + 0x5150))
+    third, fourth = _both_halves(select_bytes(raised, zero + HALVES, zero + 0x5352))
+    return tl.join(tl.join(first, third), tl.join(second, fourth)) - 1152.0
+
+
+@triton.jit
+def _both_halves(words):
+    """The float16 in the low halves of words, and in the high ones."""
+    low = words.to(tl.int16).to(tl.float16, bitcast=True)
+    return low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _scaled(codes, scales, row, rows_mask, HEAD_DIM: tl.constexpr):
+    """Codes (N, DIMENSIONS) float16 times the scales of their groups: what the exact product rounds to."""
+    ROWS: tl.constexpr = codes.shape[0]
+    DIMENSIONS: tl.constexpr = codes.shape[1]
+    GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
+    SLOTS: tl.constexpr = (DIMENSIONS + 31) // 32
+    group = tl.arange(0, SLOTS)
+    mask = rows_mask[:, None] & (group < GROUPS)[None, :]
+    scale = tl.load(scales + row[:, None] * GROUPS + group[None, :], mask=mask, other=0.0)
+    grouped = tl.reshape(codes, (ROWS, SLOTS, DIMENSIONS // SLOTS)) * scale[:, :, None]
+    return tl.reshape(grouped, (ROWS, DIMENSIONS))
+
+
+@triton.jit
+def store_cache_rows(
+    base,
+    scales,
+    rows,
+    rows_mask,
+    values,
+    HEAD_DIM: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    CACHE: tl.constexpr,
+):
+    """Put values (N, DIMENSIONS) float32, 0 beyond HEAD_DIM, at rows (N,) int64: head · positions + position.
+
+    What a float16 can't hold is held at ±65504. Writes as many bytes as `load_cache_tile` reads.
+    """
+    COUNT: tl.constexpr = values.shape[0]
+    dimensions = tl.arange(0, DIMENSIONS)
+    mask = rows_mask[:, None] & (dimensions < HEAD_DIM)[None, :]
+    to = base + rows[:, None] * HEAD_DIM + dimensions[None, :]
+    if CACHE == F16:
+        tl.store(to, tl.minimum(tl.maximum(values, -65504.0), 65504.0).to(tl.float16), mask=mask)
+    else:
+        GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
+        SLOTS: tl.constexpr = (DIMENSIONS + 31) // 32
+        if CACHE == Q4_0:
+            values = hadamard(values, HEAD_DIM)
+        grouped = tl.reshape(values, (COUNT, SLOTS, DIMENSIONS // SLOTS))
+        if CACHE == Q4_0:
+            most, least = tl.max(grouped, axis=2), tl.min(grouped, axis=2)
+            full = tl.where(most > -least, most, least) / -8.0
+        else:
+            full = tl.max(tl.abs(grouped), axis=2) / 127.0
+        scale = tl.minimum(tl.maximum(full, -65504.0), 65504.0).to(tl.float16)
+        # Divided by the scale that is stored; where that is too small for a float16, the group becomes 0.
+        used = scale.to(tl.float32)[:, :, None]
+        steps = tl.floor(tl.where(used != 0, grouped / tl.where(used != 0, used, 1.0), 0.0) + 0.5)
+        if CACHE == Q4_0:
+            steps = tl.minimum(tl.maximum(steps, -8.0), 7.0) + 8.0
+            WORDS: tl.constexpr = (HEAD_DIM + 7) // 8
+            place = tl.arange(0, 8)
+            codes = tl.reshape(steps.to(tl.int32), (COUNT, DIMENSIONS // 8, 8))
+            words = tl.sum(codes << (place // 2 * 4 + place % 2 * 16)[None, None, :], axis=2)
+            word = tl.arange(0, DIMENSIONS // 8)
+            held = rows_mask[:, None] & (word < WORDS)[None, :]
+            tl.store(base + rows[:, None] * WORDS + word[None, :], words, mask=held)
+        else:
+            steps = tl.minimum(tl.maximum(steps, -127.0), 127.0)
+            tl.store(to, tl.reshape(steps, (COUNT, DIMENSIONS)).to(tl.int8), mask=mask)
+        group = tl.arange(0, SLOTS)
+        scales_mask = rows_mask[:, None] & (group < GROUPS)[None, :]
+        tl.store(scales + rows[:, None] * GROUPS + group[None, :], scale, mask=scales_mask)

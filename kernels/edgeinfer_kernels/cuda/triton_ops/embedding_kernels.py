@@ -1,0 +1,100 @@
+"""Kernels that turn rows of weights into floats: embeddings of tokens, and whole matrices for products."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.projections import ROWS
+from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_elements, decode_rows
+from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantise, release_consumers, wait_for_producers
+
+
+@triton.jit
+def embed_kernel(
+    embedding,
+    ids,
+    x,
+    gain,
+    activations,
+    squares,
+    scale,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    GAIN: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token).
+
+    Reads a row's planes a token; writes WIDTH·4 bytes and 12 words (44 with floats) for 32 columns.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    chunk, token = tl.program_id(0), tl.program_id(1)
+    row = tl.load(ids + token)
+    group = chunk * 16 + tl.arange(0, 16)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
+    value = tl.where(inside, value, 0.0)
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+    tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
+    if GAIN:
+        value *= tl.load(gain + column, mask=inside, other=0.0)
+    quantise(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
+
+
+@triton.jit
+def embed_rows_kernel(
+    embedding, ids, x, scale, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):
+    """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token).
+
+    Reads a row's planes a token, writes WIDTH·4 bytes.
+    """
+    column = tl.program_id(0) * 256 + tl.arange(0, 256)
+    token, inside = tl.program_id(1), column < WIDTH
+    row = tl.load(ids + token)
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE) * scale
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+
+
+@triton.jit
+def dequantise(
+    matrix,
+    taken,
+    out,
+    inside,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rows `taken` of a matrix, STEP blocks of them by the program's first number, to rows of `out`."""
+    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    place = (block % 8) * (BLOCKS // 8) + block // 8
+    values = decode_rows(load_tile(matrix, taken, place, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
+    column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
+    tl.store(out[:, None] + column[None, :], values, mask=inside[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
+def dequantise_kernel(
+    matrix,
+    first_row,
+    out,
+    rows,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """out (rows, COLUMNS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
+
+    Reads the rows' planes once, writes 2 bytes a weight.
+    """
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    taken = first_row + tl.minimum(row, rows - 1)
+    dequantise(matrix, taken, out + row * COLUMNS, row < rows, COLUMNS, BLOCKS, STEP, TILE)

@@ -1,0 +1,70 @@
+"""The kernel for norms that no kernel beside them can take along."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+
+
+@triton.jit
+def normalised(
+    value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
+):
+    """A whole row's norm: (groups, 16) float32, rms or layer, times weight, plus bias."""
+    if LAYER:
+        mean = tl.sum(tl.sum(value, axis=1), axis=0) / WIDTH
+        value = tl.where(inside, value - mean, 0.0)
+    square = tl.sum(tl.sum(value * value, axis=1), axis=0) / WIDTH
+    value = value * tl.rsqrt(square + epsilon) * tl.load(weight + column, mask=inside, other=0.0)
+    if BIAS:
+        value += tl.load(bias + column, mask=inside, other=0.0)
+    return value
+
+
+@triton.jit
+def join_kernel(
+    y,
+    stride,
+    x,
+    scale,
+    post_weight,
+    post_epsilon,
+    weight,
+    bias,
+    epsilon,
+    out,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PLANES: tl.constexpr,
+    ADDS: tl.constexpr,
+    POST: tl.constexpr,
+    NORM: tl.constexpr,
+    LAYER: tl.constexpr,
+    BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program a token, a row at once.
+
+    For the norms that can't be left to the next kernel: layer norms, and those behind a block. Without x
+    (ADDS 0) it quantises y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
+    again and 12 words (44 with floats) for 32 columns.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    value = tl.load(y + token * stride + column, mask=inside, other=0.0)
+    if POST:
+        value = normalised(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
+    if ADDS:
+        pointers = x + token * WIDTH + column
+        value = tl.load(pointers, mask=inside, other=0.0) + scale * value
+        tl.debug_barrier()  # as in `residual_kernel`
+        tl.store(pointers, value, mask=inside)
+    if NORM:
+        value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
+    target = out + token * (PLANES * BLOCKS)
+    quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)

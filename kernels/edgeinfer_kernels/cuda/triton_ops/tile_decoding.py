@@ -1,0 +1,159 @@
+"""Tiles of quantised rows, and single weights of them, back to floats."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.triton_ops.words import (
+    BFLOAT16,
+    BRAIN,
+    BYTE,
+    CODEBOOK,
+    FLOAT16,
+    HALF,
+    MINIMUM,
+    NIBBLE_1,
+    NIBBLE_2,
+    NO_SCALE,
+    PAIR,
+    SIGNED,
+    SINGLE,
+    high_half,
+    look_up,
+    low_half,
+    quad,
+)
+
+
+@triton.jit
+def _decode_float(words, ELEMENT: tl.constexpr, TILE: tl.constexpr):
+    if TILE.code == SINGLE:
+        return words[ELEMENT].to(tl.float32, bitcast=True)
+    elif TILE.code == BRAIN:
+        if ELEMENT % 2 == 0:
+            return (words[ELEMENT // 2] << 16).to(tl.float32, bitcast=True)
+        else:
+            return (words[ELEMENT // 2] & -65536).to(tl.float32, bitcast=True)
+    elif ELEMENT % 2 == 0:
+        return low_half(words[ELEMENT // 2])
+    else:
+        return high_half(words[ELEMENT // 2])
+
+
+@triton.jit
+def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
+    """Weight ELEMENT of every block of a tile, (rows, blocks) float32."""
+    words, scale, factor = tile
+    UPPER: tl.constexpr = ELEMENT // 16
+    if TILE.scale == NO_SCALE:
+        return _decode_float(words, ELEMENT, TILE)
+    else:
+        codes = quad(words, ELEMENT // 4, TILE)
+        if TILE.code == BYTE or TILE.code == CODEBOOK:
+            value = ((codes << (24 - 8 * (ELEMENT % 4))) >> 24).to(tl.float32)
+        else:
+            value = (((codes >> (8 * (ELEMENT % 4))) & 255) - TILE.offset).to(tl.float32)
+        if TILE.scale == FLOAT16:
+            return low_half(scale) * value
+        elif TILE.scale == BFLOAT16:
+            return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == PAIR:
+            return low_half(scale) * value + high_half(scale)
+        elif TILE.scale == SIGNED:
+            return low_half(factor) * ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32) * value
+        elif TILE.scale == MINIMUM:
+            lowest = high_half(factor) * ((scale >> 8) & 255).to(tl.float32)
+            return low_half(factor) * (scale & 255).to(tl.float32) * value - lowest
+        else:
+            lowest = high_half(factor) * ((scale >> (8 + 4 * UPPER)) & 15).to(tl.float32)
+            return low_half(factor) * ((scale >> (4 * UPPER)) & 15).to(tl.float32) * value - lowest
+
+
+@triton.jit
+def decode_rows(tile, TILE: tl.constexpr):
+    """All weights of a tile as its rows have them, (rows, 32·blocks) float16."""
+    parts = ()
+    for element in tl.static_range(32):
+        parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
+    # Elements half of what there is apart become neighbours last of all: bit by bit, from the highest.
+    for bit in tl.static_range(5):
+        joined = ()
+        for place in tl.static_range(16 >> bit):
+            joined = joined + (tl.join(parts[place], parts[place + (16 >> bit)]),)
+        parts = joined
+    ROWS: tl.constexpr = parts[0].shape[0]
+    BLOCKS: tl.constexpr = parts[0].shape[1]
+    return tl.reshape(parts[0], (ROWS, 32 * BLOCKS))
+
+
+@triton.jit
+def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """The weights at `row`, `column` (tensors that broadcast), float32; one word is read for each."""
+    block, element = column // 32, column % 32
+    place = (block % 8) * (BLOCKS // 8) + block // 8
+    upper, part, byte = element // 16, (element % 16) // 4, element % 4
+    if TILE.code == SINGLE:
+        word = tl.load(matrix[0] + row * (32 * BLOCKS) + element * BLOCKS + place)
+        return word.to(tl.float32, bitcast=True)
+    elif TILE.code == HALF or TILE.code == BRAIN:
+        word = tl.load(matrix[0] + row * (16 * BLOCKS) + (element // 2) * BLOCKS + place)
+        word = word >> (16 * (element % 2))
+        if TILE.code == HALF:
+            return low_half(word)
+        else:
+            return (word << 16).to(tl.float32, bitcast=True)
+    else:
+        code = _decode_code(matrix, row, place, upper, part, byte, BLOCKS, TILE)
+        return _scale_code(matrix, row, block, place, upper, code, BLOCKS, TILE)
+
+
+@triton.jit
+def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """The code of an element, its offset taken off, int32."""
+    if TILE.code == BYTE:
+        word = tl.load(matrix[0] + row * (8 * BLOCKS) + (4 * upper + part) * BLOCKS + place)
+        return (word << (24 - 8 * byte)) >> 24
+    elif TILE.code == CODEBOOK:
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        levels = look_up((word >> (16 * upper)) & 0xFFFF, TILE.codebook)
+        return (levels << (24 - 8 * byte)) >> 24
+    elif TILE.code == NIBBLE_1:
+        pointers = matrix[0] + row * (5 * BLOCKS) + place
+        code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
+        high = (tl.load(pointers + 4 * BLOCKS) >> (8 * byte + 4 * upper + part)) & 1
+        return (code | (high << 4)) - TILE.offset
+    elif TILE.code == NIBBLE_2:
+        pointers = matrix[0] + row * (6 * BLOCKS) + place
+        code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
+        high = (tl.load(pointers + (4 + upper) * BLOCKS) >> (8 * byte + 2 * part)) & 3
+        return (code | (high << 4)) - TILE.offset
+    else:
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        return ((word >> (8 * byte + 4 * upper)) & 15) - TILE.offset
+
+
+@triton.jit
+def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """Code to weight."""
+    SUPERS: tl.constexpr = BLOCKS // 8
+    value = code.to(tl.float32)
+    if TILE.scale == PAIR:
+        scale = tl.load(matrix[1] + row * BLOCKS + place)
+        return low_half(scale) * value + high_half(scale)
+    else:
+        scale = tl.load(matrix[1] + (row // 2) * BLOCKS + place) >> ((row & 1) * 16)
+        if TILE.scale == FLOAT16:
+            return low_half(scale) * value
+        elif TILE.scale == BFLOAT16:
+            return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == SIGNED:
+            factor = tl.load(matrix[2] + (row // 2) * SUPERS + block // 8) >> ((row & 1) * 16)
+            step = (scale << (24 - 8 * upper)) >> 24
+            return low_half(factor) * step.to(tl.float32) * value
+        else:
+            factor = tl.load(matrix[2] + row * SUPERS + block // 8)
+            if TILE.scale == MINIMUM:
+                step, minimum = scale & 255, (scale >> 8) & 255
+            else:
+                step, minimum = (scale >> (4 * upper)) & 15, (scale >> (8 + 4 * upper)) & 15
+            lowest = high_half(factor) * minimum.to(tl.float32)
+            return low_half(factor) * step.to(tl.float32) * value - lowest

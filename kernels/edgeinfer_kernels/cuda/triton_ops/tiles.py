@@ -1,0 +1,245 @@
+"""Pieces of kernels: tiles of quantised rows, their dot products with quantised activations, and back.
+
+*Activations* of one token are planes of 32-bit words in the blocks' order of `plane_formats`, (planes,
+blocks): 8 words of int8 (word j: elements 4j… of the block), 2 float32 scales (elements 0…15, 16…31), 2 int32
+sums of the int8 values; where a consumer has float weights, 32 planes of the float32 values follow.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from edgeinfer_kernels.cuda.triton_ops.words import (
+    BFLOAT16,
+    BRAIN,
+    BYTE,
+    CODEBOOK,
+    FLOAT16,
+    HALF,
+    MINIMUM,
+    NIBBLE_1,
+    NIBBLE_2,
+    NO_SCALE,
+    PAIR,
+    SHORT,
+    SIGNED,
+    SINGLE,
+    dot_signed,
+    dot_unsigned,
+    high_half,
+    low_half,
+    quad,
+)
+
+INTEGER_PLANES = tl.constexpr(12)
+FLOAT_PLANES = tl.constexpr(44)
+"""Planes of activations without and with the float values."""
+
+
+@triton.jit
+def wait_for_producers(DEPENDENT: tl.constexpr):
+    """Let the next kernel start, then wait until what the kernels before have written can be read."""
+    if DEPENDENT:
+        gdc_wait()
+
+
+@triton.jit
+def release_consumers(DEPENDENT: tl.constexpr):
+    """Let the next kernel of the stream start to load what doesn't depend on this one."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _masked_load(pointers, mask, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(pointers, mask=mask, other=0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
+    """The blocks start… start + STEP, of which a thread loads VECTOR side by side. `start`: a multiple."""
+    return tl.max_contiguous(tl.multiple_of(start + tl.arange(0, STEP), VECTOR), STEP)
+
+
+@triton.jit
+def _supers_at(blocks, SUPERS: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the super-scales of `blocks` lie; loaded by the threads that load the blocks (VECTOR 0: any)."""
+    places = blocks % SUPERS
+    if VECTOR > 0:
+        RUN: tl.constexpr = SUPERS & -SUPERS
+        STEP: tl.constexpr = blocks.shape[0]
+        places = tl.max_contiguous(tl.multiple_of(places, VECTOR), RUN if RUN < STEP else STEP)
+    return places[None, :]
+
+
+@triton.jit
+def load_tile(
+    matrix,
+    rows,
+    blocks,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr = 0,
+):
+    """Words, scale and super-scale of `rows` and `blocks`; each (rows, blocks) int32.
+
+    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED: `blocks` may go beyond;
+    VECTOR: they are of `blocks_at`.
+    """
+    inside = (blocks < BLOCKS)[None, :]
+    row, block = rows[:, None], blocks[None, :]
+    if TILE.code == BYTE:
+        PLANES: tl.constexpr = 8
+    elif TILE.code == NIBBLE_1:
+        PLANES: tl.constexpr = 5
+    elif TILE.code == NIBBLE_2:
+        PLANES: tl.constexpr = 6
+    elif TILE.code == HALF or TILE.code == BRAIN:
+        PLANES: tl.constexpr = 16
+    elif TILE.code == SINGLE:
+        PLANES: tl.constexpr = 32
+    else:
+        PLANES: tl.constexpr = 4
+    pointers = matrix[0] + row * (PLANES * BLOCKS) + block
+    words = ()
+    for plane in tl.static_range(PLANES):
+        words = words + (_masked_load(pointers + plane * BLOCKS, inside, MASKED),)
+    if TILE.scale == NO_SCALE:
+        scale = words[0]
+    elif TILE.scale == PAIR:
+        scale = _masked_load(matrix[1] + row * BLOCKS + block, inside, MASKED)
+    else:
+        scale = _masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
+    SUPERS: tl.constexpr = BLOCKS // 8
+    if TILE.scale == SIGNED:
+        pair = _masked_load(
+            matrix[2] + (row // 2) * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED
+        )
+        factor = pair >> ((row & 1) * 16)
+    elif TILE.scale == MINIMUM or TILE.scale == SHORT:
+        factor = _masked_load(matrix[2] + row * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED)
+    else:
+        factor = scale
+    return words, scale, factor
+
+
+@triton.jit
+def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
+    """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
+    inside = blocks < BLOCKS
+    planes = ()
+    if TILE.scale == NO_SCALE:
+        for element in tl.static_range(32):
+            pointers = activations + (INTEGER_PLANES + element) * BLOCKS + blocks
+            value = _masked_load(pointers, inside, MASKED).to(tl.float32, bitcast=True)
+            planes = planes + (value[None, :],)
+    else:
+        for plane in tl.static_range(INTEGER_PLANES):
+            value = _masked_load(activations + plane * BLOCKS + blocks, inside, MASKED)
+            if plane == 8 or plane == 9:
+                value = value.to(tl.float32, bitcast=True)
+            planes = planes + (value[None, :],)
+    return planes
+
+
+@triton.jit
+def _float_dot(words, floats, TILE: tl.constexpr):
+    total = tl.zeros(words[0].shape, tl.float32)
+    if TILE.code == SINGLE:
+        for element in tl.static_range(32):
+            total += words[element].to(tl.float32, bitcast=True) * floats[element]
+    elif TILE.code == BRAIN:
+        for pair in tl.static_range(16):
+            total += (words[pair] << 16).to(tl.float32, bitcast=True) * floats[2 * pair]
+            total += (words[pair] & -65536).to(tl.float32, bitcast=True) * floats[2 * pair + 1]
+    else:
+        for pair in tl.static_range(16):
+            total += low_half(words[pair]) * floats[2 * pair] + high_half(words[pair]) * floats[2 * pair + 1]
+    return total
+
+
+@triton.jit
+def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: tl.constexpr):
+    """What the integer sums of both halves of blocks are worth, float32; everything has one shape.
+
+    Formula: Σ_h scale_h·a_h·sum_h - minimum_h·a_h·(Σ int8)_h, where `first` and `second` are the halves' sums
+    of codes (offset taken off) times int8, a_h the activations' scales and (Σ int8)_h their own sums.
+    """
+    if TILE.scale == SIGNED:
+        first = first * ((scale << 24) >> 24)
+        second = second * ((scale << 16) >> 24)
+    elif TILE.scale == SHORT:
+        first = first * (scale & 15)
+        second = second * ((scale >> 4) & 15)
+    both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
+    if TILE.scale == FLOAT16:
+        return low_half(scale) * both
+    elif TILE.scale == BFLOAT16:
+        return (scale << 16).to(tl.float32, bitcast=True) * both
+    elif TILE.scale == SIGNED:
+        return low_half(factor) * both
+    else:
+        sums = sum0.to(tl.float32) * scale0 + sum1.to(tl.float32) * scale1
+        if TILE.scale == PAIR:
+            return low_half(scale) * both + high_half(scale) * sums
+        elif TILE.scale == MINIMUM:
+            minimum = high_half(factor) * ((scale >> 8) & 255).to(tl.float32)
+            return low_half(factor) * (scale & 255).to(tl.float32) * both - minimum * sums
+        else:
+            minimum0 = ((scale >> 8) & 15) * sum0
+            minimum1 = ((scale >> 12) & 15) * sum1
+            sums = minimum0.to(tl.float32) * scale0 + minimum1.to(tl.float32) * scale1
+            return low_half(factor) * both - high_half(factor) * sums
+
+
+@triton.jit
+def dot_tile(tile, activations, TILE: tl.constexpr):
+    """Partial dot products (rows, blocks) float32 of a tile with one token's activations."""
+    words, scale, factor = tile
+    if TILE.scale == NO_SCALE:
+        return _float_dot(words, activations, TILE)
+    else:
+        sum0, sum1 = activations[10], activations[11]
+        first = tl.zeros_like(words[0]) - TILE.offset * sum0
+        second = tl.zeros_like(words[0]) - TILE.offset * sum1
+        for group in tl.static_range(4):
+            if TILE.code == BYTE or TILE.code == CODEBOOK:
+                first = dot_signed(quad(words, group, TILE), activations[group], first)
+                second = dot_signed(quad(words, 4 + group, TILE), activations[4 + group], second)
+            else:
+                first = dot_unsigned(quad(words, group, TILE), activations[group], first)
+                second = dot_unsigned(quad(words, 4 + group, TILE), activations[4 + group], second)
+        return scaled_sum(first, second, scale, factor, activations[8], activations[9], sum0, sum1, TILE)
+
+
+@triton.jit
+def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: tl.constexpr, token=0):
+    """Store values (groups, 16) float32 as activations; `group` says which sixteen elements each row holds.
+
+    `inside`: groups to be stored; `token`: whose they are, one number or one for each row. Writes 12 words
+    for 32 values, and the values where PLANES says so.
+    """
+    GROUPS: tl.constexpr = values.shape[0]
+    block = group // 2
+    half = group % 2
+    place = token * (PLANES * BLOCKS) + (block % 8) * (BLOCKS // 8) + block // 8
+    largest = tl.max(tl.abs(values), axis=1)
+    inverse = tl.where(largest > 0, 127.0 / largest, 0.0)
+    rounded = tl.floor(values * inverse[:, None] + 0.5).to(tl.int32)
+    element = tl.arange(0, 16)[None, :]
+    shifted = (rounded & 255) << (8 * (element % 4))
+    words = tl.sum(tl.reshape(shifted, (GROUPS, 4, 4)), axis=2)
+    word = tl.arange(0, 4)[None, :]
+    pointers = activations + (half[:, None] * 4 + word) * BLOCKS + place[:, None]
+    tl.store(pointers, words, mask=inside[:, None])
+    scale = (largest / 127.0).to(tl.int32, bitcast=True)
+    tl.store(activations + (8 + half) * BLOCKS + place, scale, mask=inside)
+    tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
+    if PLANES == FLOAT_PLANES:
+        plane = INTEGER_PLANES + half[:, None] * 16 + element
+        pointers = activations + plane * BLOCKS + place[:, None]
+        tl.store(pointers, values.to(tl.int32, bitcast=True), mask=inside[:, None])

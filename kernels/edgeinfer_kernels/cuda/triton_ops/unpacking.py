@@ -1,0 +1,268 @@
+"""Rows as the host's kernels have them, sixteen interleaved, to plain float16 on the device, for any format.
+
+The layout is `edgeinfer_kernels.cpu.layout.fields`'s: unit u of a block's field at byte `offset`, `unit` bytes wide,
+lies for row r of the group at 16 · (block · block bytes + offset + u · unit) + r · unit. A program takes
+words of codes, which hold 4 to 16 weights of a row each: four neighbours, or several times four.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_quant_formats import block_format
+
+ROWS = tl.constexpr(ROWS_A_GROUP)
+WORDS = 64
+"""Words of codes of each row that a program unpacks."""
+FLOATS_A_PROGRAM = 256
+"""Of each row, in formats of floats."""
+CODE_WORDS = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"), 4),
+    "Q8_0": 8,
+    **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 32),
+    **dict.fromkeys(("Q2_K", "Q3_K"), 16),
+}
+"""Format -> words of a block that hold codes, upper bits aside."""
+
+
+@triton.jit
+def _half(block, row, AT: tl.constexpr):
+    """The float16 at byte AT of a block, float32."""
+    return tl.load((block + ROWS * AT + 2 * row).to(tl.pointer_type(tl.float16))).to(tl.float32)
+
+
+@triton.jit
+def _word(block, row, AT: tl.constexpr, index):
+    """Word `index` of a field that begins at byte AT."""
+    return tl.load((block + ROWS * AT + 64 * index + 4 * row).to(tl.pointer_type(tl.int32)))
+
+
+@triton.jit
+def _byte(block, row, AT: tl.constexpr, index):
+    """Byte `index` of a field of words that begins at byte AT, int32."""
+    return tl.load(block + ROWS * (AT + (index & -4)) + 4 * row + (index & 3)).to(tl.int32)
+
+
+@triton.jit
+def _level(code, FP4: tl.constexpr):
+    """The level of a 4-bit code: of IQ4, or twice that of FP4."""
+    if FP4:  # 0 1 2 3, 4 6 8 12, 0 -1 -2 -3, -4 -6 -8 -12
+        low = tl.where(code < 4, 50462976, 201852420)
+        high = tl.where(code < 12, -33620224, -185009412)
+    else:  # -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+        low = tl.where(code < 4, -1079142271, -152379953)
+        high = tl.where(code < 12, 639175937, 1901675829)
+    word = tl.where(code < 8, low, high)
+    return (word << (24 - 8 * (code & 3))) >> 24
+
+
+@triton.jit
+def _store(out, column, value, inside):
+    tl.store(out + column, value.to(tl.float16), mask=inside)
+
+
+@triton.jit
+def _simple(out, block, row, i, k, inside, FORMAT: tl.constexpr):
+    """Blocks of 32 in nibbles: word i holds weights 4i… in its bytes' low halves, 16 + 4i… in the high ones.
+
+    Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4. Of MXFP4 the scale is 2^(first byte - 128), levels being doubled.
+    """
+    if FORMAT == "MXFP4":
+        power = tl.load(block + row).to(tl.int32)
+        d = tl.where(power < 2, 0x200000 << power, (power - 1) << 23).to(tl.float32, bitcast=True)
+    else:
+        d = _half(block, row, 0)
+    if FORMAT == "Q4_1" or FORMAT == "Q5_1":
+        lowest = _half(block, row, 2)
+    if FORMAT == "Q5_0":
+        fifth = _word(block, row, 2, 0)
+        word = _word(block, row, 6, i)
+    elif FORMAT == "Q5_1":
+        fifth = _word(block, row, 4, 0)
+        word = _word(block, row, 8, i)
+    elif FORMAT == "Q4_1":
+        word = _word(block, row, 4, i)
+    elif FORMAT == "MXFP4":
+        word = _word(block, row, 1, i)
+    else:
+        word = _word(block, row, 2, i)
+    for half in tl.static_range(2):
+        code = (word >> (8 * k + 4 * half)) & 15
+        if FORMAT == "Q5_0" or FORMAT == "Q5_1":
+            code = code | (((fifth >> (16 * half + 4 * i + k)) & 1) << 4)
+        if FORMAT == "Q4_0":
+            value = d * (code - 8).to(tl.float32)
+        elif FORMAT == "Q5_0":
+            value = d * (code - 16).to(tl.float32)
+        elif FORMAT == "Q4_1" or FORMAT == "Q5_1":
+            value = d * code.to(tl.float32) + lowest
+        else:
+            value = d * _level(code, FORMAT == "MXFP4").to(tl.float32)
+        _store(out, 16 * half + 4 * i + k, value, inside)
+
+
+@triton.jit
+def _q8_0(out, block, row, i, k, inside):
+    word = _word(block, row, 2, i)
+    code = (word << (24 - 8 * k)) >> 24
+    _store(out, 4 * i + k, _half(block, row, 0) * code.to(tl.float32), inside)
+
+
+@triton.jit
+def _k_minimum(out, block, row, i, k, inside, FIFTH: tl.constexpr):
+    """Q4_K, or Q5_K with its FIFTH bits: of each 32 bytes first the low nibbles, then the high ones; 6-bit
+    scales and minima of 32 weights each.
+    """
+    pair, at = i >> 3, 4 * (i & 7) + k
+    word = _word(block, row, 48 if FIFTH else 16, i)
+    if FIFTH:
+        fifth = _word(block, row, 16, i & 7) >> (8 * k)
+    scales, minima, mixed = _word(block, row, 4, 0), _word(block, row, 4, 1), _word(block, row, 4, 2)
+    d, lowest = _half(block, row, 0), _half(block, row, 2)
+    for half in tl.static_range(2):
+        part = 2 * pair + half
+        shift, early = 8 * (part & 3), part < 4
+        one, two, three = (scales >> shift) & 255, (minima >> shift) & 255, (mixed >> shift) & 255
+        scale = tl.where(early, one & 63, (three & 15) | ((one >> 6) << 4))
+        minimum = tl.where(early, two & 63, (three >> 4) | ((two >> 6) << 4))
+        code = (word >> (8 * k + 4 * half)) & 15
+        if FIFTH:
+            code = code | (((fifth >> part) & 1) << 4)
+        value = (d * scale.to(tl.float32)) * code.to(tl.float32) - lowest * minimum.to(tl.float32)
+        _store(out, 64 * pair + 32 * half + at, value, inside)
+
+
+@triton.jit
+def _q6_k(out, block, row, i, k, inside):
+    """Of each half of 128 weights: 64 bytes of low nibbles, 32 of two upper bits; int8 scales for 16."""
+    side, second, at = i >> 4, (i >> 3) & 1, i & 7
+    word = _word(block, row, 0, i)
+    upper = _word(block, row, 128, 8 * side + at)
+    d = _half(block, row, 208)
+    for half in tl.static_range(2):
+        quarter = second + 2 * half
+        low, high = (word >> (8 * k + 4 * half)) & 15, (upper >> (8 * k + 2 * quarter)) & 3
+        scale = (_byte(block, row, 192, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
+        value = d * scale.to(tl.float32) * ((low | (high << 4)) - 32).to(tl.float32)
+        _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
+
+
+@triton.jit
+def _two_bits(out, block, row, i, k, inside, THIRD: tl.constexpr):
+    """Q2_K, or Q3_K with its THIRD bits: of each 32 bytes the lowest two bits, then the next."""
+    side, at = i >> 3, i & 7
+    if THIRD:
+        word = _word(block, row, 32, i)
+        third = _word(block, row, 0, at) >> (8 * k)
+        d = _half(block, row, 108)
+    else:
+        word = _word(block, row, 16, i)
+        d, lowest = _half(block, row, 80), _half(block, row, 82)
+    for quarter in tl.static_range(4):
+        code = (word >> (8 * k + 2 * quarter)) & 3
+        part = 8 * side + 2 * quarter + (at >> 2)
+        if THIRD:
+            code = (code | (((third >> (4 * side + quarter)) & 1) << 2)) - 4
+            low = (_byte(block, row, 96, part & 7) >> (4 * (part >> 3))) & 15
+            high = (_byte(block, row, 96, 8 + (part & 3)) >> (2 * (part >> 2))) & 3
+            value = d * ((low | (high << 4)) - 32).to(tl.float32) * code.to(tl.float32)
+        else:
+            scales = _byte(block, row, 0, part)
+            value = d * (scales & 15).to(tl.float32) * code.to(tl.float32)
+            value = value - lowest * (scales >> 4).to(tl.float32)
+        _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
+
+
+@triton.jit
+def _iq4_xs(out, block, row, i, k, inside):
+    part, at = i >> 2, i & 3
+    word = _word(block, row, 8, i)
+    upper = tl.load((block + ROWS * 2 + 2 * row).to(tl.pointer_type(tl.uint16))).to(tl.int32)
+    low = (_word(block, row, 4, 0) >> (4 * part)) & 15
+    scale = (low | (((upper >> (2 * part)) & 3) << 4)) - 32
+    step = _half(block, row, 0) * scale.to(tl.float32)
+    for half in tl.static_range(2):
+        code = (word >> (8 * k + 4 * half)) & 15
+        value = step * _level(code, False).to(tl.float32)
+        _store(out, 32 * part + 16 * half + 4 * at + k, value, inside)
+
+
+@triton.jit
+def unpack_kernel(
+    raw,
+    out,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    CODES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """out (16 · groups, COLUMNS) float16 = groups of sixteen rows at `raw`; program (STEP of a row's words of
+    codes, group). A block has CODES such words.
+
+    Reads a group's bytes once from memory, scales again from cache; writes 2 bytes a weight.
+    """
+    BLOCKS: tl.constexpr = COLUMNS // BLOCK
+    word = (tl.program_id(0) * STEP + tl.arange(0, STEP))[None, :, None]
+    row = tl.arange(0, ROWS)[:, None, None]
+    k = tl.arange(0, 4)[None, None, :]
+    inside = word < BLOCKS * CODES
+    word = tl.minimum(word, BLOCKS * CODES - 1)
+    number, i = word // CODES, word % CODES
+    group = tl.program_id(1).to(tl.int64)
+    block = raw + group * (ROWS * BLOCK_BYTES * BLOCKS) + ROWS * BLOCK_BYTES * number
+    to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * BLOCK
+    if FORMAT == "Q8_0":
+        _q8_0(to, block, row, i, k, inside)
+    elif FORMAT == "Q4_K" or FORMAT == "Q5_K":
+        _k_minimum(to, block, row, i, k, inside, FORMAT == "Q5_K")
+    elif FORMAT == "Q6_K":
+        _q6_k(to, block, row, i, k, inside)
+    elif FORMAT == "Q2_K" or FORMAT == "Q3_K":
+        _two_bits(to, block, row, i, k, inside, FORMAT == "Q3_K")
+    elif FORMAT == "IQ4_XS":
+        _iq4_xs(to, block, row, i, k, inside)
+    else:
+        _simple(to, block, row, i, k, inside, FORMAT)
+
+
+@triton.jit
+def unpack_floats_kernel(raw, out, COLUMNS: tl.constexpr, STEP: tl.constexpr):
+    """The same of float16, bfloat16 or float32, at pointers of their type; program (STEP columns, group)."""
+    column = tl.program_id(0) * STEP + tl.arange(0, STEP)[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    inside = (column < COLUMNS) & (row < ROWS)
+    group = tl.program_id(1).to(tl.int64) * (ROWS * COLUMNS)
+    value = tl.load(raw + group + ROWS * column + row, mask=inside, other=0.0)
+    tl.store(out + group + row * COLUMNS + column, value.to(tl.float16), mask=inside)
+
+
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor) -> None:
+    """out (rows, columns) float16 = rows, a multiple of sixteen, that lie interleaved in `raw`, uint8."""
+    groups = len(out) // ROWS_A_GROUP
+    if format_name in FLOATS:
+        step = min(FLOATS_A_PROGRAM, 1 << (columns - 1).bit_length())
+        unpack_floats_kernel[(-(-columns // step), groups)](
+            raw.view(FLOATS[format_name]), out, COLUMNS=columns, STEP=step
+        )
+        return
+    block, nbytes, codes = _block(format_name)
+    words = columns // block * codes
+    unpack_kernel[(-(-words // WORDS), groups)](
+        raw, out, COLUMNS=columns, BLOCK=block, BLOCK_BYTES=nbytes, CODES=codes, FORMAT=format_name,
+        STEP=WORDS, num_warps=8,
+    )  # fmt: skip
+
+
+@cache
+def _block(format_name: str) -> tuple[int, int, int]:
+    """Weights, bytes and words of codes of a block."""
+    form = block_format(format_name)
+    return form.block_elements, form.block_bytes, CODE_WORDS[format_name]

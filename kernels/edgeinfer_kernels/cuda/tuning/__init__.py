@@ -1,0 +1,1 @@
+"""Kernel shapes by GPU: compile targets, measured speeds, the tuner."""

@@ -1,0 +1,90 @@
+"""What a turn of the host costs a step beside the host's work, and whether the two meet within a graph."""
+
+import time
+
+import torch
+
+from edgeinfer_kernels.cpu.runtime.abi import MAILBOX
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
+from edgeinfer_kernels.cuda.decode.workspace import Workspace
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
+from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.layer_split import Turns
+from edgeinfer_kernels.one_layer import one_layer
+
+TURNS = 32
+ROUNDS = 5
+PATIENCE = 1.0
+"""Seconds after which a device that doesn't meet its host is given up."""
+SENT, ANSWERED = MAILBOX.sent // 8, MAILBOX.answered // 8
+_FORMAT, _ROWS = "Q8_0", 32
+
+
+class _Exchange:
+    """TURNS turns of one token, on the smallest model there is."""
+
+    def __init__(self, device: torch.device) -> None:
+        specification, weights = one_layer(_FORMAT, _ROWS)
+        counting = Arena()
+        Workspace(DeviceModel(specification, weights, counting, 16), counting)
+        self.arena = Arena(device, counting.used)
+        model = DeviceModel(specification, weights, self.arena, 16)
+        self.mailbox = Mailbox(device, 1, specification.width, 0)
+        self._launches = StepLaunches(model, Workspace(model, self.arena), Tuning(), dependent=False)
+        self._turns = StepTurns(Turns((), (), ()), self.mailbox)
+        self._norm = NextNorm(specification.norm, None, None)
+
+    def launch(self) -> None:
+        """All turns, the first being numbered 1."""
+        out = self._launches.workspace.entering[0]
+        for turn in range(1, TURNS + 1):
+            self._turns.send(self._launches, turn, 1)
+            self._turns.receive(self._launches, turn, None, 0.0, self._norm, out, 1)
+
+    def answer(self) -> bool:
+        """Answer each turn as soon as it has come; False: one hasn't in time, and the device was let go."""
+        words = self.mailbox.words.numpy()
+        for turn in range(1, TURNS + 1):
+            deadline = time.perf_counter() + PATIENCE
+            while words[SENT] < turn:
+                if time.perf_counter() > deadline:
+                    self.mailbox.open()
+                    return False
+            words[ANSWERED] = turn
+        return True
+
+
+def turn_seconds(device: torch.device) -> float | None:
+    """Seconds of a turn in which the host does nothing, rows out and back; None: a device that doesn't see
+    what its host writes, or the other way round, until a graph has ended.
+    """
+    exchange = _Exchange(device)
+    try:
+        exchange.mailbox.open()
+        begin = time.perf_counter()
+        exchange.launch()
+        if device.type != "cuda":
+            return (time.perf_counter() - begin) / TURNS
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            exchange.launch()
+        found = [_round(exchange, graph, device) for _ in range(ROUNDS)]
+        del graph
+        seconds = [each for each in found if each is not None]
+        return min(seconds) / TURNS if len(seconds) == ROUNDS else None
+    finally:
+        exchange.arena.close()
+
+
+def _round(exchange: _Exchange, graph: torch.cuda.CUDAGraph, device: torch.device) -> float | None:
+    exchange.mailbox.begin(answered=0)
+    begin = time.perf_counter()
+    graph.replay()
+    met = exchange.answer()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - begin if met else None

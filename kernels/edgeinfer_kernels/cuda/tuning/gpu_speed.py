@@ -1,0 +1,253 @@
+"""What a GPU and the way to it can do: reading, multiplying, copies both ways, handing over a layer.
+
+On a device without CUDA (the tests' CPU) the same is done by the host's clock; its figures say nothing.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.workspace import Workspace
+from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
+from edgeinfer_kernels.cuda.offload.weight_streamer import pin_in_place, unpin
+from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.tuning.exchange_speed import turn_seconds
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.one_layer import one_layer
+from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECE_BYTES
+from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_quant_formats import block_format
+
+READ_BYTES = 1 << 30
+COPY_BYTES = 128 << 20
+HEAD_BYTES = 256 << 20
+"""Of the matrix that a format is measured on: more than caches hold."""
+SMALL_ROWS = 2048
+ACTIVATION_BYTES = 16 << 10
+"""One token's activations, float32, width 4096."""
+ROUNDS = 10
+HAND_OVERS = 200
+REPEATS = 8
+"""Times that a head is launched in one graph."""
+HEAD_LAUNCHES = 2
+MATRIX = 4096
+PINNED_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class GpuSpeed:
+    """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
+    pinned and pageable; seconds that activations take to the host and back, and whether they do so within a
+    graph: 1, or 0; likewise whether main memory is pinned where it lies.
+    """
+
+    bytes_per_second: float
+    operations_per_second: float
+    to_gpu: float
+    from_gpu: float
+    pageable_to_gpu: float
+    pageable_from_gpu: float
+    hand_over_seconds: float
+    meets_in_graph: float
+    pins_in_place: float
+
+
+@dataclass(frozen=True)
+class FormatSpeed:
+    """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds; and bytes
+    per second of the host's layout that become float16 for a prompt.
+    """
+
+    bytes_per_second: float
+    launch_seconds: float
+    unpacked_per_second: float
+
+
+def gpu_speed(
+    device: torch.device, read_bytes: int = READ_BYTES, copy_bytes: int = COPY_BYTES, matrix: int = MATRIX
+) -> GpuSpeed:
+    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back.
+
+    Raises `DeviceMemoryError`: there is too little.
+    """
+    if device.type != "cuda":
+        return _gpu_speed(device, read_bytes, copy_bytes, matrix)
+    free, _ = torch.cuda.mem_get_info(device)
+    try:
+        return _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
+    finally:
+        torch.cuda.empty_cache()
+
+
+def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: int) -> GpuSpeed:
+    # The library's own memory first, which it keeps: cut from a larger piece it would keep all of that.
+    a, b = (torch.ones((matrix, matrix), dtype=torch.float16, device=device) for _ in range(2))
+    multiplying = _best_seconds(device, lambda: torch.mm(a, b))
+    reading = _reading(device, read_bytes)
+    pinned, pageable = (_copies(device, copy_bytes, pinned) for pinned in (True, False))
+    turn = turn_seconds(device)
+    return GpuSpeed(
+        bytes_per_second=read_bytes / reading,
+        operations_per_second=2 * matrix**3 / multiplying,
+        to_gpu=copy_bytes / pinned[0],
+        from_gpu=copy_bytes / pinned[1],
+        pageable_to_gpu=copy_bytes / pageable[0],
+        pageable_from_gpu=copy_bytes / pageable[1],
+        hand_over_seconds=_hand_over(device) if turn is None else turn,
+        meets_in_graph=float(turn is not None),
+        pins_in_place=float(_pins_in_place(device)),
+    )
+
+
+def _pins_in_place(device: torch.device) -> bool:
+    """Whether the system pins memory that a process has already."""
+    memory = torch.zeros(PINNED_BYTES, dtype=torch.uint8)
+    if device.type != "cuda":
+        return True
+    pinned = pin_in_place(memory)
+    if pinned:
+        unpin(memory)
+    return pinned
+
+
+def _reading(device: torch.device, nbytes: int) -> float:
+    """Seconds of reading so many bytes once."""
+    numbers = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
+    return _best_seconds(device, lambda: torch.sum(numbers))
+
+
+def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """The fastest of some rounds, by the device's clock; one before them isn't counted."""
+    work()
+    return min(_seconds(device, work) for _ in range(ROUNDS))
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _host(nbytes: int, pinned: bool) -> Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
+
+
+def _copies(device: torch.device, nbytes: int, pinned: bool) -> tuple[float, float]:
+    """Seconds of a copy to the device, and of one back."""
+    here, there = _host(nbytes, pinned), torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    return (
+        _best_seconds(device, lambda: there.copy_(here, non_blocking=pinned)),
+        _best_seconds(device, lambda: here.copy_(there, non_blocking=pinned)),
+    )
+
+
+def _hand_over(device: torch.device) -> float:
+    """The median of activations to the host, an event awaited, and a copy back; by the host's clock."""
+    here, there = (
+        _host(ACTIVATION_BYTES, True),
+        torch.zeros(ACTIVATION_BYTES, dtype=torch.uint8, device=device),
+    )
+    event = torch.cuda.Event() if device.type == "cuda" else None
+    found = []
+    for _ in range(HAND_OVERS):
+        begin = time.perf_counter()
+        here.copy_(there, non_blocking=True)
+        if event:
+            event.record()
+            event.synchronize()
+        there.copy_(here, non_blocking=True)
+        found.append(time.perf_counter() - begin)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return sorted(found)[HAND_OVERS // 2]
+
+
+def format_speed(
+    device: torch.device,
+    format_name: str,
+    head_bytes: int = HEAD_BYTES,
+    small_rows: int = SMALL_ROWS,
+    sent_bytes: int = SENT_PIECE_BYTES,
+) -> FormatSpeed:
+    """Time the head kernel of a decode step on a large and on a small matrix of the format.
+
+    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`,
+    or `DeviceMemoryError`: there is too little memory.
+    """
+    small = _head(device, format_name, small_rows)
+    rows = max(head_bytes * small_rows // small.nbytes // 16 * 16, 2 * small_rows)
+    large = _head(device, format_name, rows)
+    rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
+    starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
+    return FormatSpeed(rate, starting, _unpacking(device, format_name, sent_bytes))
+
+
+class _Head(NamedTuple):
+    """Seconds of a head, and its matrix's bytes on the device."""
+
+    seconds: float
+    nbytes: int
+
+
+def _head(device: torch.device, format_name: str, rows: int) -> _Head:
+    """What a head of so many rows takes."""
+    specification, weights = one_layer(format_name, rows)
+    counting = Arena()
+    Workspace(DeviceModel(specification, weights, counting, 16), counting)
+    arena = Arena(device, counting.used)
+    try:
+        model = DeviceModel(specification, weights, arena, 16)
+        launches = StepLaunches(model, Workspace(model, arena), Tuning(), dependent=False)
+        step = DecodeStep(launches)
+        uploader = Uploader(device)
+        try:
+            model.fill(uploader)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
+        finally:
+            uploader.close()
+        seconds = _head_seconds(device, step)
+        del step, launches, model
+    finally:
+        arena.close()
+    return _Head(seconds, matrix_bytes(ModelSizes.of(specification, weights).head))
+
+
+def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
+    """Bytes per second of the host's layout that become float16."""
+    group_bytes = ROWS_A_GROUP * block_format(format_name).row_bytes(MATRIX)
+    groups = max(nbytes // group_bytes, 1)
+    raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
+    out = torch.empty((groups * ROWS_A_GROUP, MATRIX), dtype=torch.float16, device=device)
+    return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
+
+
+def _head_seconds(device: torch.device, step: DecodeStep) -> float:
+    """Of one head, as it is used: recorded in a graph and replayed."""
+    if device.type != "cuda":
+        return _best_seconds(device, lambda: step.head_of(1))
+    step.head_of(1)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            step.head_of(1)
+    return _best_seconds(device, graph.replay) / REPEATS

@@ -1,0 +1,87 @@
+"""Times a decode step as it is used: recorded as a graph and replayed."""
+
+from typing import Any
+
+import torch
+from triton.errors import TritonError
+
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
+from edgeinfer_kernels.cuda.tuning.tuner import RejectedTrialError
+
+REPLAYS = 24
+ROUNDS = 3
+SHALLOW, DEEP = 512, 8192
+"""Tokens in the cache while a step is timed, where it has room for them: half of the context at most."""
+
+
+class _WatchedLaunches(StepLaunches):
+    """Know the most words that a thread of their kernels spills."""
+
+    spills = 0
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+    ) -> Any:
+        compiled = super().launch(kernel, grid, *arguments, warps=warps, **constants)
+        self.spills = max(self.spills, compiled.n_spills)
+        return compiled
+
+
+class StepTimer:
+    """Seconds of a step of some tokens with given cuts, on the step's own GPU and buffers: the mean of one
+    over a short text and one over a long text, of which the model has room.
+
+    What it writes to the caches lies at the positions behind those that are read. The first tuning that it is
+    asked for, with a number of tokens, sets how much may be spilled with these.
+    """
+
+    def __init__(self, step: DecodeStep) -> None:
+        self._step = step
+        self._most_spills: dict[int, int] = {}
+
+    def __call__(self, tuning: Tuning, tokens: int) -> float:
+        """Raises `RejectedTrialError`: it can't be compiled so, or spills more than the first tuning."""
+        model, space = self._step.model, self._step.workspace
+        usual = self._step.launches
+        launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
+        step = DecodeStep(launches)
+        self._stand_at(min(SHALLOW, model.context - tokens), tokens)
+        try:
+            step.launch(tokens)
+        except TritonError as error:
+            raise RejectedTrialError(str(error)) from error
+        torch.cuda.synchronize(space.state.device)
+        if launches.spills > self._most_spills.setdefault(tokens, launches.spills):
+            raise RejectedTrialError(f"{launches.spills} words a thread are spilled")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step.launch(tokens)
+        graph.replay()
+        found = []
+        for position in (min(SHALLOW, model.context - tokens), min(DEEP, model.context // 2 - tokens)):
+            self._stand_at(position, tokens)
+            found.append(min(_replays(graph) for _ in range(ROUNDS)) / REPLAYS)
+        return sum(found) / len(found)
+
+    def _stand_at(self, position: int, tokens: int) -> None:
+        """The step's tokens stand behind so many others."""
+        space, position = self._step.workspace, max(position, 0)
+        state = torch.zeros_like(space.state)
+        for token in range(tokens):
+            state[8 + token], state[16 + token] = position + token, (2 << token) - 1
+        state[CACHED_AT] = position
+        space.state.copy_(state)
+
+
+def _replays(graph: torch.cuda.CUDAGraph) -> float:
+    """Seconds on the device of `REPLAYS` replays."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

@@ -1,0 +1,192 @@
+"""Which cuts of its kernels make a decode step fastest on this GPU: tried inside the step, and remembered.
+
+A kernel that is fastest alone needn't be so in a step, where its neighbours start before it has ended; so
+every trial is timed as a replay of the whole step, with one kernel cut in another way.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edgeinfer_kernels.cuda.tuning.step_shapes import MOST_SPLITS, Shape, Tuning
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.weights import DecoderWeights, Matrix
+
+GAIN = 0.003
+"""Share of a step's time by which a trial must be faster to be kept; replays differ by a third of that."""
+FILE = "cuda_tuning.json"
+KERNEL_SOURCES = (
+    "triton_ops/words.py", "triton_ops/tiles.py", "triton_ops/embedding_kernels.py",
+    "triton_ops/norm_kernels.py", "triton_ops/cache_tiles.py", "decode/projections.py",
+    "decode/gemv_kernels.py", "decode/decode_attention.py", "decode/step_rope.py", "decode/decode_step.py",
+    "decode/step_experts.py", "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py",
+    "prefill/expert_kernels.py",
+)  # fmt: skip
+"""When one of these changes, what was tuned before is forgotten."""
+
+_SHAPES = (
+    Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
+    Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
+)  # fmt: skip
+_ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Changes of one part of a tuning, tried in a step of so many tokens."""
+
+    tokens: int
+    changes: tuple[dict[str, Any], ...]
+
+
+_KERNELS = ("gated", "down", "head", "qkv", "output")
+TRIALS = (
+    *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
+    Trials(1, tuple({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
+    Trials(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
+    Trials(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
+    Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
+    Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
+)
+"""Kernel by kernel: those that read most come first."""
+
+
+class RejectedTrialError(Exception):
+    """A step that can't be compiled so, or whose registers spill; the text says why."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of tuning: the seconds of a step of one token as it began, and with the best cuts."""
+
+    tuning: Tuning
+    seconds_before: float
+    seconds: float
+    trials: int
+
+
+def tune(
+    time_step: Callable[[Tuning, int], float],
+    start: Tuning,
+    budget_seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuned:
+    """Cut one kernel after the other anew, keeping what makes the whole step more than `GAIN` faster.
+
+    `time_step` gives the seconds of a step of so many tokens, or raises `RejectedTrialError`. What seems
+    faster is timed again before it is kept, and the best again before each kernel's trials: clocks drift. No
+    trial is begun when `budget_seconds` are over.
+
+    Raises:
+        RejectedTrialError: by `start` itself.
+    """
+    end = clock() + budget_seconds
+    best, before = start, time_step(start, 1)
+    of_one, seconds, count = before, before, 0
+    for index, trials in enumerate(TRIALS):
+        if index and clock() < end:
+            seconds = time_step(best, trials.tokens)
+        for change in trials.changes:
+            if clock() >= end:
+                return Tuned(best, before, of_one, count)
+            trial = best.replace(**change)
+            if trial == best:
+                continue
+            count += 1
+            limit = seconds * (1 - GAIN)
+            if _seconds(time_step, trial, trials.tokens) < limit:
+                again = _seconds(time_step, trial, trials.tokens)
+                if again < limit:
+                    best, seconds = trial, again
+        if trials.tokens == 1:
+            of_one = seconds
+    return Tuned(best, before, of_one, count)
+
+
+def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: int) -> float:
+    try:
+        return time_step(trial, tokens)
+    except RejectedTrialError:
+        return math.inf
+
+
+def tuning_key(
+    gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, kv: CacheType
+) -> str:
+    """What a tuning holds for: a GPU, a model's kinds of layers, and the kernels as they are."""
+    layers = {
+        (
+            facts.attention.heads,
+            facts.attention.kv_heads,
+            facts.attention.head_dim,
+            *_kind(w.attention.attn_q, w.attention.attn_k, w.attention.attn_v, w.attention.attn_output),
+            *_kind(*w.feed_forward.matrices()),
+        )
+        for facts, w in zip(specification.layers, weights.layers, strict=True)
+    }
+    kinds = sorted(map(repr, layers)), _kind(weights.output), kv
+    digest = hashlib.sha256(repr(kinds).encode())
+    for name in KERNEL_SOURCES:
+        digest.update(Path(__file__).parents[1].joinpath(name).read_bytes())
+    return f"{gpu_name} {digest.hexdigest()[:16]}"
+
+
+def _kind(*matrices: Matrix | None) -> list[tuple[str, int, int] | None]:
+    return [None if m is None else (m.format, m.rows, m.columns) for m in matrices]
+
+
+def remembered_tuning(folder: Path, key: str) -> Tuning | None:
+    """What `remember_tuning` left in the folder; None where there is nothing, or nothing that can be used."""
+    return _as_tuning(_load(folder / FILE).get(key))
+
+
+def remember_tuning(folder: Path, key: str, tuning: Tuning) -> None:
+    """Keep a tuning beside those of other keys. Raises `OSError` where the folder can't be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = _load(folder / FILE) | {key: _as_json(tuning)}
+    fresh = folder / f"{FILE}.{os.getpid()}"
+    fresh.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    fresh.replace(folder / FILE)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """All that is known; nothing where the file is missing or damaged: it is only a cache."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _as_json(tuning: Tuning) -> dict[str, Any]:
+    return {
+        name: list(value.values()) if isinstance(value, dict) else value
+        for name, value in asdict(tuning).items()
+    }
+
+
+def _as_tuning(found: Any) -> Tuning | None:
+    if not isinstance(found, dict) or found.keys() != {field.name for field in fields(Tuning)}:
+        return None
+    usual = Tuning()
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        is_shape = isinstance(getattr(usual, name), Shape)
+        numbers = value if isinstance(value, list) else [value]
+        if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):
+            return None
+        if not all(_is_cut(number, least=0 if is_shape else 1) for number in numbers):
+            return None
+        values[name] = Shape(*numbers) if is_shape else value
+    return Tuning(**values) if values["splits"] <= MOST_SPLITS else None
+
+
+def _is_cut(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value <= 1024 and value & (value - 1) == 0

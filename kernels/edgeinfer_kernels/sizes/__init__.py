@@ -1,0 +1,1 @@
+"""Byte counts of weights, caches and buffers; no torch, no files."""

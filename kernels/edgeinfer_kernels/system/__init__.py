@@ -1,0 +1,1 @@
+"""Files and locks shared by several processes."""

@@ -1,0 +1,1 @@
+"""The machine: memory, speeds measured on it, machines described by text."""

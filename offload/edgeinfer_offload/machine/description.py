@@ -1,0 +1,205 @@
+"""Machines that aren't at hand, from a line of text: "rtx 4060 laptop: 8GiB, 256GB/s, pcie 12GB/s".
+
+    description = [card] [":"] term {"," term}      a known card alone will do
+    term        = SIZE [vram]                       the GPU's memory
+                | RATE [vram]                       its bandwidth, as specified
+                | pcie RATE | pcie GENERATION [x LANES]
+                | NUMBER tflops                     float16 products of the GPU, as specified
+                | SIZE ram | RATE ram               main memory, and its bandwidth, as specified
+                | NUMBER threads | NUMBER gops      the CPU, and its operations a second in prompts
+
+SIZE is a number with GiB or MiB (GB and MB are the same here, as memory is sold); RATE one with GB/s, GiB/s
+or TB/s, of bytes: Gb/s is refused. "ram" may stand before or behind. Case and order don't matter otherwise.
+"cpu" in place of a card stands for no GPU.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from edgeinfer_offload.machine.graphics_cards import (
+    CONTEXT_BYTES,
+    LANE_BYTES_PER_SECOND,
+    LINK_SHARE,
+    PROMPT_SHARE,
+    READ_SHARE,
+    cards,
+    link_of,
+    matching_cards,
+)
+from edgeinfer_offload.machine.hardware import Graphics, Machine, Processor
+
+RAM_BYTES = 16 << 30
+RAM_BYTES_PER_SECOND = 60e9
+THREADS = 8
+OPERATIONS_PER_SECOND = 1e12
+"""What a described machine's CPU is taken for where nothing is said of it: a laptop's."""
+RAM_SHARE = 0.8
+"""Of the specified bandwidth of main memory: what reading reaches."""
+FREE_SHARE = 0.75
+"""Of main memory: what other programs leave."""
+OPERATIONS_A_BYTE = 100
+"""Float16 operations for a byte read: what most cards have, where a description doesn't say."""
+WANTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
+
+
+class DescriptionError(ValueError):
+    """A description that can't be read; the text has the part and what was wanted."""
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What the terms say; None: nothing."""
+
+    vram: float | None = None
+    vram_rate: float | None = None
+    link: float | None = None
+    operations: float | None = None
+    ram: float = RAM_BYTES
+    ram_rate: float = RAM_BYTES_PER_SECOND
+    threads: float = THREADS
+    cpu_operations: float = OPERATIONS_PER_SECOND
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_UNITS = {"g": 2.0**30, "gb": 2.0**30, "gib": 2.0**30, "mib": 2.0**20, "mb": 2.0**20}
+_UNITS |= {"g/s": 1e9, "gb/s": 1e9, "gib/s": 2.0**30, "tb/s": 1e12}
+_SIZE = _NUMBER + r"(gib|gb|mib|mb|g)"
+_RATE = _NUMBER + r"(g/s|gb/s|gib/s|tb/s)"
+
+
+def _amount(found: re.Match[str]) -> float:
+    """Bytes, or bytes a second, of a size or rate in one of two places."""
+    number, unit = (part for part in found.groups() if part)
+    return float(number) * _UNITS[unit]
+
+
+_TERMS: tuple[tuple[str, str, Callable[[re.Match[str]], float]], ...] = (
+    ("vram", rf"{_SIZE} ?(?:vram)?", _amount),
+    ("vram_rate", rf"{_RATE} ?(?:vram)?", _amount),
+    ("link", rf"pcie ?{_RATE}", _amount),
+    (
+        "link",
+        r"pcie ?([345])(?:\.0)? ?(?:x ?(16|8|4|2|1))?",
+        lambda m: LINK_SHARE * int(m[2] or 16) * LANE_BYTES_PER_SECOND[int(m[1])],
+    ),
+    ("operations", rf"{_NUMBER}tflops?(?:/s)?", lambda m: float(m[1]) * 1e12),
+    ("ram", rf"{_SIZE} ?ram|ram {_SIZE}", _amount),
+    ("ram_rate", rf"{_RATE} ?ram|ram {_RATE}", _amount),
+    ("threads", rf"{_NUMBER}threads?", lambda m: float(m[1])),
+    ("cpu_operations", rf"{_NUMBER}gops?(?:/s)?", lambda m: float(m[1]) * 1e9),
+)
+_OF_A_GPU = ("vram", "vram_rate", "link", "operations")
+
+
+def describe_machine(text: str) -> Machine:
+    """The machine of a description.
+
+    Raises:
+        DescriptionError: a card that isn't known and whose memory and bandwidth aren't told, a term that
+            can't be read or is there twice, a GPU's term where there is none, or nothing at all.
+    """
+    line = " ".join(text.split())
+    name, colon, rest = line.partition(":")
+    if not colon:
+        first, _, others = line.partition(",")
+        name, rest = ("", line) if _is_term(first) else (first, others)
+    name, size = _with_size(name.strip())
+    terms = [part.strip() for part in (size, *rest.split(",")) if part.strip()]
+    if not name and not terms:
+        raise DescriptionError(f"{text!r}: {WANTED}")
+    said = _read(terms, line)
+    wrong = [said[field][0] for field in _OF_A_GPU if field in said]
+    if name.lower() == "cpu" and wrong:
+        raise DescriptionError(f"{wrong[0]!r} in {line!r}: 'cpu' stands for no GPU; name a card instead")
+    described = _Described(**{field: value for field, (_, value) in said.items()})
+    processor = Processor(
+        name="described CPU",
+        threads=max(1, int(described.threads)),
+        total_bytes=int(described.ram),
+        free_bytes=int(FREE_SHARE * described.ram),
+        bytes_per_second=RAM_SHARE * described.ram_rate,
+        operations_per_second=described.cpu_operations,
+    )
+    machine = Machine(processor, origin="described")
+    if name.lower() == "cpu" or (not name and described.vram is None and described.vram_rate is None):
+        return machine
+    return _with_graphics(machine, name, described)
+
+
+def _with_size(name: str) -> tuple[str, str]:
+    """A card's name, and the memory behind it that the table's card of that name hasn't ("4060 Ti 16GB")."""
+    found = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
+    if found is None or matching_cards(name):
+        return name, ""
+    return found[1], found[2]
+
+
+def _with_graphics(machine: Machine, name: str, described: _Described) -> Machine:
+    found = matching_cards(name)
+    if len(found) > 1 and described.vram:
+        found = [card for card in found if card.gib * 2.0**30 == described.vram]
+    if len(found) > 1:
+        raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in found)}")
+    if found:
+        graphics, link = found[0].graphics(), found[0].link()
+    elif described.vram and described.vram_rate:
+        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
+        link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
+    else:
+        raise DescriptionError(_what_is_missing(name, described))
+    if described.vram:
+        graphics = replace(graphics, total_bytes=int(described.vram), free_bytes=int(described.vram))
+    if described.vram_rate:
+        rate = READ_SHARE * described.vram_rate
+        assumed = graphics.operations_per_second or OPERATIONS_A_BYTE * PROMPT_SHARE * described.vram_rate
+        graphics = replace(graphics, bytes_per_second=rate, operations_per_second=assumed)
+    if described.operations:
+        graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)
+    return replace(machine, graphics=graphics, link=link_of(described.link) if described.link else link)
+
+
+def _what_is_missing(name: str, described: _Described) -> str:
+    """Why there is no GPU to plan for: a name that leads nowhere, or half of what has to be said."""
+    if not described.vram and not described.vram_rate:
+        return f"{name!r}: no such card in the table; {_nearest(name)}"
+    missing = "its bandwidth, as 256GB/s" if described.vram else "its memory, as 8GiB"
+    if not name:
+        return f"a GPU was described without {missing}"
+    return f"{name!r}: no card in the table, and described without {missing}"
+
+
+def _is_term(text: str) -> bool:
+    return any(re.fullmatch(pattern, text.strip().lower()) for _, pattern, _ in _TERMS)
+
+
+def _read(terms: Iterable[str], whole: str) -> dict[str, tuple[str, float]]:
+    """For each field of `_Described` that is told of, the term and its value."""
+    said: dict[str, tuple[str, float]] = {}
+    for term in terms:
+        field, value = _read_term(term, whole)
+        if field in said:
+            raise DescriptionError(f"{term!r} in {whole!r}: saw {said[field][0]!r} before, wanted one")
+        said[field] = term, value
+    return said
+
+
+def _read_term(term: str, whole: str) -> tuple[str, float]:
+    if re.search(r"\d\s*(?:[GT]i?b/s|[gt]i?bits?/s|[gt]i?bps)", term, re.ASCII):
+        raise DescriptionError(f"{term!r} in {whole!r}: saw bits a second, wanted bytes, as 256GB/s")
+    for field, pattern, value in _TERMS:
+        found = re.fullmatch(pattern, term.lower(), re.ASCII)
+        if found:
+            if not any(float(number) for number in found.groups() if number and number[0].isdigit()):
+                raise DescriptionError(f"{term!r}: saw 0, wanted more than nothing")
+            return field, value(found)
+    raise DescriptionError(f"{term!r} in {whole!r}: {WANTED}")
+
+
+def _nearest(name: str) -> str:
+    """The known cards that look most like a name, and the way round the table."""
+    known = {card.name.lower(): card.name for card in cards()}
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+    names = ", ".join(known[match] for match in near)
+    return f'known are {names} and others; or say what it has, as "{name}: 8GiB, 256GB/s, pcie 12GB/s"'

@@ -1,0 +1,106 @@
+"""Graphics cards by name, for machines that aren't at hand: `graphics_cards.toml` as the planner takes it."""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer_offload.machine.hardware import Graphics, Link
+
+READ_SHARE = 0.9
+"""Of the specified bandwidth: what reading reaches."""
+PROMPT_SHARE = 0.4
+"""Of the specified TFLOP/s: what prompts reach with weights dequantised on the way; an H200's."""
+LINK_SHARE = 0.8
+"""Of the lanes' raw rate: what large pinned copies reach."""
+PAGEABLE_SHARE = 0.3
+"""Of the pinned rate: what copies from ordinary memory reach; an H200's 9 to 18 of 55 GB/s."""
+LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
+"""PCI Express generation -> a lane's rate after its coding."""
+CONTEXT_BYTES = 400 << 20
+"""What driver and desktop are assumed to take of a described GPU before anything is loaded."""
+COMMON_WORDS = frozenset(
+    {"nvidia", "geforce", "gpu", "graphics", "generation", "tesla", "edition", "workstation", "server"}
+    | {"hbm2", "hbm2e", "hbm3", "hbm3e", "sxm", "sxm4", "sxm5", "desktop", "notebook"}
+)
+LAPTOP_WORDS = frozenset({"laptop", "mobile", "notebook", "max-q", "maxq"})
+FAMILIES = ("rtx", "gtx")
+"""What people leave out: "4060 laptop" is an RTX 4060 Laptop."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card's specification."""
+
+    name: str
+    gib: float
+    gb_s: float
+    pcie: int
+    lanes: int
+    tflop_s: float
+
+    def graphics(self) -> Graphics:
+        """As the planner takes it: with what is reached, not what is specified."""
+        nbytes = int(self.gib * 2**30)
+        return Graphics(
+            self.name,
+            0,
+            nbytes,
+            nbytes,
+            READ_SHARE * self.gb_s * 1e9,
+            PROMPT_SHARE * self.tflop_s * 1e12,
+            context_bytes=CONTEXT_BYTES,
+        )
+
+    def link(self) -> Link:
+        return link_of(LINK_SHARE * self.lanes * LANE_BYTES_PER_SECOND[self.pcie])
+
+
+def link_of(pinned: float) -> Link:
+    """A link by what large pinned copies reach, bytes per second."""
+    return Link(pinned, pinned, PAGEABLE_SHARE * pinned, PAGEABLE_SHARE * pinned)
+
+
+def cards() -> list[Card]:
+    """All that are known."""
+    text = Path(__file__).with_name("graphics_cards.toml").read_text(encoding="utf-8")
+    return [Card(name, **row) for name, row in tomllib.loads(text)["cards"].items()]
+
+
+def find_card(name: str) -> Card | None:
+    """The card that a person or a driver means; None: unknown, or several of different memory."""
+    found = matching_cards(name)
+    return found[0] if len(found) == 1 else None
+
+
+def matching_cards(name: str) -> list[Card]:
+    """The cards of that name; without one, those of that name that say their memory as well ("A100 40GB")."""
+    wanted, known = _words(name), cards()
+    for words in (wanted, *({family, *wanted} for family in FAMILIES)):
+        # A driver names the memory of an H100 too, which is the only one.
+        for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
+            if found := [card for card in known if _words(card.name) == names]:
+                own = found[0].gib
+                said = [float(word.removesuffix("gb")) for word in words - names]
+                return found if all(size == own for size in said) else []
+        more = [card for card in known if words and words < _words(card.name) and _only_size(card, words)]
+        if more:
+            return more
+    return []
+
+
+_SIZE = re.compile(r"\d+gb")
+
+
+def _only_size(card: Card, words: set[str]) -> bool:
+    return all(_SIZE.fullmatch(word) for word in _words(card.name) - words)
+
+
+def _words(name: str) -> set[str]:
+    """What tells cards apart: "NVIDIA GeForce RTX 4060 Laptop GPU" is "rtx 4060 laptop"."""
+    spaced = re.sub(r"[()_/-]", " ", name.lower().replace("max-q", "maxq"))
+    spaced = re.sub(r"\b(rtx|gtx)(?=\d)", r"\1 ", spaced)
+    spaced = re.sub(r"(\d)(ti|super)\b", r"\1 \2", spaced)
+    spaced = re.sub(r"(\d) ?(?:gb|gib|g)\b", r"\1gb", spaced)
+    words = {"laptop" if word in LAPTOP_WORDS else word for word in spaced.split()}
+    return words - COMMON_WORDS

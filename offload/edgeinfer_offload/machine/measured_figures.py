@@ -1,0 +1,88 @@
+"""Figures that were measured on this machine, kept in one file until the machine is another."""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from edgeinfer_kernels.system.private_folder import ensure_private, remove_older
+
+REVISION = 6
+"""Raised when what is measured, or how, changes."""
+PART = ".part"
+MAX_FILE_BYTES = 16 << 20
+
+
+class RememberedFigures:
+    """Name -> number, in `folder`; all are forgotten when `fingerprint` isn't that of the file."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self._file = folder / "measured.json"
+        self._fingerprint = f"{REVISION} {fingerprint}"
+        self._unwritten: dict[str, float] = {}
+
+    def known(self) -> dict[str, float]:
+        """What has been measured so far; nothing if the file is damaged, or of another machine."""
+        return self._written() | self._unwritten
+
+    def figure(self, name: str, measure: Callable[[], float]) -> float:
+        """The figure of that name, measured now if it isn't known."""
+        known = self.known()
+        if name not in known:
+            self.keep({name: measure()})
+            known = self.known() | known
+        return known[name]
+
+    def keep(self, figures: dict[str, float]) -> None:
+        """Add these, or put them in the place of older ones. Where nothing can be written they are known here
+        only.
+        """
+        known = self.known() | figures
+        content = {"machine": self._fingerprint, "figures": known, "sha256": _digest(known)}
+        try:
+            _replace(self._file, json.dumps(content))
+        except OSError:
+            self._unwritten |= figures
+
+    def _written(self) -> dict[str, float]:
+        try:
+            if not self._file.is_file():  # reading a pipe would wait for its other end
+                return {}
+            with self._file.open("rb") as file:
+                content = json.loads(file.read(MAX_FILE_BYTES))
+            figures = content["figures"]
+            if content["machine"] != self._fingerprint or content["sha256"] != _digest(figures):
+                return {}
+            return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return {}
+
+    def forget(self) -> None:
+        """Know nothing from now on."""
+        self._unwritten = {}
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+
+def _digest(figures: dict[str, float]) -> str:
+    """Of the figures as they are written."""
+    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write the file whole or not at all."""
+    ensure_private(file.parent)
+    remove_older(file.parent, f"{file.name}?*{PART}")
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(name, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

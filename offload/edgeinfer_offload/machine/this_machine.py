@@ -1,0 +1,241 @@
+"""The machine in front of us, as the planner takes it: what is free now, with the speeds measured on it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import log2
+from pathlib import Path
+from statistics import harmonic_mean
+
+from edgeinfer_kernels.cpu.compiler.features import choose, detect
+from edgeinfer_kernels.cpu.compiler.kernel_cache import BuildProgress, Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import row_units
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.cpu.runtime.bandwidth import LEAST_READ
+from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, cached_speed, kernel_speed, step_speed
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES
+from edgeinfer_offload.machine.graphics_cards import find_card
+from edgeinfer_offload.machine.hardware import (
+    CPU_BLOCK_SECONDS,
+    HAND_OVER_SECONDS,
+    LAUNCH_SECONDS,
+    Graphics,
+    Link,
+    Machine,
+    Processor,
+)
+from edgeinfer_offload.machine.host_memory import host_memory
+from edgeinfer_offload.machine.measure import reading_bytes, remembered_bandwidth, remembered_figures
+
+UNKNOWN = float("inf")
+"""A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
+MEBIBYTE = 1 << 20
+LEAST_MEBIBYTES = 4
+"""Of weights that a rate is measured on."""
+PROMPT_SHARE = 0.5
+"""Of a plain float16 product's speed: what prompts reach with weights dequantised on the way; an H200's."""
+
+
+def unmeasured_machine(threads: int) -> Machine:
+    """What this machine's main memory has to give now; no speed, no GPU."""
+    memory = host_memory()
+    processor = Processor(detect().name, threads, memory.total_bytes, memory.free_bytes, UNKNOWN, UNKNOWN)
+    return Machine(processor, origin="unmeasured")
+
+
+def with_cpu_speeds(
+    machine: Machine,
+    cache_folder: Path,
+    formats: Iterable[str],
+    model_bytes: int = 0,
+    progress: BuildProgress | None = None,
+) -> Machine:
+    """The machine with what its CPU reaches: reading memory, with weights of these formats, and with a step's
+    blocks. `model_bytes`: of all weights; few of them stay in caches, and are read as fast as these are.
+
+    Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that
+    have to be compiled for it.
+    """
+    threads, figures = machine.processor.threads, remembered_figures(cache_folder)
+    reading = remembered_bandwidth(cache_folder, threads)
+    wanted = sorted({name for name in formats if name in FIELDS})
+    known, prefix, few = figures.known(), f"{threads} threads ", _few(model_bytes)
+    missing = _unknown_formats(known, wanted, threads, model_bytes)
+    if missing:
+        kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
+        figures.keep(_measured_formats(kernels, missing, threads, model_bytes, known))
+        known = figures.known()
+    speeds = {
+        name: KernelSpeed(known[f"{prefix}{name}{few}"], known[f"{prefix}{name}{few} prompt"])
+        for name in wanted
+    }
+    products = [speed.operations_per_second for speed in speeds.values()]
+    processor = replace(
+        machine.processor,
+        bytes_per_second=reading,
+        operations_per_second=harmonic_mean(products) if products else UNKNOWN,
+        kernels={name: speed.bytes_per_second for name, speed in speeds.items()},
+        products={name: speed.operations_per_second for name, speed in speeds.items()},
+        block_seconds=known.get(f"{prefix}block", CPU_BLOCK_SECONDS),
+        token_seconds=known.get(f"{prefix}token", 0.0),
+    )
+    return replace(machine, processor=processor, origin="measured")
+
+
+def with_known_cpu_speeds(
+    machine: Machine, cache_folder: Path, formats: Iterable[str], model_bytes: int
+) -> Machine | None:
+    """As `with_cpu_speeds` where all of it was measured before; None: something would have to be measured."""
+    threads, known = machine.processor.threads, remembered_figures(cache_folder).known()
+    wanted = [name for name in formats if name in FIELDS]
+    if f"{threads} threads" not in known or _unknown_formats(known, wanted, threads, model_bytes):
+        return None
+    return with_cpu_speeds(machine, cache_folder, wanted, model_bytes)
+
+
+def _unknown_formats(
+    known: Mapping[str, float], wanted: Iterable[str], threads: int, model_bytes: int
+) -> list[str]:
+    """The formats of which a figure is missing."""
+    prefix, few = f"{threads} threads ", _few(model_bytes)
+    return [
+        name
+        for name in wanted
+        if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
+    ]
+
+
+def _few(model_bytes: int) -> str:
+    """What is added to the name of a format's rate for a model that caches may hold: how much is read."""
+    return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < LEAST_READ else ""
+
+
+def _read_mebibytes(model_bytes: int) -> int:
+    """A power of two, so that few models are measured for."""
+    return int(2 ** round(log2(max(model_bytes / MEBIBYTE, LEAST_MEBIBYTES))))
+
+
+_SECONDS = (" block", " token")
+"""How the names of figures end that are seconds; others are rates."""
+
+
+def _measured_formats(
+    kernels: Kernels, names: Sequence[str], threads: int, model_bytes: int, known: Mapping[str, float]
+) -> dict[str, float]:
+    """What isn't known yet of these formats: the better of two measurements, between which the others are
+    measured. What other programs do meanwhile only makes figures worse, and seldom both.
+    """
+    found: dict[str, float] = {}
+    for _ in range(2):
+        now = dict(known)
+        for name in names:
+            now |= _measured_format(kernels, name, threads, model_bytes, now)
+        for name in now.keys() - known.keys():
+            better = min if name.endswith(_SECONDS) else max
+            found[name] = better(now[name], found.get(name, now[name]))
+    return found
+
+
+def _measured_format(
+    kernels: Kernels, name: str, threads: int, model_bytes: int, known: Mapping[str, float]
+) -> dict[str, float]:
+    """What isn't known yet of a format, and of blocks, which any format tells."""
+    prefix, found = f"{threads} threads ", dict[str, float]()
+    if f"{prefix}block" not in known:
+        step = step_speed(kernels, name, threads)
+        found |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
+    few = f"{prefix}{name}{_few(model_bytes)}"
+    if f"{few} prompt" not in known:
+        size = _read_mebibytes(model_bytes) * MEBIBYTE
+        block_seconds = {**known, **found}[f"{prefix}block"]
+        speed = (
+            cached_speed(kernels, name, threads, size)
+            if _few(model_bytes)
+            else kernel_speed(kernels, name, threads, reading_bytes(), block_seconds)
+        )
+        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
+    return found
+
+
+_UNPACKED = "unpacked "
+GPU_FIGURES = (
+    "bytes_per_second",
+    "operations_per_second",
+    "to_gpu",
+    "from_gpu",
+    "pageable_to_gpu",
+    "pageable_from_gpu",
+    "hand_over_seconds",
+    "meets_in_graph",
+    "pins_in_place",
+)
+
+
+def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
+    """The machine with a GPU and what is known of it: measured before, else by its name, else nothing."""
+    known = remembered_figures(cache_folder).known()
+    prefix = f"gpu {gpu.index} "
+    if all(prefix + name in known for name in GPU_FIGURES):
+        own = {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
+        return _measured_gpu(machine, gpu, free_bytes, own)
+    card = find_card(gpu.name)
+    if card is None:
+        graphics = Graphics(gpu.name, gpu.index, gpu.total_bytes, free_bytes, UNKNOWN, UNKNOWN)
+        return replace(
+            machine, graphics=graphics, link=Link(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN), origin="unmeasured"
+        )
+    graphics = replace(
+        card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
+    )
+    return replace(machine, graphics=graphics, link=card.link(), origin="described")
+
+
+def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:
+    kernels = {name: value for name, value in own.items() if name in TILES}
+    graphics = Graphics(
+        gpu.name,
+        gpu.index,
+        gpu.total_bytes,
+        free_bytes,
+        own["bytes_per_second"],
+        PROMPT_SHARE * own["operations_per_second"],
+        own.get("launch_seconds", LAUNCH_SECONDS),
+        kernels={name: min(value, own["bytes_per_second"]) for name, value in kernels.items()},
+        unpacking={name: own[_UNPACKED + name] for name in TILES if _UNPACKED + name in own},
+    )
+    link = Link(
+        own["to_gpu"],
+        own["from_gpu"],
+        own["pageable_to_gpu"],
+        own["pageable_from_gpu"],
+        own.get("hand_over_seconds", HAND_OVER_SECONDS),
+        own["pins_in_place"] > 0,
+    )
+    return replace(machine, graphics=graphics, link=link, origin="measured")
+
+
+def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
+    """Whether the GPU and its host can hand over within a graph; taken for granted until it is measured."""
+    return remembered_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
+
+
+def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
+    """Measure what isn't known yet of a GPU, the link, and its kernels for these formats; imports torch."""
+    figures, prefix = remembered_figures(cache_folder), f"gpu {gpu.index} "
+    known = figures.known()
+    missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]
+    if not missing and all(prefix + name in known for name in GPU_FIGURES):
+        return
+    from edgeinfer_kernels.cuda.device_parts import cuda_device
+    from edgeinfer_kernels.cuda.tuning.gpu_speed import format_speed, gpu_speed
+
+    device = cuda_device(gpu.index)
+    found = {prefix + name: value for name, value in asdict(gpu_speed(device)).items()}
+    for name in missing:
+        speed = format_speed(device, name)
+        found |= {
+            prefix + name: speed.bytes_per_second,
+            f"{prefix}{_UNPACKED}{name}": speed.unpacked_per_second,
+            f"{prefix}launch_seconds": speed.launch_seconds,
+        }
+    figures.keep(found)

@@ -1,0 +1,1 @@
+"""The memory planner: a pure function from sizes, a machine and options to a plan."""

@@ -1,0 +1,255 @@
+"""What each part of a layer takes and costs on each side: bytes to the byte, seconds by measured rates."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CPU_CACHES, LayerCache
+from edgeinfer_kernels.sizes import cuda_matrices
+from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
+from edgeinfer_offload.machine.hardware import (
+    CHOOSING_SECONDS,
+    CPU_EXPERTS_SECONDS,
+    CPU_EXPERTS_SHARE,
+    EXPERTS_SECONDS,
+    Graphics,
+    Machine,
+)
+from edgeinfer_offload.planner.plan_types import PlanWishes, SparseLayer
+
+Array = npt.NDArray[np.float64]
+ATTENTION_LAUNCHES = 3
+FEED_FORWARD_LAUNCHES = 2
+MAPPED_SLOWDOWN = 3.0
+"""How much longer a token takes with weights that stay in the file; measured, see docs/cpu.md."""
+
+SCATTERED = 1.5
+"""How many times as long bytes here and there take as bytes in order; measured, see docs/sparse.md."""
+
+
+def _file_bytes(matrix: MatrixSize) -> int:
+    return matrix.nbytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that a part takes, and seconds that a token spends on it; `None` in place of it: not there."""
+
+    nbytes: int
+    seconds: float
+    reading: float
+    """Of the seconds, those that reading takes: the rest is starting."""
+
+
+class Pricing:
+    """Prices of a machine for one plan: how deep the cache is read, how it is stored, what may be used."""
+
+    def __init__(self, machine: Machine, wishes: PlanWishes, use_gpu: bool) -> None:
+        self.machine = machine
+        self.kv = wishes.kv
+        self.context = wishes.context
+        self.depth = wishes.planned_depth
+        self.repack = wishes.repack
+        self.changing_experts = wishes.changing_experts
+        self.graphics: Graphics | None = machine.graphics if use_gpu and machine.link else None
+        self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
+
+    def on_cpu(self, matrices: Iterable[MatrixSize]) -> Cost:
+        """Matrices as one block: in the interleaved layout, or where the file is mapped."""
+        rate, count = self.machine.processor.rate, interleaved_bytes if self.repack else _file_bytes
+        sizes = [(count(matrix), rate(matrix.format)) for matrix in matrices]
+        reading = sum(nbytes / each for nbytes, each in sizes) * (1 if self.repack else MAPPED_SLOWDOWN)
+        return Cost(
+            sum(nbytes for nbytes, _ in sizes), reading + self.machine.processor.block_seconds, reading
+        )
+
+    def sparse_on_cpu(self, layer: SparseLayer, down: MatrixSize) -> Cost:
+        """A feed-forward by neuron with its predictor; `down` names the format that decides the rate."""
+        scattering = (SCATTERED - 1) * layer.scattered
+        reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
+        return Cost(layer.held + layer.predictor, reading + self.machine.processor.block_seconds, reading)
+
+    def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
+        """Matrices in planes; `count` gives all bytes of the part. None: no GPU, or no kernel there."""
+        if self.graphics is None:
+            return None
+        try:
+            nbytes = count()
+            reading = sum(cuda_matrices.matrix_bytes(m) / self.graphics.rate(m.format) for m in matrices)
+        except UnsupportedOnDeviceError:
+            return None
+        return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
+
+    def cache_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
+        """One layer's keys and values."""
+        nbytes = self.cache_bytes_on_cpu(layer, self.context)
+        reading = self._read_share(layer, depth) * nbytes / self.machine.processor.cache_rate
+        return Cost(nbytes, reading, reading)
+
+    def cache_bytes_on_cpu(self, layer: LayerSizes, context: int) -> int:
+        """Bytes of one layer's keys and values."""
+        return LayerCache.nbytes_for(layer, context, self.kv)
+
+    def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
+        if self.graphics is None or self.kv in CPU_CACHES:
+            return None
+        nbytes = cuda_matrices.cache_bytes(layer, self.context, self.kv)
+        as_halves = cuda_matrices.cache_bytes(layer, self.context, "f16")
+        reading = self._read_share(layer, depth) * self.graphics.cache_seconds(nbytes, as_halves)
+        return Cost(nbytes, reading, reading)
+
+    def _read_share(self, layer: LayerSizes, depth: int | None) -> float:
+        """How much of its cache a token reads: what is before it, no more than the window."""
+        seen = min(self.depth if depth is None else depth, self.context)
+        return min(seen, layer.window or seen) / self.context
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """One layer's parts on either side; GPU costs are None where the GPU can't have them.
+
+    The feed-forward is divided into `units`: groups of neurons, or experts, hottest first. `cpu_units[u]`
+    and `gpu_units[u]` are the bytes and seconds of either side when u of them are on the GPU.
+    """
+
+    attention: tuple[Cost, Cost | None]
+    cache: tuple[Cost, Cost | None]
+    always: tuple[Cost, Cost | None] | None
+    """Of a mixture: the router and the shared expert, which lie where the attention is."""
+    unit_neurons: tuple[int, ...]
+    """Neurons (or experts) on the GPU for each number of units, 0 first."""
+    cpu_bytes: Array
+    cpu_seconds: Array
+    gpu_bytes: Array
+    gpu_seconds: Array
+    cpu_reading: Array
+    gpu_reading: Array
+    is_mixture: bool
+    file_bytes: int
+    """Of the whole feed-forward, as it lies in the file."""
+
+    @property
+    def units(self) -> int:
+        """Units that may be on the GPU; 0: it can't have any."""
+        return len(self.unit_neurons) - 1
+
+    @cached_property
+    def gpu_can_attend(self) -> bool:
+        return self.attention[1] is not None and (self.always is None or self.always[1] is not None)
+
+
+def layer_costs(
+    layers: Sequence[LayerSizes],
+    pricing: Pricing,
+    routing: Sequence[Sequence[float]] | None,
+    sparse: Mapping[int, SparseLayer],
+) -> list[LayerCosts]:
+    """The costs of every layer; equal layers are counted once. `routing`, `sparse`: see `PlanWishes`."""
+
+    @cache
+    def priced(
+        layer: LayerSizes, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+    ) -> LayerCosts:
+        return _layer(layer, pricing, chances, by_neuron)
+
+    return [
+        priced(layer, tuple(routing[index]) if routing and layer.experts else None, sparse.get(index))
+        for index, layer in enumerate(layers)
+    ]
+
+
+def _layer(
+    layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+) -> LayerCosts:
+    attention, experts = layer.attention_matrices(), layer.experts
+    always = None
+    if experts:
+        shared = experts.always()
+        there = pricing.on_gpu(shared, lambda: cuda_matrices.shared_bytes(experts), FEED_FORWARD_LAUNCHES)
+        always = (pricing.on_cpu(shared), there and replace(there, seconds=there.seconds + CHOOSING_SECONDS))
+    neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing, by_neuron)
+    count = experts.count if experts else 1
+
+    def column(costs: Sequence[Cost], name: str) -> Array:
+        return np.array([getattr(cost, name) for cost in costs], np.float64)
+
+    return LayerCosts(
+        attention=(
+            pricing.on_cpu(attention),
+            pricing.on_gpu(attention, lambda: cuda_matrices.attention_bytes(layer), ATTENTION_LAUNCHES),
+        ),
+        cache=(pricing.cache_on_cpu(layer), pricing.cache_on_gpu(layer)),
+        always=always,
+        unit_neurons=tuple(neurons),
+        cpu_bytes=column(cpu, "nbytes"),
+        cpu_seconds=column(cpu, "seconds"),
+        gpu_bytes=column(gpu, "nbytes"),
+        gpu_seconds=column(gpu, "seconds"),
+        cpu_reading=column(cpu, "reading"),
+        gpu_reading=column(gpu, "reading"),
+        is_mixture=experts is not None,
+        file_bytes=count * sum(matrix.nbytes for matrix in layer.divisible().matrices()),
+    )
+
+
+NOTHING = Cost(0, 0.0, 0.0)
+_Divided = tuple[list[int], list[Cost], list[Cost]]
+
+
+def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
+    """A feed-forward for every number of groups on the GPU: neurons there, the CPU's, the GPU's."""
+    sizes = layer.divisible()
+    whole = sizes.neurons
+    counts = [0, *(range(NEURON_GROUP, whole, NEURON_GROUP) if sizes.is_divisible else ()), whole]
+    cpu, gpu = [], []
+    for count in counts:
+        hot, cold = sizes.part(count), sizes.part(whole - count)
+        there = NOTHING
+        if count:
+            found = pricing.on_gpu(
+                hot.matrices(), partial(cuda_matrices.feed_forward_bytes, hot), FEED_FORWARD_LAUNCHES
+            )
+            if found is None:
+                break
+            there = found
+        gpu.append(there)
+        if count == whole:
+            cpu.append(NOTHING)
+        elif by_neuron:
+            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), sizes.down))
+        else:
+            cpu.append(pricing.on_cpu(cold.matrices()))
+    return counts[: len(gpu)], cpu, gpu
+
+
+def _experts(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> _Divided:
+    """As `_neurons`, by experts, hottest first. `chances`: how often each is used; None: all alike."""
+    experts = layer.experts
+    assert experts is not None
+    matrices, total = experts.expert.matrices(), experts.count
+    one_here = pricing.on_cpu(matrices)
+    one_there = pricing.on_gpu(
+        matrices, lambda: cuda_matrices.feed_forward_bytes(experts.expert), FEED_FORWARD_LAUNCHES
+    )
+    used = np.full(total, experts.used / total) if chances is None else np.sort(chances)[::-1]
+    hits = np.concatenate([[0.0], np.cumsum(used)])
+    counts = list(range(total + 1)) if one_there else [0]
+    cpu, gpu = [], []
+    for count in counts:
+        missed = float(hits[-1] - hits[count]) * one_here.reading / CPU_EXPERTS_SHARE
+        held = total if count and pricing.changing_experts else total - count
+        cpu.append(
+            Cost(held * one_here.nbytes, missed + CPU_EXPERTS_SECONDS, missed) if count < total else NOTHING
+        )
+        if count == 0 or one_there is None:
+            gpu.append(NOTHING)
+            continue
+        hit = float(hits[count]) * one_there.reading
+        starting = one_there.seconds - one_there.reading + EXPERTS_SECONDS
+        gpu.append(Cost(count * one_there.nbytes, hit + starting, hit))
+    return counts, cpu, gpu

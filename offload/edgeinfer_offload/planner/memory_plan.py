@@ -1,0 +1,70 @@
+"""The plan as it is handed out: what it says for a person and as JSON, and why there is none."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgeinfer_offload.planner.plan_text import mebibytes, plan_text
+from edgeinfer_offload.planner.plan_types import PlanFacts, PlannedItem
+
+
+class PlanError(ValueError):
+    """No plan keeps to the budget; the text has what is wanted, what may be used, and the largest part."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan(PlanFacts):
+    """Where everything lies, and what decoding one token from there costs."""
+
+    def explain(self, details: bool = False) -> str:
+        """The plan for a person; `details`: every layer in lines of its own."""
+        return plan_text(self, details)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in values that JSON knows."""
+        prediction = self.prediction
+        return {
+            "items": [dataclasses.asdict(item) for item in self.items],
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+            "head": self.head,
+            "embedding": self.embedding,
+            "draft": self.draft,
+            "context": self.wishes.context,
+            "kv": self.wishes.kv,
+            "bytes": {place: self.bytes_on(place) for place in ("gpu", "cpu", "disk")},
+            "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},
+            "prediction": {
+                "ms_per_token": self.ms_per_token,
+                "decode_tokens_per_second": prediction.decode_tokens_per_second,
+                "decode_tokens_per_second_empty": _inverse(prediction.seconds_empty),
+                "decode_tokens_per_second_full": _inverse(prediction.seconds_full),
+                "prompt_tokens": prediction.prompt,
+                "prefill_tokens_per_second": prediction.prefill_tokens_per_second,
+                "send_weights_from_tokens": prediction.send_from,
+                "decode_tokens_per_second_with_one_gibibyte_more": self.next_gibibyte,
+            },
+            "why_not": self.why_not,
+            "steps": list(self.steps),
+            "machine": _finite(dataclasses.asdict(self.machine)),
+        }
+
+
+def _inverse(seconds: float) -> float:
+    return 1 / seconds if seconds else 0.0
+
+
+def _finite(value: Any) -> Any:
+    """The value with null in the place of speeds that aren't known."""
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    return None if value == float("inf") else value
+
+
+def refuse(place: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
+    """The error for items that don't fit a place."""
+    largest = max(items, key=lambda item: item.bytes)
+    return PlanError(
+        f"the model needs {mebibytes(wanted)} on the {place}, {mebibytes(allowed)} may be used; "
+        f"the largest part is {largest.item} with {mebibytes(largest.bytes)}"
+    )

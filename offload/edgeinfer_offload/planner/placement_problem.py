@@ -1,0 +1,335 @@
+"""One model on one machine with one set of wishes: what its parts cost, and the placement that is chosen."""
+
+from dataclasses import replace
+from functools import cached_property
+
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
+from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
+from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine
+from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
+from edgeinfer_offload.planner.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
+
+LIBRARY_BYTES = 344 << 20
+"""What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
+PROMPT_WORTH = 1.06
+"""A plan that decodes so many times as long as the fastest is taken if prompts are read faster under it."""
+STAGING_BYTES = 24 << 20
+"""Pinned main memory through which weights reach the GPU."""
+
+
+class ModelPlacing:
+    """One model on one machine with one set of wishes."""
+
+    def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> None:
+        self.sizes, self.machine, self.wishes = sizes, machine, wishes
+        self.refusal = self._gpu_refusal()
+        self.pricing = Pricing(machine, wishes, use_gpu=self.refusal is None)
+        sparse = wishes.sparse.layers if wishes.sparse else {}
+        self.costs = layer_costs(sizes.layers, self.pricing, wishes.routing, sparse)
+        free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
+        self.vram = free if wishes.vram is None else min(free, wishes.vram)
+        ram = machine.processor.free_bytes
+        self.ram = ram if wishes.ram is None else min(ram, wishes.ram)
+
+    def _gpu_refusal(self) -> str | None:
+        """Why no part can be on a GPU; None: it can."""
+        if self.wishes.device == "cpu":
+            return "only the CPU was asked for"
+        if self.machine.graphics is None or self.machine.link is None:
+            return "there is no GPU"
+        if self.wishes.kv in CPU_CACHES:
+            return f"keys and values in {self.wishes.kv} run on the CPU only"
+        if not self.wishes.repack:
+            return "the weights are to stay in the file"
+        try:
+            cuda_matrices.head_bytes(self.sizes)
+            cuda_matrices.matrix_bytes(self.sizes.table)
+            cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
+            for layer in self.sizes.layers:
+                cuda_matrices.attention_bytes(layer)
+        except UnsupportedOnDeviceError as error:
+            return str(error)
+        return None
+
+    @cached_property
+    def head(self) -> tuple[Cost, Cost | None]:
+        head = [self.sizes.head]
+        on_gpu = self.pricing.on_gpu(head, lambda: cuda_matrices.head_bytes(self.sizes), 1)
+        return self.pricing.on_cpu(head), on_gpu
+
+    @cached_property
+    def embedding_gpu_bytes(self) -> int:
+        embedding = self.sizes.embedding
+        return 0 if embedding is None else cuda_matrices.matrix_bytes(embedding)
+
+    @cached_property
+    def draft(self) -> tuple[Cost, Cost | None] | None:
+        """The draft model wholly on either side, with its cache and buffers; seconds for a kept token."""
+        draft, wishes = self.wishes.draft, self.wishes
+        if draft is None:
+            return None
+        alone = replace(
+            wishes, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
+        )
+        placing = ModelPlacing(draft, self.machine, alone)
+
+        def on(side: int, workspace: int) -> Cost:
+            whole = placing.whole(side)
+            nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
+            if side == CPU and not wishes.repack:  # its weights stay in its file
+                nbytes = placing.context_bytes(CPU, wishes.context) + workspace
+            return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
+
+        there = on(GPU, placing.gpu_workspace) if placing.can_be_whole else None
+        return on(CPU, placing.cpu_workspace), there
+
+    @cached_property
+    def gpu_workspace(self) -> int:
+        """Buffers at the largest batch, and the RoPE tables."""
+        rope = cuda_matrices.rope_bytes(self.sizes, self.wishes.context)
+        return rope + cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
+
+    def context_bytes(self, side: int, context: int) -> int:
+        """What grows with the context: keys and values, on a GPU RoPE tables too."""
+        layers = self.sizes.layers
+        if side == GPU:
+            caches = (cuda_matrices.cache_bytes(layer, context, self.pricing.kv) for layer in layers)
+            return sum(caches) + cuda_matrices.rope_bytes(self.sizes, context)
+        return sum(self.pricing.cache_bytes_on_cpu(layer, context) for layer in layers)
+
+    @cached_property
+    def cpu_workspace(self) -> int:
+        """Buffers at the largest batch."""
+        return self.cpu_workspace_for(self.wishes.batch)
+
+    def cpu_workspace_for(self, batch: int) -> int:
+        """Buffers for steps of so many tokens."""
+        threads, sparse = self.machine.processor.threads, self.wishes.sparse
+        repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the file
+        nbytes = workspace_bytes(self.sizes, batch, threads, repack)
+        return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
+
+    @property
+    def file_rows_bytes(self) -> int:
+        """What buffers take beyond their usual size where some of the CPU's weights stay in the file."""
+        strides = [scratch_stride(self.sizes, repack) for repack in (False, True)]
+        return self.machine.processor.threads * (strides[0] - strides[1]) if self.wishes.repack else 0
+
+    @cached_property
+    def _gpu_fixed(self) -> int:
+        return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes
+
+    def staging(self, shared: bool) -> int:
+        """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
+        between CPU and GPU, the mailbox too, and what prompts take.
+        """
+        logits = 4 * cuda_buffers.MOST_TOKENS * padded(self.sizes.vocabulary)
+        mailbox = cuda_buffers.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
+        return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
+
+    @property
+    def _pinned_ring(self) -> int:
+        """Pinned pieces through which a prompt's weights go where they can't be pinned themselves."""
+        link = self.machine.link
+        if not self.sends or link is None or link.pins_in_place:
+            return 0
+        return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
+
+    def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
+        costs = [(head, self.head[head])]
+        if draft is not None and self.draft:
+            cost = self.draft[draft]
+            costs.append((draft, cost and replace(cost, seconds=DRAFT_WEIGHT * cost.seconds)))
+        placed = [(side, cost) for side, cost in costs if cost]
+        taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
+        return Ends(
+            start=embedding,
+            head=head,
+            embedding=embedding,
+            draft=draft,
+            seconds=sum(cost.seconds for _, cost in placed),
+            gpu_bytes=taken[GPU] + (self.embedding_gpu_bytes if embedding == GPU else 0),
+            cpu_bytes=taken[CPU],
+        )
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.costs, self._all_ends(), self.pricing.hand_over)
+
+    @cached_property
+    def _attending(self) -> Search:
+        """Placements with all attention on the GPU, to which a prompt can send the feed-forwards."""
+        return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
+
+    def _best_split(self, vram: float) -> Placement | None:
+        """The fastest that uses both; or one that is as good as that, and reads prompts faster."""
+        best = self.search.best(self._budget(vram))
+        if best is None or not self.sends or not self.can_be_whole:
+            return best
+        attending = self._attending.best(self._budget(vram, host_attends=False))
+        return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
+
+    def _all_ends(self) -> list[Ends]:
+        drafts: list[int | None] = [CPU] if self.draft else [None]
+        if self.draft and self.draft[GPU]:
+            drafts.append(GPU)
+        if self.pricing.graphics is None:
+            return [self._ends(CPU, CPU, drafts[0])]
+        return [self._ends(GPU, CPU, draft) for draft in drafts]
+
+    def whole(self, side: int, draft: int | None = None) -> Placement:
+        """Everything on one side; the draft model on the side `draft`, None: there too if it can be."""
+        if draft is None:
+            draft = side if self.draft and self.draft[side] else CPU
+        draft = draft if self.draft else None
+        choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
+        found = self.search.placement(choices, self._ends(side, side, draft))
+        return replace(found, seconds=found.seconds + self.host_seconds(found))
+
+    def _draft_alone(self) -> Placement | None:
+        """Nothing on the GPU but the draft model; None: there is none, or no room for it."""
+        if not self.draft or not self.draft[GPU]:
+            return None
+        budget, here = self._budget(self.vram), [Choice(CPU, CPU, 0) for _ in self.costs]
+        found = self.search.placement(here, self._ends(CPU, CPU, GPU))
+        if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
+            return None
+        return replace(found, seconds=found.seconds + float(budget.penalty(found.cpu_bytes)))
+
+    @property
+    def sends(self) -> bool:
+        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster: not if some stay
+        in the file, or lie by neuron.
+        """
+        if self.wishes.disk or self.wishes.sparse:
+            return False
+        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
+        return known and self.pricing.graphics is not None and self.wishes.device == "any"
+
+    def sent_bytes(self, chosen: Placement) -> int:
+        """On the GPU, what sending weights takes there."""
+        attends = any(choice.attention == CPU for choice in chosen.choices)
+        return self._sent_bytes(attends) if self.works_on_cpu(chosen) else 0
+
+    def _sent_bytes(self, host_attends: bool) -> int:
+        context = self.wishes.context
+        return cuda_buffers.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
+
+    def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
+        """For placements that use the GPU and, if it is `shared`, the CPU, for attention too or not."""
+        fixed = self._gpu_fixed + (self._sent_bytes(host_attends) if shared else 0)
+        cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
+        return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
+
+    @property
+    def _cpu_room(self) -> float:
+        return float(self.ram) if self.wishes.repack else float("inf")
+
+    @property
+    def _spill_seconds(self) -> float:
+        """Seconds a token for a byte that stays in the file, with what a mixture doesn't touch left out."""
+        if not self.wishes.disk:
+            return float("inf")
+        shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
+        slower = (MAPPED_SLOWDOWN - 1) / self.machine.processor.bytes_per_second
+        return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes, self.ram) + slower)
+
+    def disk_seconds(self, nbytes: float, held: float) -> float:
+        """Seconds that each of so many bytes of the file takes from the disk, again for every token; none
+        where the system's cache has room for them beside what is `held` in main memory.
+        """
+        cached = self.machine.processor.free_bytes - held >= nbytes
+        return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
+
+    def choose(self, vram: float) -> Placement | None:
+        """The fastest placement with so much GPU memory; None: main memory is too small for all of them.
+
+        Of those that are about as fast, one with everything on the GPU comes first: no prompt waits for a
+        CPU there, and the next token needn't wait for the host.
+        """
+        cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._spill_seconds)
+        candidates, whole = [], None
+        if self.wishes.device != "gpu":
+            here = self.whole(CPU)
+            candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
+        if self.pricing.graphics and self.can_be_whole:
+            alone = self._budget(vram, shared=False)
+            wholes = [self.whole(GPU), *([self.whole(GPU, draft=CPU)] if self.draft else [])]
+            there = next((each for each in wholes if each.gpu_bytes + alone.gpu_fixed <= vram), None)
+            if there:
+                whole = replace(there, seconds=there.seconds + float(alone.penalty(there.cpu_bytes)))
+                candidates.append(whole)
+        if self.pricing.graphics and self.wishes.device == "any":
+            split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
+            candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]
+        best = min(candidates, key=lambda placement: placement.seconds, default=None)
+        if best and whole and whole.seconds <= PROMPT_WORTH * best.seconds:
+            best = whole
+        return best if best and best.seconds < float("inf") else None
+
+    def spread(self, chosen: Placement, vram: float) -> Placement | None:
+        """The placement within so much GPU memory with as many experts there in each layer as in any, so
+        that they may change; None: there are no layers to spread them over, or no experts.
+        """
+        layers = [
+            i
+            for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))
+            if choice.attention == GPU and cost.is_mixture and cost.units
+        ]
+        each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
+        if not each or any(each >= self.costs[i].units for i in layers):
+            return None
+        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
+        room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
+        for slots in range(each, 0, -1):
+            choices = [
+                choice._replace(units=slots) if i in layers else choice
+                for i, choice in enumerate(chosen.choices)
+            ]
+            found = self.search.placement(choices, chosen.ends)
+            if found.gpu_bytes <= room:
+                break
+        else:
+            return None
+        waiting = float(budget.penalty(found.cpu_bytes))
+        return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
+
+    @property
+    def weights_place(self) -> Place:
+        """Where the CPU's weights lie."""
+        return "cpu" if self.wishes.repack else "disk"
+
+    @property
+    def driver_bytes(self) -> int:
+        """What the driver will take of the GPU's free memory by itself."""
+        return self.pricing.graphics.context_bytes if self.pricing.graphics else 0
+
+    @property
+    def least_gpu_bytes(self) -> int:
+        """What any use of the GPU takes before a single weight is there."""
+        return self._gpu_fixed + self._sent_bytes(host_attends=False)
+
+    def host_seconds(self, chosen: Placement) -> float:
+        """What a token costs the host beside the model's parts."""
+        if not chosen.uses_gpu:
+            return self.machine.processor.token_seconds
+        divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
+        return DIVIDED_SECONDS if divided else SYNCHRONISE_SECONDS
+
+    def works_on_cpu(self, chosen: Placement) -> bool:
+        """Whether the CPU computes any part of a token."""
+        return chosen.ends.head == CPU or any(
+            CPU in (choice.attention, choice.cache) or choice.units < cost.units
+            for choice, cost in zip(chosen.choices, self.costs, strict=True)
+        )
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether the GPU has kernels for every layer."""
+        return self.pricing.graphics is not None and all(
+            cost.gpu_can_attend and cost.cache[GPU] and cost.units for cost in self.costs
+        )

@@ -1,0 +1,132 @@
+"""A placement as a list of items: what lies where, what it costs a token, what holds it back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes
+from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
+from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, Choice, Placement
+from edgeinfer_offload.planner.plan_types import LayerPlacement, Place, PlannedItem, SparseLayer
+
+PLACES: tuple[Place, Place] = ("cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """One layer's items and its placement."""
+
+    items: tuple[PlannedItem, ...]
+    placement: LayerPlacement
+
+
+def placed_layer(
+    index: int,
+    layer: LayerSizes,
+    costs: LayerCosts,
+    choice: Choice,
+    routing: tuple[float, ...] | None,
+    by_neuron: SparseLayer | None,
+    weights_place: Place,
+    changing: bool = False,
+) -> PlacedLayer:
+    """`routing`, `by_neuron`: this layer's of `PlanWishes`. `weights_place`: where the CPU's weights lie,
+    "cpu", or "disk" if they stay in the file. `changing`: if its experts are divided, the CPU has all.
+    """
+    places: tuple[Place, Place] = (weights_place, "gpu")
+    hidden = _hidden(costs, choice)
+    items = []
+
+    def add(
+        name: str, place: Place, side: int, cost: Cost, overlapped: bool = False, read: float = 1.0
+    ) -> None:
+        ms, bound, weights = 1000 * cost.seconds, bound_by(side, cost), int(read * cost.nbytes)
+        name = f"layer {index} {name}"
+        items.append(PlannedItem(name, place, cost.nbytes, ms, bound, index, overlapped, weights))
+
+    attention = costs.attention[choice.attention]
+    cache = costs.cache[choice.cache]
+    assert attention is not None
+    assert cache is not None
+    add("attention", places[choice.attention], choice.attention, attention)
+    add("keys and values", PLACES[choice.cache], choice.cache, cache, read=0.0)
+    if costs.always and layer.experts:
+        always = costs.always[choice.attention]
+        assert always is not None
+        name = "router and shared expert" if layer.experts.shared else "router"
+        add(name, places[choice.attention], choice.attention, always)
+    own = costs.unit_neurons[choice.units]
+    total = layer.experts.count if layer.experts else layer.divisible().neurons
+    what, units = ("experts", "") if layer.experts else ("feed-forward", " neurons")
+    changing = changing and layer.experts is not None and 0 < own < total
+    cold = by_neuron.cold(own, total) if by_neuron and own < total else None
+    for side, count in ((GPU, own), (CPU, total - own)):
+        if count:
+            name = what if count == total else f"{what}, {count} of {total}{units}"
+            read = layer.experts.used / total if layer.experts else 1.0
+            if changing and side == CPU:
+                name, read = f"{what}, all for {count} of {total}", read * count / total
+            if cold and side == CPU:
+                name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
+                read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
+            add(name, places[side], side, _half(costs, choice.units, side), hidden == side, read)
+    if cold:
+        add("feed-forward, long steps", "disk", CPU, Cost(cold.in_file, 0.0, 0.0), read=0.0)
+    placement = _placement(layer, choice, own, routing, weights_place)
+    return PlacedLayer(tuple(items), replace(placement, changing=changing))
+
+
+def _half(costs: LayerCosts, units: int, side: int) -> Cost:
+    if side == GPU:
+        columns = costs.gpu_bytes, costs.gpu_seconds, costs.gpu_reading
+    else:
+        columns = costs.cpu_bytes, costs.cpu_seconds, costs.cpu_reading
+    nbytes, seconds, reading = (float(column[units]) for column in columns)
+    return Cost(int(nbytes), seconds, reading)
+
+
+def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
+    """The side whose half of the feed-forward is done before the other's; None: there is one half only."""
+    halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
+    if min(halves) == 0:
+        return None
+    return min(SIDES, key=lambda side: halves[side])
+
+
+def bound_by(side: int, cost: Cost) -> str:
+    """What holds a part back: reading its side's memory, or starting."""
+    if not cost.seconds:
+        return ""
+    what = "memory" if cost.reading >= cost.seconds / 2 else "latency"
+    return f"{'GPU' if side == GPU else 'CPU'} {what}"
+
+
+def _placement(
+    layer: LayerSizes, choice: Choice, own: int, routing: tuple[float, ...] | None, weights_place: Place
+) -> LayerPlacement:
+    places: tuple[Place, Place] = (weights_place, "gpu")
+    attention, cache = places[choice.attention], PLACES[choice.cache]
+    if not layer.experts:
+        neurons = layer.divisible().neurons
+        return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=weights_place)
+    numbers = range(layer.experts.count)
+    hottest = sorted(numbers, key=lambda number: -routing[number]) if routing else list(numbers)
+    return LayerPlacement(
+        attention, cache, gpu_experts=tuple(sorted(hottest[:own])), experts=len(numbers), rest=weights_place
+    )
+
+
+def hand_over_seconds(costs: Sequence[LayerCosts], chosen: Placement, each: float) -> float:
+    """What a token spends on changing sides: half of `each` for every way, all of it where halves meet."""
+    halves, side = 0, chosen.ends.start
+    for layer, choice in zip(costs, chosen.choices, strict=True):
+        halves += choice.attention != side
+        halves += 2 * (choice.cache != choice.attention)
+        side = choice.attention
+        wholly_on = CPU if choice.units == 0 else GPU if choice.units == layer.units else None
+        if wholly_on == side:
+            continue
+        if wholly_on is None or layer.is_mixture:
+            halves += 2
+        else:
+            halves, side = halves + 1, wholly_on
+    return (halves + (side != chosen.ends.head)) * each / 2

@@ -1,0 +1,157 @@
+"""A plan for a person: a table in which like layers share a line, then what to expect of it and why."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from edgeinfer_offload.planner.plan_types import DRAFT, PlanFacts, PlannedItem
+
+MOST_RANGES = 4
+"""Ranges of layers that a line names; more are only counted."""
+HEAD = ("item", "device", "MiB", "ms/token", "bound by")
+
+
+@dataclass(frozen=True)
+class _Line:
+    item: str
+    device: str
+    nbytes: int
+    ms_per_token: float | None
+    bound: str
+    overlapped: bool
+
+    def cells(self) -> tuple[str, ...]:
+        size = f"{self.nbytes / 2**20:.1f}" if self.nbytes else "-"
+        apart = "when it drafts" if self.item == DRAFT else "meanwhile"
+        bound = ", ".join(filter(None, [self.bound, apart])) if self.overlapped else self.bound
+        unknown = self.ms_per_token is None or (self.overlapped and not self.bound)
+        milliseconds = "-" if unknown else f"{self.ms_per_token:.3f}"
+        return self.item, self.device, size, milliseconds, bound
+
+
+def plan_text(plan: PlanFacts, details: bool = False) -> str:
+    """All of a plan; `details`: every layer in lines of its own."""
+    lines = [_Line(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
+    if not details:
+        lines = _grouped(plan.items)
+    if plan.machine.origin == "unmeasured":
+        lines = [replace(line, ms_per_token=None, bound="", overlapped=False) for line in lines]
+    total = _Line("total", "", sum(i.bytes for i in plan.items), _milliseconds(plan), "", False)
+    rows = [HEAD, *(line.cells() for line in (*lines, total))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    table = [_aligned(row, widths) for row in rows]
+    return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_remarks(plan)])
+
+
+def _milliseconds(plan: PlanFacts) -> float | None:
+    """What a token takes; None: nothing was measured."""
+    return None if plan.machine.origin == "unmeasured" else plan.ms_per_token
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [
+        cell.rjust(width) if column in (2, 3) else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
+    """One line for the same part of several layers in the same place."""
+    groups: dict[tuple[str, str, str, bool], list[PlannedItem]] = {}
+    for item in items:
+        what = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
+        groups.setdefault((what, item.device, item.bound, item.overlapped), []).append(item)
+    lines = []
+    for (what, device, bound, overlapped), members in groups.items():
+        numbers = [member.layer for member in members if member.layer is not None]
+        name = f"{_layers(numbers)} {what}" if numbers else what
+        nbytes, ms = sum(m.bytes for m in members), sum(m.ms_per_token for m in members)
+        lines.append(_Line(name, device, nbytes, ms, bound, overlapped))
+    return lines
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    """As "layer 3", "layers 0-11, 14" or "17 layers:"."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    if len(ranges) > MOST_RANGES:
+        return f"{len(numbers)} layers:"
+    return "layers " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def _memory(plan: PlanFacts) -> list[str]:
+    lines = []
+    if plan.bytes_on("gpu"):
+        lines.append(
+            f"gpu: {mebibytes(plan.bytes_on('gpu'))} of {mebibytes(plan.vram_bytes)} that may be used"
+        )
+    here = plan.bytes_on("cpu")
+    lines.append(f"cpu: {mebibytes(here)} of {mebibytes(plan.ram_bytes)} that may be used")
+    if plan.file_bytes:
+        lines.append(f"disk: {mebibytes(plan.file_bytes)} stay in the file's memory map")
+        if plan.rereads_file:
+            room = mebibytes(plan.file_cache_bytes)
+            lines[-1] += (
+                f", {room} of memory are left for it: the rest is read again from the disk for every token"
+            )
+    if plan.repacking:
+        lines.append(_repacked(plan))
+    return lines
+
+
+def _repacked(plan: PlanFacts) -> str:
+    done = plan.repacking
+    assert done is not None
+    if not done.bytes:
+        return "nothing was repacked: the weights are read from the file's memory map"
+    pages = "were released" if done.released else "stay mapped"
+    return (
+        f"repacked {mebibytes(done.bytes)} in {done.seconds:.2f} s "
+        f"({done.bytes / max(done.seconds, 1e-9) / 1e9:.1f} GB/s); the file's pages {pages}"
+    )
+
+
+def _speed(plan: PlanFacts) -> list[str]:
+    found = plan.prediction
+    if _milliseconds(plan) is None:
+        return []
+    depth = plan.wishes.planned_depth
+    lines = [
+        f"decode: {_rate(found.seconds)} tokens/s behind {depth} tokens "
+        f"({_rate(found.seconds_empty)} behind none, {_rate(found.seconds_full)} with the context of "
+        f"{plan.wishes.context} full), without drafting",
+        f"prompt: {found.prefill_tokens_per_second:.0f} tokens/s for {found.prompt} tokens",
+    ]
+    if found.send_from:
+        lines[-1] += f"; from {found.send_from} tokens on weights in main memory are sent to the GPU"
+    if plan.next_gibibyte:
+        lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.next_gibibyte)} tokens/s")
+    return lines
+
+
+def _remarks(plan: PlanFacts) -> list[str]:
+    lines = [plan.why_not] if plan.why_not else []
+    lines += [f"so that it fits, {step}" for step in plan.steps]
+    if plan.machine.origin == "described":
+        lines.append("the machine was described, not measured: expect these speeds to be off by a quarter")
+    return lines
+
+
+def _rate(seconds: float) -> str:
+    return _shown(1 / seconds)
+
+
+def _shown(rate: float) -> str:
+    """Three digits."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def mebibytes(nbytes: float) -> str:
+    """As "7.3 MiB" or "19456 MiB"."""
+    return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"

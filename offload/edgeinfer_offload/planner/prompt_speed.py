@@ -1,0 +1,255 @@
+"""How fast a prompt is read: each part where it lies, or all on the GPU with the CPU's weights sent there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, MatrixSize
+from edgeinfer_offload.planner.layer_costs import LayerCosts
+from edgeinfer_offload.planner.placement_problem import ModelPlacing
+from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placement
+from edgeinfer_offload.planner.roofline import Roof, Work
+
+MOST_TOKENS = 1 << 16
+"""Where the search for the crossover ends."""
+SCORES_SHARE = 0.25
+"""Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
+LAYER_SECONDS = 0.7e-3
+"""What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
+SENT_SECONDS = 1.35e-3
+"""The same where weights are sent: in several pieces."""
+MIXTURE_SECONDS = 1.6e-3
+"""The same of a mixture, whose choice of experts the host has to see before it goes on."""
+BATCH_SECONDS = 0.43e-3
+"""What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
+BESIDE = 0.25
+"""Of the second longest of copies, computing and launches where a dense model's weights are sent: what all
+at once doesn't save.
+"""
+COPIES_BESIDE = 0.35
+"""Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
+CPU_EXPERTS_SHARE = 0.4
+"""Of the speed of products on the CPU: what experts reach, each of which has few of a chunk's tokens."""
+CHOICE_SECONDS = 0.5e-3
+"""From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
+EMBEDDED_SECONDS = 0.15e-9
+"""What an element of a token's embedding takes the host's threads. All of these are those of a server with
+an H200.
+"""
+UnpackedRate = Callable[[str], float]
+"""Bytes per second at which weights of a format become float16 on the GPU."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Weights that lie together: bytes, operations for a token, and how likely a token is to touch each of as
+    many equal pieces. `unpacking`: seconds in which the GPU makes float16 of all if they are sent.
+    """
+
+    nbytes: float
+    operations: float
+    chances: tuple[float, ...] = (1.0,)
+    unpacking: float = 0.0
+    slowness: float = 1.0
+    """How many times as many operations the same takes on the CPU."""
+    at_once: int = 0
+    """Of a mixture's experts, how many are computed together on the GPU; 0: no mixture."""
+    pieces: int = 1
+
+    def batches(self, tokens: int) -> int:
+        """How many times the GPU computes some of the experts that so many tokens need."""
+        return ceil(self.share(tokens) * self.pieces / self.at_once) if self.at_once else 0
+
+    def share(self, tokens: int) -> float:
+        """Of the bytes, what any of so many tokens needs."""
+        return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
+
+    def work(self, tokens: int, slowness: float = 1.0) -> Work:
+        """Reading each weight that any of the tokens needs once."""
+        return Work(slowness * self.operations * tokens, max(self.nbytes * self.share(tokens), 1.0))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer: its parts on either side; what a cached position takes on the CPU, 0 if it isn't there."""
+
+    sizes: LayerSizes
+    attends_on_gpu: bool
+    here: Sequence[_Part]
+    there: Sequence[_Part]
+    position_bytes: float
+
+    def scores(self, tokens: int, start: int) -> Work:
+        """Of attention, on the tokens of a chunk behind `start` others."""
+        seen = min(start + tokens / 2, self.sizes.window or start + tokens)
+        operations = 4 * tokens * seen * self.sizes.heads * self.sizes.head_dim
+        return Work(operations / SCORES_SHARE, 1.0)
+
+
+class PromptSpeed:
+    """Seconds of a prompt under a placement. `send_from`: from how many tokens on weights of the CPU are sent
+    to the GPU; None: nothing is there, or never.
+    """
+
+    def __init__(self, placing: ModelPlacing, chosen: Placement) -> None:
+        machine = placing.machine
+        processor, graphics, link = machine.processor, placing.pricing.graphics, machine.link
+        self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
+        self._gpu: Roof | None = None
+        if graphics and chosen.uses_gpu:
+            self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
+        self._link = link.to_gpu if link else 0.0
+        unpacked = graphics.unpacked_rate if graphics else None
+        self._layers = [
+            _layer(placing, index, costs, choice, unpacked)
+            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.choices, strict=True))
+        ]
+        head = _Part(placing.sizes.head.nbytes, 2 * placing.sizes.head.weights)
+        roof = self._gpu if chosen.ends.head == GPU else self._cpu
+        self._head = head.work(1).seconds(roof or self._cpu)
+        embeds = chosen.ends.embedding == CPU
+        self._embedded = EMBEDDED_SECONDS * placing.sizes.width if embeds else 0.0
+        able = all(layer.attends_on_gpu or not layer.sizes.experts for layer in self._layers)
+        self.send_from = self._crossover() if placing.sends and able else None
+
+    def seconds(self, prompt: int, chunk: int, batch: int) -> float:
+        """From the first token of a prompt to the logits behind the last, read in chunks."""
+        step = chunk if any(layer.attends_on_gpu for layer in self._layers) else batch
+        total, start = self._head, 0
+        while start < prompt:
+            tokens = min(step, prompt - start)
+            sends = self.send_from is not None and tokens >= self.send_from
+            total += self._sent(tokens, start) if sends else self._in_turns(tokens, start)
+            start += tokens
+        return total
+
+    def _in_turns(self, tokens: int, start: int) -> float:
+        """Seconds of a chunk, everything being computed where it lies."""
+        total = self._embedded * tokens
+        for layer in self._layers:
+            total += sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
+            scores = layer.scores(tokens, start)
+            if not layer.attends_on_gpu or self._gpu is None:
+                total += scores.seconds(self._cpu)
+                continue
+            gpu = self._gpu
+            computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
+            total += max(
+                computing, _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_SECONDS
+            )
+        return total
+
+    def _sent(self, tokens: int, start: int) -> float:
+        """Seconds of a chunk, everything being computed on the GPU: copies go on meanwhile, but for those of
+        experts, which begin when the layer's are chosen.
+        """
+        assert self._gpu is not None
+        copying = computing = launching = chosen = 0.0
+        for layer in self._layers:
+            copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
+            unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
+            parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
+            scores = layer.scores(tokens, start).seconds(self._gpu)
+            if layer.sizes.experts:
+                launched = _mixture_launches(tokens, (*layer.here, *layer.there))
+                busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
+                chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
+                continue
+            copying += copied + layer.position_bytes * (start + tokens) / self._link
+            computing += unpacked + parts + scores
+            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
+        return _at_once(copying, computing, launching) + chosen + self._embedded * tokens
+
+    def _crossover(self) -> int | None:
+        """The least tokens for which sending beats computing on the CPU."""
+        if self._gpu is None or not any(layer.here for layer in self._layers):
+            return None
+
+        def pays(tokens: int) -> bool:
+            return self._sent(tokens, 0) < self._in_turns(tokens, 0)
+
+        if not pays(MOST_TOKENS):
+            return None
+        low, high = 1, MOST_TOKENS
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if pays(middle) else (middle + 1, high)
+        return low
+
+
+def _at_once(*seconds: float) -> float:
+    """Of things that a chunk does at the same time while weights are sent."""
+    *_, second, longest = sorted(seconds)
+    return longest + BESIDE * second
+
+
+def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
+    """What launching a mixture's layer takes the host."""
+    return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
+
+
+def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:
+    """Seconds a byte of these matrices takes to become float16 on the GPU."""
+    nbytes = sum(matrix.nbytes for matrix in matrices)
+    return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
+
+
+def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How likely a token is to use each expert of the CPU and of the GPU, where the hottest `units` are; of a
+    dense feed-forward, all of it.
+    """
+    experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
+    if experts is None:
+        return (1.0,), (1.0,)
+    if routing is None:
+        alike = (experts.used / experts.count,)
+        return alike, alike
+    hottest = sorted(routing[index], reverse=True)
+    return tuple(hottest[units:]), tuple(hottest[:units])
+
+
+def _host_bytes(placing: ModelPlacing, costs: LayerCosts, units: int) -> float:
+    """Of a feed-forward, what the CPU computes: not what it has besides for experts that change places."""
+    nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
+    changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
+    return nbytes * (1 - there / costs.unit_neurons[-1]) if changing else nbytes
+
+
+def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) -> float:
+    """That of some matrices together, `slowness` telling that of a format."""
+    return sum(m.weights * slowness(m.format) for m in matrices) / sum(m.weights for m in matrices)
+
+
+def _layer(
+    placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+) -> _Layer:
+    """Layer `index`'s parts on the CPU and on the GPU."""
+    layer = placing.sizes.layers[index]
+    sides: tuple[list[_Part], list[_Part]] = ([], [])
+    always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])
+    own = costs.attention[choice.attention]
+    shared = costs.always[choice.attention] if costs.always else None
+    nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
+    operations, slow = 2.0 * sum(matrix.weights for matrix in always), placing.machine.processor.slowness
+    unpacking = nbytes * _unpacking(always, unpacked)
+    alike = _slowness(always, slow)
+    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
+    block = layer.divisible()
+    matrices, total = block.matrices(), layer.experts.count if layer.experts else block.neurons
+    share = costs.unit_neurons[choice.units] / total
+    weights = sum(matrix.weights for matrix in matrices) * (layer.experts.used if layer.experts else 1)
+    byte_unpacking, slowness, at_once = _unpacking(matrices, unpacked), _slowness(matrices, slow), 0
+    if layer.experts:
+        slowness /= CPU_EXPERTS_SHARE
+        at_once = max(SCRATCH_WEIGHTS // max(matrix.weights for matrix in matrices), 1)
+    chances = _chances(placing, index, choice.units)
+    halves = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
+    for side, (half, part), touched in zip(sides, halves, chances, strict=True):
+        if half:
+            pieces, operations = round(part * total), 2 * weights * part
+            unpacking = float(half) * byte_unpacking
+            side.append(_Part(float(half), operations, touched, unpacking, slowness, at_once, pieces))
+    cached = placing.pricing.cache_bytes_on_cpu(layer, placing.wishes.context) / placing.wishes.context
+    attends = choice.attention == GPU
+    return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)

@@ -1,0 +1,1 @@
+"""Running a split model: its backend, the expert cache policy, activity profiles."""

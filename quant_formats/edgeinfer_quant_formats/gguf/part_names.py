@@ -1,0 +1,103 @@
+"""Models split over several files: NAME-00001-of-00003.gguf and its sisters."""
+
+import re
+from pathlib import Path
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.gguf.file_part import FilePart
+
+PART_NAME = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+COUNT_KEY = "split.count"
+NUMBER_KEY = "split.no"
+TENSORS_KEY = "split.tensors.count"
+SPLIT_KEYS = (COUNT_KEY, NUMBER_KEY, TENSORS_KEY)
+
+
+def part_path(path: Path, number: int, count: int) -> Path:
+    """The path of part `number` (from 1) of a set of `count`, next to `path`, whose name is a part's.
+
+    Raises:
+        FormatError: `path` does not bear the name of a part.
+    """
+    match = PART_NAME.fullmatch(path.name)
+    if match is None:
+        raise FormatError(
+            f"{printable(path)}: {COUNT_KEY} {count}, wanted a file name that ends in "
+            f"-{number:05d}-of-{count:05d}.gguf to find the other parts by"
+        )
+    return path.with_name(f"{match['name']}-{number:05d}-of-{count:05d}.gguf")
+
+
+def open_parts(path: Path) -> list[FilePart]:
+    """Open the file and, where it is one of several parts, its sisters; in the order of the set.
+
+    Raises:
+        FormatError: a part that is damaged, missing or of another set, a tensor in two parts.
+        OSError: the file can't be opened.
+    """
+    opened = FilePart(path)
+    parts = [opened]
+    try:
+        count = _split_value(opened, COUNT_KEY, default=1, least=1, most=99999)
+        if count > 1:
+            parts = _open_set(opened, count, parts)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return parts
+
+
+def _open_set(opened: FilePart, count: int, to_close: list[FilePart]) -> list[FilePart]:
+    number = _split_value(opened, NUMBER_KEY, default=None, least=0, most=count - 1)
+    wanted = part_path(opened.path, number + 1, count).name
+    if opened.path.name != wanted:
+        raise FormatError(
+            f"{printable(opened.path)}: holds part {number + 1} of {count}, wanted the file name {wanted}"
+        )
+    parts = []
+    for index in range(count):
+        path = part_path(opened.path, index + 1, count)
+        if not path.exists():
+            raise FormatError(f"{printable(path)}: missing, wanted all {count} parts of the set")
+        part = FilePart(path, part=index)
+        to_close.append(part)
+        parts.append(part)
+        _check_member(part, index, count)
+    opened.close()
+    _check_tensors(parts)
+    return parts
+
+
+def _check_member(part: FilePart, index: int, count: int) -> None:
+    for key, wanted in ((COUNT_KEY, count), (NUMBER_KEY, index)):
+        seen = _split_value(part, key, default=None, least=0, most=99999)
+        if seen != wanted:
+            raise FormatError(f"{printable(part.path)}: {key} {seen}, wanted {wanted}")
+
+
+def _check_tensors(parts: list[FilePart]) -> None:
+    places: dict[str, Path] = {}
+    for part in parts:
+        for name in part.tensors:
+            if name in places:
+                raise FormatError(
+                    f"{printable(part.path)}: tensor {printable(name)} stands in {places[name].name} too, "
+                    "wanted in one part only"
+                )
+            places[name] = part.path
+    wanted = _split_value(parts[0], TENSORS_KEY, default=len(places), least=0, most=1 << 31)
+    if wanted != len(places):
+        raise FormatError(
+            f"{printable(parts[0].path)}: the {len(parts)} parts hold {len(places)} tensors, "
+            f"wanted {wanted} ({TENSORS_KEY})"
+        )
+
+
+def _split_value(part: FilePart, key: str, default: int | None, least: int, most: int) -> int:
+    value = part.metadata.get(key, default)
+    if type(value) is not int or not least <= value <= most:
+        seen = "missing" if value is None else repr(value)
+        raise FormatError(f"{printable(part.path)}: {key} {printable(seen)}, wanted {least} to {most}")
+    return value

@@ -1,0 +1,105 @@
+"""GGUF files, whole sets of parts as one: metadata, tensor table and the mapped bytes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.codecs import decode
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.gguf.file_part import FilePart
+from edgeinfer_quant_formats.gguf.part_names import SPLIT_KEYS, open_parts
+from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
+
+
+class GGUFFile:
+    """An open GGUF model: one file, or all parts of a set.
+
+    `metadata` is that of the first part, less what numbers the parts; `tensors` holds those of all
+    parts in file order.
+    Source: the GGUF specification, versions 2 and 3, little-endian.
+    """
+
+    def __init__(self, parts: list[FilePart]) -> None:
+        self._parts = parts
+        first = parts[0]
+        self.path = first.path
+        self.parts = tuple(part.path for part in parts)
+        self.version = first.version
+        self.alignment = first.alignment
+        self.metadata: Mapping[str, Any] = first.metadata.without(SPLIT_KEYS if len(parts) > 1 else ())
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: info for part in parts for name, info in part.tensors.items()}
+        )
+        self.nbytes = sum(info.nbytes for info in self.tensors.values())
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Map a GGUF file; any part of a set opens the whole set.
+
+        Raises:
+            FormatError: a damaged file, or a part that is missing or does not belong.
+            OSError: the file can't be opened.
+        """
+        return cls(open_parts(Path(path)))
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, (rows..., bytes of a row), as a read-only view of the memory map.
+
+        Raises:
+            FormatError: no tensor of that name, or the file is closed.
+        """
+        info = self._info(name)
+        row_bytes = info.format.row_bytes(info.shape[-1])
+        return self._parts[info.part].bytes_of(info).reshape(*info.shape[:-1], row_bytes)
+
+    def decode(self, name: str) -> NDArray[np.float32]:
+        """The weights of a tensor in float32, of its shape.
+
+        Raises:
+            FormatError: no tensor of that name, or the file is closed.
+        """
+        info = self._info(name)
+        return decode(self._parts[info.part].bytes_of(info), info.format).reshape(info.shape)
+
+    def release(self, name: str) -> bool:
+        """Drop the tensor's whole pages from this process's memory; reading it again is allowed.
+
+        False where the system can't.
+        """
+        info = self._info(name)
+        return self._parts[info.part].release(info)
+
+    def read_in_order(self, name: str) -> bool:
+        """Tell the system that the tensor will be read from one end to the other. False where it can't be."""
+        info = self._info(name)
+        return self._parts[info.part].read_in_order(info)
+
+    def check_size(self) -> None:
+        """Raise `FormatError` if a part has been cut since it was opened; nothing of a closed file."""
+        for part in self._parts:
+            part.check_size()
+
+    def close(self) -> None:
+        """Close the maps. Arrays from `raw` stay valid; metadata not yet looked up is gone."""
+        for part in self._parts:
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _info(self, name: str) -> TensorInfo:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise FormatError(
+                f"{printable(self.path)}: no tensor {printable(name)} among its {len(self.tensors)}"
+            ) from None

@@ -1,0 +1,88 @@
+"""The tensor table of a GGUF file: names, shapes, formats, and bounds that hold."""
+
+import operator
+from dataclasses import dataclass, replace
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.formats import BlockFormat, block_format
+from edgeinfer_quant_formats.gguf.cursor import Cursor
+
+MOST_TENSORS = 65536
+MOST_DIMENSIONS = 4
+SMALLEST_RECORD_BYTES = 8 + 4 + 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: where its bytes lie and what they mean.
+
+    `shape` is in numpy order (rows, columns), the reverse of the file's. `offset` counts from the
+    start of the file that holds it, which is `parts[part]` of its `GGUFFile`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: BlockFormat
+    offset: int
+    nbytes: int
+    part: int
+
+
+def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> dict[str, TensorInfo]:
+    """Read `count` tensor records at the cursor and check where each lies.
+
+    Raises:
+        FormatError: a type that is unknown or unsupported, a shape without weights or with rows
+            that don't fill whole blocks, a name twice, an offset that is misaligned, bytes outside
+            the file or within another tensor.
+    """
+    room = min(MOST_TENSORS, (cursor.end - cursor.position) // SMALLEST_RECORD_BYTES)
+    if count > room:
+        raise cursor.error(f"{count} tensors, wanted at most {room}")
+    tensors: dict[str, TensorInfo] = {}
+    for index in range(count):
+        cursor.place = f"tensor {index} of {count}"
+        name = cursor.name("name")
+        cursor.place = f"tensor {printable(name)}"
+        if name in tensors:
+            raise cursor.error("the name stands twice, wanted once")
+        tensors[name] = _read_record(cursor, name, alignment, part)
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors = {name: replace(info, offset=data_start + info.offset) for name, info in tensors.items()}
+    _check_bounds(cursor, tensors)
+    return tensors
+
+
+def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> TensorInfo:
+    dimensions = cursor.uint32("number of dimensions")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise cursor.error(f"{dimensions} dimensions, wanted 1 to {MOST_DIMENSIONS}")
+    shape = tuple(cursor.uint64("dimension") for _ in range(dimensions))[::-1]
+    type_number = cursor.uint32("type")
+    offset = cursor.uint64("offset")
+    try:
+        kind = block_format(type_number)
+        nbytes = kind.nbytes(shape)
+    except FormatError as error:
+        raise type(error)(str(cursor.error(str(error)))) from None
+    if offset % alignment:
+        raise cursor.error(f"offset {offset}, wanted a multiple of the alignment {alignment}")
+    return TensorInfo(name, shape, kind, offset, nbytes, part)
+
+
+def _check_bounds(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
+    before: TensorInfo | None = None
+    for info in sorted(tensors.values(), key=operator.attrgetter("offset")):
+        cursor.place = f"tensor {printable(info.name)}"
+        end = info.offset + info.nbytes
+        if end > cursor.end:
+            raise cursor.error(
+                f"{info.format.name} of shape {info.shape} takes {info.nbytes} bytes from offset "
+                f"{info.offset} to {end}, wanted an end at most {cursor.end}, the size of the file"
+            )
+        if before is not None and info.offset < before.offset + before.nbytes:
+            raise cursor.error(
+                f"starts at offset {info.offset}, within {printable(before.name)}; "
+                f"wanted at least {before.offset + before.nbytes}"
+            )
+        before = info

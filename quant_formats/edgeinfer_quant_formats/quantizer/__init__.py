@@ -1,0 +1,1 @@
+"""Quantizing a model: type mixes, importance, the order of neurons."""

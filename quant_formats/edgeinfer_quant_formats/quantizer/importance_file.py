@@ -1,0 +1,152 @@
+"""Importance matrices: how strongly each column of each tensor was used on a calibration text.
+
+Two formats are in use: a GGUF file with sums of squared activations and their counts, and the older
+.dat. Both are written by llama.cpp's imatrix tool.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.gguf.reader import GGUFFile
+from edgeinfer_quant_formats.gguf.value_types import MAGIC
+
+SUMS_SUFFIX, COUNTS_SUFFIX = ".in_sum2", ".counts"
+DATASETS_KEY, CHUNKS_KEY = "imatrix.datasets", "imatrix.chunk_count"
+LONGEST_NAME = 65535
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Mean squared activations by tensor name: (columns,), or (matrices·columns,) for experts."""
+
+    tensors: Mapping[str, Floats]
+    chunks: int = 0
+    dataset: str = ""
+
+
+def read_importance(path: str | Path) -> Importance:
+    """Read an importance matrix of either format.
+
+    Raises:
+        FormatError: a damaged file, or one that holds something else.
+        OSError: the file can't be opened.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        is_gguf = file.read(len(MAGIC)) == MAGIC
+    found = _read_gguf(path) if is_gguf else _read_legacy(path)
+    if not found.tensors:
+        raise FormatError(f"{printable(path)}: holds no tensor, wanted an importance matrix")
+    for name, values in found.tensors.items():
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise FormatError(
+                f"{printable(path)}: {printable(name)}: importance from {values.min()} to {values.max()}, "
+                "wanted finite numbers of at least 0"
+            )
+    return found
+
+
+def _read_gguf(path: Path) -> Importance:
+    with GGUFFile.open(path) as file:
+        names = [name.removesuffix(SUMS_SUFFIX) for name in file.tensors if name.endswith(SUMS_SUFFIX)]
+        if not names:
+            raise FormatError(
+                f"{printable(path)}: no tensor called ...{SUMS_SUFFIX} among its {len(file.tensors)}, "
+                "wanted an importance matrix"
+            )
+        tensors = {name: _mean_squares(file, name) for name in names}
+        datasets = file.metadata.get(DATASETS_KEY, [])
+        return Importance(
+            tensors,
+            chunks=_count(path, file.metadata.get(CHUNKS_KEY, 0)),
+            dataset=str(datasets[0]) if isinstance(datasets, list) and datasets else "",
+        )
+
+
+def _mean_squares(file: GGUFFile, name: str) -> Floats:
+    """Sums over counts, a count for each matrix; a matrix that never ran counts evenly."""
+    sums = file.decode(name + SUMS_SUFFIX)
+    counts = np.rint(file.decode(name + COUNTS_SUFFIX)).reshape(-1, 1)
+    if sums.size % len(counts):
+        raise FormatError(
+            f"{printable(file.path)}: {printable(name)}: {sums.size} sums and {len(counts)} counts, "
+            "wanted as many sums for each count"
+        )
+    sums = sums.reshape(len(counts), -1)
+    with np.errstate(all="ignore"):
+        means = np.where(counts > 0, sums / counts, np.float32(1))
+    return means.astype(np.float32).reshape(-1)
+
+
+def _count(path: Path, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise FormatError(f"{printable(path)}: {CHUNKS_KEY} {printable(value)}, wanted a whole number")
+    return value
+
+
+def _read_legacy(path: Path) -> Importance:
+    """The older format: int32 entries; each int32 length, name, int32 calls, int32 n, float32 sums[n].
+
+    Behind the entries may stand the int32 number of chunks and the data set's name.
+    """
+    reader = _LegacyReader(path)
+    tensors: dict[str, Floats] = {}
+    for _ in range(reader.number("count of entries", least=1)):
+        name = reader.text("name", least=1)
+        reader.place = printable(name)
+        calls = reader.number("count of calls")
+        sums = reader.floats(reader.number("count of values", least=1))
+        tensors[name] = sums / np.float32(max(calls, 1))
+    reader.place = "end"
+    if reader.is_at_end:
+        return Importance(tensors)
+    chunks = reader.number("count of chunks")
+    return Importance(tensors, chunks, "" if reader.is_at_end else reader.text("data set"))
+
+
+class _LegacyReader:
+    """Walks through an older file and never past its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = path.read_bytes()
+        self._position = 0
+        self._file = printable(path)
+        self.place = "start"
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._position == len(self._data)
+
+    def number(self, what: str, least: int = 0) -> int:
+        value: int = struct.unpack("<i", self._take(4, what))[0]
+        if value < least:
+            raise self._error(f"{what} {value}, wanted at least {least}")
+        return value
+
+    def text(self, what: str, least: int = 0) -> str:
+        length = self.number(f"length of the {what}", least)
+        if length > LONGEST_NAME:
+            raise self._error(f"{what} of {length} bytes, wanted at most {LONGEST_NAME}")
+        return self._take(length, what).decode("utf-8", "surrogateescape")
+
+    def floats(self, count: int) -> Floats:
+        return np.frombuffer(self._take(4 * count, "values"), "<f4").astype(np.float32)
+
+    def _take(self, size: int, what: str) -> bytes:
+        left = len(self._data) - self._position
+        if size > left:
+            raise self._error(f"{what} takes {size} bytes, wanted at most {left}, which are left")
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+    def _error(self, text: str) -> FormatError:
+        return FormatError(f"{self._file}: importance matrix: {self.place}: {text}")

@@ -1,0 +1,124 @@
+"""The vocabulary in which mixes are written: rules, where they hold, and the facts that they ask about."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.quantizer.tensor_roles import Role
+
+ARCHITECTURE_KEY = "general.architecture"
+
+# Llama 2 and 3 of 70B and those of their shape: 8 heads share a value, so that more bits there cost little.
+_LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+_GROUPED_ONLY = ("llama", "llama-embed")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What of a model bears on the choice of formats."""
+
+    architecture: str
+    layers: int
+    heads_per_key: int = 1
+    experts: int = 0
+    has_importance: bool = False
+    tied_output: bool = False
+    """The token embedding serves as output matrix too."""
+
+    @property
+    def is_70b(self) -> bool:
+        if self.architecture in _GROUPED_ONLY and self.heads_per_key == 1:
+            return False
+        return _LAYERS_OF_70B.get(self.architecture) == self.layers
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, Any], layers: int, has_importance: bool, tied_output: bool
+    ) -> "ModelFacts":
+        """The facts of a file; `layers` holds where the metadata doesn't count them.
+
+        Raises:
+            FormatError: a count that is no whole number.
+        """
+        architecture = str(metadata.get(ARCHITECTURE_KEY, ""))
+
+        def number(key: str, default: int) -> int:
+            value = metadata.get(f"{architecture}.{key}", default)
+            first = value if isinstance(value, int) or not hasattr(value, "__len__") else next(iter(value), 0)
+            try:
+                return int(first)
+            except (TypeError, ValueError):
+                shown = printable(f"{architecture}.{key}")
+                raise FormatError(f"{shown}: {printable(value)}, wanted a whole number") from None
+
+        heads = number("attention.head_count", 0)
+        keys = number("attention.head_count_kv", heads)
+        return cls(
+            architecture=architecture,
+            layers=number("block_count", layers),
+            heads_per_key=heads // keys if keys > 0 else 0,
+            experts=number("expert_count", 0),
+            has_importance=has_importance,
+            tied_output=tied_output,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the tensors of its role one is: number `index` of `count`."""
+
+    index: int
+    count: int
+
+
+Condition = Callable[[Place, ModelFacts], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors of `role` take `format` where all conditions hold."""
+
+    role: Role
+    format: str
+    conditions: tuple[Condition, ...] = ()
+
+    def holds(self, role: Role, place: Place, facts: ModelFacts) -> bool:
+        return role is self.role and all(condition(place, facts) for condition in self.conditions)
+
+
+def first(count: int) -> Condition:
+    """The first `count` tensors of the role."""
+    return lambda place, facts: place.index < count
+
+
+def first_share(parts: int) -> Condition:
+    """The first of so many equal parts of the layers."""
+    return lambda place, facts: place.index < place.count // parts
+
+
+def more_bits(place: Place, facts: ModelFacts) -> bool:
+    """The first and the last eighth of the layers, and every third between."""
+    eighth = place.count // 8
+    return place.index < eighth or place.index >= 7 * place.count // 8 or (place.index - eighth) % 3 == 2
+
+
+def four_heads_share_a_key(place: Place, facts: ModelFacts) -> bool:
+    return facts.heads_per_key >= 4
+
+
+def eight_experts(place: Place, facts: ModelFacts) -> bool:
+    return facts.experts == 8
+
+
+def has_importance(place: Place, facts: ModelFacts) -> bool:
+    return facts.has_importance
+
+
+def is_falcon(place: Place, facts: ModelFacts) -> bool:
+    return facts.architecture == "falcon"
+
+
+def unless(condition: Condition) -> Condition:
+    """The opposite."""
+    return lambda place, facts: not condition(place, facts)

@@ -1,0 +1,235 @@
+"""A whole model file into another mix of formats: planned first, then written piece by piece."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.formats import BlockFormat
+from edgeinfer_quant_formats.gguf.metadata import Metadata
+from edgeinfer_quant_formats.gguf.part_names import SPLIT_KEYS
+from edgeinfer_quant_formats.gguf.reader import GGUFFile
+from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
+from edgeinfer_quant_formats.gguf.writer import GGUFWriter
+from edgeinfer_quant_formats.quantizer.encoding_pool import EncodingPool, Piece
+from edgeinfer_quant_formats.quantizer.importance_file import Importance
+from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mixes import Mix
+from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, TOKEN_EMBEDDINGS, layer_of
+from edgeinfer_quant_formats.quantizer.type_choice import TypeWishes, choose_types
+
+FILE_TYPE_KEY = "general.file_type"
+VERSION_KEY, VERSION = "general.quantization_version", 2
+IMPORTANCE_KEYS = {
+    "file": "quantize.imatrix.file",
+    "dataset": "quantize.imatrix.dataset",
+    "entries": "quantize.imatrix.entries_count",
+    "chunks": "quantize.imatrix.chunks_count",
+}
+
+PIECE_WEIGHTS = 1 << 20
+FEWEST_WEIGHTS_FOR_WORKERS = 1 << 23
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """What becomes of one tensor; `wanted` is its format if its rows filled whole blocks of it."""
+
+    info: TensorInfo
+    target: BlockFormat
+    wanted: BlockFormat
+    importance: NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.target.nbytes(self.info.shape)
+
+    @property
+    def is_copied(self) -> bool:
+        return self.target == self.info.format
+
+    @property
+    def is_requantised(self) -> bool:
+        """Whether an error is added to one that the source has already."""
+        return not self.is_copied and self.info.format.block_elements > 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationPlan:
+    """What becomes of a file's tensors, in file order."""
+
+    mix: Mix
+    facts: ModelFacts
+    tensors: tuple[TensorPlan, ...]
+    without_importance: tuple[str, ...] = ()
+    """Tensors that an importance matrix was given for and doesn't name."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def weights(self) -> int:
+        return sum(int(np.prod(tensor.info.shape, dtype=np.int64)) for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / max(self.weights, 1)
+
+
+def plan_quantization(
+    file: GGUFFile, mix: Mix, wishes: TypeWishes | None = None, importance: Importance | None = None
+) -> QuantizationPlan:
+    """Choose the format of every tensor of an open file. Reads no weights.
+
+    Raises:
+        FormatError: a format asked for that rows can't fill, an importance of another size.
+    """
+    layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
+    facts = ModelFacts.from_metadata(
+        file.metadata, layers, has_importance=importance is not None, tied_output=OUTPUT not in file.tensors
+    )
+    choices = choose_types(file.tensors.values(), facts, mix, wishes)
+    plans, missing = [], []
+    for name, info in file.tensors.items():
+        choice, columns = choices[name], None
+        if importance is not None and choice.format != info.format:
+            columns = _importance_of(info, importance)
+            if columns is None and name not in (OUTPUT, *TOKEN_EMBEDDINGS):
+                missing.append(name)
+        plans.append(TensorPlan(info, choice.format, choice.wanted, columns))
+    return QuantizationPlan(mix, facts, tuple(plans), tuple(missing))
+
+
+def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:
+    """Every tensor in the format that it has."""
+    layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
+    facts = ModelFacts.from_metadata(
+        file.metadata, layers, has_importance=False, tied_output=OUTPUT not in file.tensors
+    )
+    stated = file.metadata.get(FILE_TYPE_KEY)
+    mix = Mix("as it is", stated if type(stated) is int else 0, "F32", 32.0)
+    plans = tuple(TensorPlan(info, info.format, info.format) for info in file.tensors.values())
+    return QuantizationPlan(mix, facts, plans)
+
+
+def _importance_of(info: TensorInfo, importance: Importance) -> NDArray[np.float32] | None:
+    found = importance.tensors.get(info.name)
+    matrices = int(np.prod(info.shape[:-2]))
+    if found is None or found.size == matrices * info.shape[-1]:
+        return None if found is None else found.reshape(matrices, -1)
+    if info.name in TOKEN_EMBEDDINGS:
+        # An embedding is looked up, not multiplied: what was counted under its name was the output's use.
+        return None
+    raise FormatError(
+        f"{printable(info.name)}: importance of {found.size} columns, wanted {matrices * info.shape[-1]}; "
+        "the importance matrix is of another model"
+    )
+
+
+def write_quantized(
+    file: GGUFFile,
+    plan: QuantizationPlan,
+    target: str | Path,
+    metadata: Mapping[str, Any] | None = None,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> None:
+    """Write the plan's file, atomically; holds a few pieces of a tensor in memory, never a whole one.
+
+    `metadata` is added to that of the source. `progress` hears of bytes read, of how many.
+
+    Raises:
+        FormatError: weights that a format can't hold.
+        OSError: the target can't be written, or a worker process has gone.
+    """
+    writer = GGUFWriter(target, _kept_metadata(file, metadata or {}))
+    writer.add_metadata(VERSION_KEY, VERSION)
+    writer.add_metadata(FILE_TYPE_KEY, plan.mix.file_type)
+    for key, value in (metadata or {}).items():
+        writer.add_metadata(key, value)
+    work = sum(tensor.info.nbytes // tensor.info.format.block_bytes * tensor.info.format.block_elements
+               for tensor in plan.tensors if not tensor.is_copied)  # fmt: skip
+    with EncodingPool(processes if work >= FEWEST_WEIGHTS_FOR_WORKERS else 1) as pool:
+        changed = [tensor for tensor in plan.tensors if not tensor.is_copied]
+        stream = _Stream(file, progress, pool.recoded(_all_pieces(file, changed)))
+        for tensor in plan.tensors:
+            source = partial(stream.copy if tensor.is_copied else stream.take, tensor)
+            writer.add_tensor(tensor.info.name, source, tensor.target, tensor.info.shape)
+        writer.write()
+
+
+def _kept_metadata(file: GGUFFile, replaced: Mapping[str, Any]) -> Mapping[str, Any]:
+    gone = {FILE_TYPE_KEY, VERSION_KEY, *SPLIT_KEYS, *replaced}
+    if isinstance(file.metadata, Metadata):
+        return file.metadata.without(gone)
+    return {key: value for key, value in file.metadata.items() if key not in gone}
+
+
+def _piece_rows(tensor: TensorPlan) -> list[tuple[int, int, int]]:
+    """(matrix, first row, last row + 1) of each piece; with one importance for all, matrices run together."""
+    columns = tensor.info.shape[-1]
+    rows = int(np.prod(tensor.info.shape[:-1]))
+    matrices = 1 if tensor.importance is None else len(tensor.importance)
+    rows_each, step = rows // matrices, max(1, PIECE_WEIGHTS // columns)
+    return [
+        (matrix, matrix * rows_each + start, matrix * rows_each + min(start + step, rows_each))
+        for matrix in range(matrices)
+        for start in range(0, rows_each, step)
+    ]
+
+
+def _all_pieces(file: GGUFFile, tensors: Iterable[TensorPlan]) -> Iterator[Callable[[], Piece]]:
+    for tensor in tensors:
+        for matrix, start, end in _piece_rows(tensor):
+            yield partial(_piece, file, tensor, matrix, slice(start, end))
+
+
+def _piece(file: GGUFFile, tensor: TensorPlan, matrix: int, rows: slice) -> Piece:
+    raw = file.raw(tensor.info.name)
+    importance = None if tensor.importance is None else tensor.importance[matrix]
+    return Piece(
+        name=tensor.info.name,
+        raw=raw.reshape(-1, raw.shape[-1])[rows].tobytes(),
+        source=tensor.info.format.name,
+        target=tensor.target.name,
+        importance=importance,
+    )
+
+
+class _Stream:
+    """Hands the writer each tensor's bytes in its turn."""
+
+    def __init__(self, file: GGUFFile, progress: Progress | None, recoded: Iterator[bytes]) -> None:
+        self._file = file
+        self._progress = progress
+        self._recoded = recoded
+        self._done = 0
+
+    def copy(self, tensor: TensorPlan) -> Iterator[NDArray[np.uint8]]:
+        """The bytes as they are."""
+        flat = self._file.raw(tensor.info.name).reshape(-1)
+        for start in range(0, flat.size, PIECE_WEIGHTS):
+            yield flat[start : start + PIECE_WEIGHTS]
+        self._advance(tensor.info, tensor.info.nbytes)
+        self._file.release(tensor.info.name)
+
+    def take(self, tensor: TensorPlan) -> Iterator[bytes]:
+        """The next pieces to come from the pool, which are this tensor's."""
+        row_bytes = tensor.info.format.row_bytes(tensor.info.shape[-1])
+        for _, start, end in _piece_rows(tensor):
+            yield next(self._recoded)
+            self._advance(tensor.info, (end - start) * row_bytes)
+        self._file.release(tensor.info.name)
+
+    def _advance(self, info: TensorInfo, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._file.nbytes)

@@ -1,0 +1,188 @@
+"""Which format each tensor of a model takes under a mix."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.formats import FORMATS, BlockFormat, block_format
+from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
+from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts, Place
+from edgeinfer_quant_formats.quantizer.mixes import Mix, rules_of
+from edgeinfer_quant_formats.quantizer.tensor_roles import (
+    PER_LAYER_EMBEDDING,
+    Role,
+    is_quantised,
+    layer_of,
+    role_of,
+)
+
+# What stands in where a row doesn't fill whole blocks of 256; where it doesn't fill 32 either, F16.
+_STAND_IN = {
+    "IQ4_XS": "IQ4_NL",
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "TQ1_0": "Q4_0",
+    "TQ2_0": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+_LAST_STAND_IN = "F16"
+_RAISED_IN_70B = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}
+_Q8_0_IN_ARCHITECTURE = {"glm5-next": ("attn_q_a", "attn_q_b", "nextn.eh_proj")}
+_EXPERT_ROLES_OF_ARCHITECTURE = {"bailingmoe3": (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Tensors whose name contains a match of the regular expression `pattern` take `format`."""
+
+    pattern: re.Pattern[str]
+    format: BlockFormat
+
+
+@dataclass(frozen=True, slots=True)
+class TypeWishes:
+    """What the user wants otherwise than the mix has it."""
+
+    pure: bool = False
+    """Every tensor takes the base format of the mix."""
+    output: BlockFormat | None = None
+    embedding: BlockFormat | None = None
+    overrides: tuple[Override, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChoice:
+    """The format that a tensor takes, and the one that it would take if its rows filled whole blocks."""
+
+    format: BlockFormat
+    wanted: BlockFormat
+
+
+def choose_types(
+    tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeWishes | None = None
+) -> dict[str, TypeChoice]:
+    """The format of each tensor by name; what is never quantised keeps its own.
+
+    Raises:
+        FormatError: a format asked for by name that the tensor's rows can't fill, a layer beyond the
+            model's last.
+    """
+    by_layer = sorted(tensors, key=lambda info: (layer_of(info.name), info.name))
+    chooser = _Chooser(facts, mix, wishes or TypeWishes())
+    for info in by_layer:
+        chooser.role_counts[role_of(info.name)] += 1
+    return {info.name: chooser.choose(info) for info in by_layer}
+
+
+@dataclass
+class _Chooser:
+    """Goes through the tensors layer by layer and counts those of each role."""
+
+    facts: ModelFacts
+    mix: Mix
+    wishes: TypeWishes
+    role_counts: Counter[Role] = field(default_factory=Counter)
+    seen: Counter[Role] = field(default_factory=Counter)
+
+    def choose(self, info: TensorInfo) -> TypeChoice:
+        if not is_quantised(info.name, info.shape, self.facts.architecture):
+            return TypeChoice(info.format, info.format)
+        role = role_of(info.name)
+        override = next(
+            (each.format for each in self.wishes.overrides if each.pattern.search(info.name)), None
+        )
+        named_itself = info.name == PER_LAYER_EMBEDDING and override is not None
+        if role is Role.TOKEN_EMBEDDING and self.wishes.embedding is not None and not named_itself:
+            return _as_asked(info, self.wishes.embedding)
+        if role is Role.OUTPUT and self.wishes.output is not None:
+            return _as_asked(info, self.wishes.output)
+        base = FORMATS[self.mix.base]
+        wanted = override or (base if self.wishes.pure else self._by_mix(info, role))
+        return TypeChoice(stand_in(wanted, info.shape[-1]), wanted)
+
+    def _by_mix(self, info: TensorInfo, role: Role) -> BlockFormat:
+        base, architecture = FORMATS[self.mix.base], self.facts.architecture
+        if base.block_elements == 1:
+            return base
+        if any(part in info.name for part in _Q8_0_IN_ARCHITECTURE.get(architecture, ())):
+            return FORMATS["Q8_0"]
+        if role is Role.OUTPUT or (role is Role.TOKEN_EMBEDDING and self.facts.tied_output):
+            return self.wishes.output or self._of_output(info.shape[-1])
+        if self.mix.experts_only:
+            roles = _EXPERT_ROLES_OF_ARCHITECTURE.get(architecture, tuple(Role))
+            is_expert = len(info.shape) > 2 and info.shape[-3] > 1 and role in roles
+            return base if is_expert else FORMATS["Q8_0"]
+        place = self._place(info.name, role)
+        rule = next((rule for rule in rules_of(self.mix) if rule.holds(role, place, self.facts)), None)
+        found = rule.format if rule else self.mix.base
+        if role is Role.ATTENTION_VALUE and self.facts.is_70b:
+            found = _RAISED_IN_70B.get(found, found)
+        return FORMATS[found]
+
+    def _of_output(self, columns: int) -> BlockFormat:
+        """The output matrix sees every token: 6 bits at least."""
+        base = FORMATS[self.mix.base]
+        eight_bits = (
+            self.mix.experts_only
+            or base.name == "Q8_0"
+            or self.facts.architecture == "falcon"
+            or columns % base.block_elements
+        )
+        return FORMATS["Q8_0" if eight_bits else "Q6_K"]
+
+    def _place(self, name: str, role: Role) -> Place:
+        index, count = self.seen[role], self.role_counts[role]
+        self.seen[role] += 1
+        if role is not Role.FFN_DOWN:
+            return Place(index, count)
+        if self.facts.experts > 1:
+            # Files may hold a tensor for each expert, so that counting tensors would not count layers.
+            index = layer_of(name)
+            if not 0 <= index < self.facts.layers:
+                raise FormatError(
+                    f"{printable(name)}: layer {index}, wanted 0 to {self.facts.layers - 1}, "
+                    f"the layers that the metadata count"
+                )
+        return Place(index, self.facts.layers)
+
+
+def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
+    """`wanted`, or what takes its place for rows of `columns` weights that don't fill its blocks."""
+    if columns % wanted.block_elements == 0:
+        return wanted
+    smaller = FORMATS[_STAND_IN.get(wanted.name, _LAST_STAND_IN)]
+    return smaller if columns % smaller.block_elements == 0 else FORMATS[_LAST_STAND_IN]
+
+
+def unmatched(
+    overrides: Iterable[Override], tensors: Mapping[str, TensorInfo], architecture: str
+) -> list[str]:
+    """The patterns that match no tensor that is quantised."""
+    names = [name for name, info in tensors.items() if is_quantised(name, info.shape, architecture)]
+    return [
+        each.pattern.pattern for each in overrides if not any(each.pattern.search(name) for name in names)
+    ]
+
+
+def _as_asked(info: TensorInfo, wanted: BlockFormat) -> TypeChoice:
+    try:
+        wanted.row_bytes(info.shape[-1])
+    except FormatError as error:
+        raise FormatError(f"{printable(info.name)}: {error}") from None
+    return TypeChoice(wanted, wanted)
+
+
+def weight_format(name: str) -> BlockFormat:
+    """The format of a name, if weights may be stored in it.
+
+    Raises:
+        FormatError: an unknown format, or one for integers.
+    """
+    kind = block_format(name)
+    if kind.name in ("I8", "I16", "I32", "I64", "F64"):
+        raise FormatError(f"format {kind.name} is not for weights")
+    return kind

@@ -1,0 +1,104 @@
+"""The program around the chat's screen: colours, signals, the way out."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import App
+from textual.driver import Driver
+
+from edgeinfer_tui.app.chat_screen import ChatScreen
+from edgeinfer_tui.app.keeping import Keeping
+from edgeinfer_tui.options.run_options import RunWishes
+
+if TYPE_CHECKING:
+    from edgeinfer.history.records import StoredChat
+
+LEAVE_SECONDS = 5.0
+"""How long the model may take to give its memory back."""
+THEMES = {True: ("ansi-dark", "ansi-light"), False: ("textual-dark", "textual-light")}
+"""Whether the terminal has its own 16 colours only -> dark and light."""
+FEW_COLOURS = (None, "standard", "windows")
+
+
+class ChatApp(App[None]):
+    """`failure`: why it ended, if it had to."""
+
+    CSS_PATH = "chat.tcss"
+    TITLE = "edgeinfer"
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(
+        self,
+        wishes: RunWishes,
+        keeping: Keeping | None = None,
+        stored: "StoredChat | None" = None,
+        dark: bool = True,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        """`remarks`: what a person should know before anything is said."""
+        # How colours are taken out is settled in there, before a theme is.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+        few = self.no_color or self.console.color_system in FEW_COLOURS
+        self._themes = THEMES[few]
+        self.theme = self._themes[0 if dark else 1]
+        self.chat = ChatScreen(wishes, keeping, stored, self._fail, remarks)
+        self.failure: Exception | None = None
+        self._left: Future[None] | None = None
+
+    def get_driver_class(self) -> type[Driver]:
+        usual = super().get_driver_class()
+        if sys.platform == "win32":
+            return usual
+        from textual.drivers.linux_driver import LinuxDriver
+
+        from edgeinfer_tui.app.lost_terminal import LosableTerminal
+
+        return LosableTerminal if usual is LinuxDriver else usual
+
+    def get_default_screen(self) -> ChatScreen:
+        return self.chat
+
+    def on_mount(self) -> None:
+        if not self.is_headless and sys.platform != "win32":
+            loop = asyncio.get_running_loop()
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                loop.add_signal_handler(getattr(signal, name), self.leave)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """What no other widget has taken goes into the message, whatever page is shown."""
+        event.stop()
+        self.chat.input.paste(event.text)
+
+    def switch_theme(self) -> None:
+        """From dark to light and back."""
+        dark, light = self._themes
+        self.theme = light if self.theme == dark else dark
+
+    async def action_quit(self) -> None:
+        """Ctrl-Q, wherever it is pressed."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Keep what was said, give the model's memory back, end."""
+        if self._left is None:
+            self._left = self.chat.leaving()
+            self.run_worker(self._leave(self._left))
+
+    async def _leave(self, left: "Future[None]") -> None:
+        await asyncio.wait({asyncio.wrap_future(left)}, timeout=LEAVE_SECONDS)
+        self.exit()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.leave()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the model's thread has nothing left to do, so that the program can end as usual."""
+        return self._left is not None and self._left.done()

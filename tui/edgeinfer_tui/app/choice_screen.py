@@ -1,0 +1,145 @@
+"""A list to choose from with a line above it that narrows it down: models, past chats."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+
+from edgeinfer_tui.app.keeping import Keeping
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.progress_line import shown_ago
+from edgeinfer_tui.output.terminal_output import HARMLESS
+
+if TYPE_CHECKING:
+    from edgeinfer.history.records import StoredChat
+
+MOST_CHATS = 100
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Value]):
+    """A line of the list, what stands under it, and what is chosen with it."""
+
+    line: str
+    detail: str
+    value: Value
+
+
+Find = Callable[[str], Sequence[Choice[Value]]]
+
+
+class ChoiceScreen(ModalScreen[Value | None]):
+    """Ends with what was chosen, or None. `find` runs beside the screen, for each text in the line."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "back"),
+        Binding("up", "move(-1)", "up", priority=True),
+        Binding("down", "move(1)", "down", priority=True),
+        Binding("pageup", "move(-8)", "up", priority=True),
+        Binding("pagedown", "move(8)", "down", priority=True),
+    ]
+
+    def __init__(self, title: str, find: Find[Value], text: str = "") -> None:
+        super().__init__()
+        self._heading, self._find, self._first = title, find, text
+        self._choices: Sequence[Choice[Value]] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._heading, classes="heading", markup=False)
+            yield Input(self._first, placeholder="type to search", compact=True)
+            yield OptionList(compact=True, markup=False)
+            yield Static("Enter takes it, Esc goes back", classes="hint", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+        self._look(self._first)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._look(event.value)
+
+    def on_input_submitted(self) -> None:
+        at = self.query_one(OptionList).highlighted
+        if at is not None:
+            self.dismiss(self._choices[at].value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._choices[event.option_index].value)
+
+    def action_move(self, step: int) -> None:
+        options = self.query_one(OptionList)
+        if options.option_count:
+            at = (options.highlighted or 0) + step
+            options.highlighted = max(0, min(options.option_count - 1, at))
+
+    def _look(self, text: str) -> None:
+        self.run_worker(self._show(text), exclusive=True)
+
+    async def _show(self, text: str) -> None:
+        choices = await asyncio.to_thread(self._find, text)
+        options = self.query_one(OptionList)
+        options.clear_options()
+        self._choices = choices
+        options.add_options([_drawn(choice) for choice in choices])
+        if choices:
+            options.highlighted = 0
+
+
+def _drawn(choice: Choice[Value]) -> Content:
+    return Content.assemble(
+        choice.line.translate(HARMLESS), Content.styled(f"\n  {choice.detail}".translate(HARMLESS), "dim")
+    )
+
+
+def models_here(loaded: str) -> Find[str]:
+    """The models on this disk; `loaded`: what the one in use is called."""
+
+    def find(text: str) -> list[Choice[str]]:
+        from edgeinfer.registry.registry import list_models
+
+        return [
+            Choice(
+                model.name + (" (in use)" if model.name == loaded else ""),
+                f"{shown_bytes(model.path.stat().st_size)}, {model.source}",
+                str(model.path) if model.source == "path" else model.name,
+            )
+            for model in list_models()
+            if text.casefold() in model.name.casefold()
+        ]
+
+    return find
+
+
+def past_chats(keeping: Keeping) -> "Find[tuple[StoredChat, int | None]]":
+    """Without a text the chats changed last; with one, where it was said."""
+
+    def find(text: str) -> "list[Choice[tuple[StoredChat, int | None]]]":
+        now = time.time()
+        if not text.strip():
+            return [
+                Choice(
+                    f"{chat.name}: {chat.title}" if chat.name else chat.title,
+                    f"{shown_ago(now - chat.changed)}, {chat.turns} messages, {chat.model}",
+                    (chat, None),
+                )
+                for chat in keeping.chats(MOST_CHATS)
+            ]
+        return [
+            Choice(
+                found.excerpt,
+                f"{shown_ago(now - found.turn.created)}, {found.turn.role}, in: {found.chat.title}",
+                (found.chat, found.turn.id),
+            )
+            for found in keeping.search(text.strip())
+        ]
+
+    return find

@@ -1,0 +1,108 @@
+"""Markdown of an answer, with blocks of code that can be copied."""
+
+import json
+import re
+from collections.abc import Iterable
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widgets import Label, Markdown
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+
+from edgeinfer_tui.output.terminal_output import HARMLESS
+
+ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
+"""Textual and the parser have to agree on where a line ends."""
+
+HALF_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
+"""A last line that may become the beginning of a list, a table, a block of code, or none of them."""
+
+BEGINS_AS_JSON = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*[{\[\"])")
+
+
+def _parser() -> MarkdownIt:
+    """What looks like HTML is text, and a line that a model ends is a line."""
+    parser = MarkdownIt("gfm-like", {"html": False})
+    parser.core.ruler.push("line_ends", _keep_line_ends)
+    return parser
+
+
+def _keep_line_ends(state: StateCore) -> None:
+    for token in state.tokens:
+        for part in token.children or ():
+            if part.type == "softbreak":
+                part.type = "hardbreak"
+
+
+def _with_json_as_code(text: str) -> str:
+    """An answer that begins as JSON with that as a block of code; Markdown would lose stars and lines."""
+    if not BEGINS_AS_JSON.match(text):
+        return text
+    start = len(text) - len(text.lstrip())
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:  # more of it is to come, or it was cut off
+        return f"````json\n{text[start:]}"
+    return f"````json\n{text[start:end]}\n````\n{text[end:]}"
+
+
+class CopyLabel(Label):
+    """The line above a block of code; a click copies the block."""
+
+    def on_click(self) -> None:
+        block = self.parent
+        assert isinstance(block, CodeBlock)
+        self.app.copy_to_clipboard(block.code)
+        self.app.notify("copied", timeout=2)
+
+
+class CodeBlock(MarkdownFence):
+    """A block of code under a line with its language."""
+
+    DEFAULT_CSS = """
+    CodeBlock { margin: 0 0 1 0; }
+    CodeBlock > Label { padding: 0 1; }
+    CodeBlock > CopyLabel { width: 1fr; color: $text-muted; text-align: right; }
+    CodeBlock > CopyLabel:hover { color: $text; text-style: underline; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield CopyLabel(Content(f"{self.lexer or 'text'} [copy]"))
+        yield from super().compose()
+
+
+class AnswerText(Markdown):
+    """Markdown that comes in pieces."""
+
+    DEFAULT_CSS = """
+    AnswerText { padding: 0; margin: 0; layout: vertical; height: auto; }
+    AnswerText > MarkdownParagraph { margin: 0 0 1 0; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(parser_factory=_parser, open_links=False)
+        self._shown = ""
+
+    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
+        """Textual's own blocks, but for those of code."""
+        own = super().get_block_class(block_name)
+        return CodeBlock if own is MarkdownFence else own
+
+    async def show(self, text: str, ended: bool = True) -> None:
+        """Have it hold `text`; what is only longer than before is appended. `ended` False: more will come."""
+        text = _with_json_as_code(text.translate(ONE_LINE_END))
+        if not ended and (half := HALF_MARK.search(text)) and half.start() >= len(self._shown):
+            text = text[: half.start()]
+        if not text.startswith(self._shown):
+            await self.update("")
+            self._shown = ""
+        # Behind an `update` with a text, Textual's `append` would drop the text's last block.
+        if text != self._shown:
+            await self.append(text[len(self._shown) :])
+            self._shown = text
+
+    def codes(self) -> Iterable[str]:
+        """What its blocks of code hold, in order."""
+        return [block.code for block in self.query(CodeBlock)]

@@ -1,0 +1,108 @@
+"""The system prompt and how the next token is chosen, to look at and to change."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Static, TextArea
+
+from edgeinfer.errors import SettingError
+from edgeinfer.generation.token_stream import check_count
+from edgeinfer.sampling import SamplerSettings
+
+FIELDS: dict[str, tuple[type[int] | type[float], str]] = {
+    "temperature": (float, "0.8; 0 takes the best"),
+    "top_k": (int, "40; 0: all"),
+    "top_p": (float, "0.95; 1: off"),
+    "min_p": (float, "0.05; 0: off"),
+    "repeat_penalty": (float, "1: off"),
+    "max_tokens": (int, "no limit"),
+    "seed": (int, "a fresh one"),
+}
+"""Setting -> what it is, and what holds where it isn't given."""
+
+
+@dataclass(frozen=True)
+class ChosenSettings:
+    """What the settings were left at."""
+
+    system: str | None
+    answering: dict[str, Any]
+
+
+def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were written; an empty field takes one back.
+
+    Raises:
+        SettingError: no number, or one out of its range.
+    """
+    settings = {name: value for name, value in before.items() if name not in FIELDS}
+    for name, text in texts.items():
+        kind, _ = FIELDS[name]
+        if text.strip():
+            try:
+                settings[name] = kind(text)
+            except ValueError:
+                wanted = "a whole number" if kind is int else "a number"
+                raise SettingError(f"{name}: saw {text!r}, wanted {wanted}") from None
+    check_count("max_tokens", settings.get("max_tokens"))
+    known = SamplerSettings.__dataclass_fields__
+    SamplerSettings.from_fields({name: value for name, value in settings.items() if name in known})
+    return settings
+
+
+class SettingsScreen(ModalScreen[ChosenSettings | None]):
+    """Ends with the settings, or None if they stay."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "back"),
+        Binding("ctrl+s", "save", "save", priority=True),
+    ]
+
+    def __init__(self, system: str | None, answering: dict[str, Any]) -> None:
+        super().__init__()
+        self._system, self._before = system, answering
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog"):
+            yield Static("Settings, from the next answer on", classes="heading", markup=False)
+            yield Label("What the model is told first")
+            system = TextArea(self._system or "", compact=True, tab_behavior="focus", id="system")
+            system.placeholder = "nothing"
+            yield system
+            for name, (_, usual) in FIELDS.items():
+                value = self._before.get(name)
+                with Horizontal(classes="field"):
+                    yield Label(name.replace("_", " "))
+                    yield Input("" if value is None else str(value), placeholder=usual, compact=True, id=name)
+            yield Static("", id="wrong", markup=False)
+            with Horizontal(classes="buttons"):
+                yield Button("Save (Ctrl-S)", variant="primary", compact=True, id="save")
+                yield Button("Back (Esc)", compact=True, id="back")
+
+    def on_mount(self) -> None:
+        self.query_one("#system").focus()
+
+    def on_input_submitted(self) -> None:
+        self.action_save()
+
+    async def on_button_pressed(self, event: Button.Pressed) -> None:
+        if event.button.id == "save":
+            self.action_save()
+        else:
+            self.dismiss(None)
+
+    def action_save(self) -> None:
+        """Leave with the settings, unless one of them is wrong, which is said."""
+        texts = {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
+        try:
+            answering = read_fields(texts, self._before)
+        except SettingError as error:
+            wrong = self.query_one("#wrong", Static)
+            wrong.update(str(error))
+            wrong.scroll_visible()
+            return
+        self.dismiss(ChosenSettings(self.query_one("#system", TextArea).text.strip() or None, answering))

@@ -1,0 +1,136 @@
+"""`edgeinfer bench`: how fast a model runs here, alone or side by side with llama.cpp."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.options import bench_options as wanted
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.number_lists import numbers
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.output.progress_line import BUILDING
+
+if TYPE_CHECKING:
+    from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
+
+LOADING = ("kv", "device", "instruction_set", "repack")
+"""Options that are keywords of `edgeinfer.load`."""
+WRITING = "writing a random file, once"
+
+
+@reporting
+def bench(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    prompt_tokens: wanted.PromptTokens = ["512"],  # noqa: B006
+    max_tokens: wanted.MaxTokens = ["128"],  # noqa: B006
+    depth: wanted.Depth = ["0"],  # noqa: B006
+    threads: wanted.Threads = None,
+    kv: options.Kv = None,
+    device: options.Device = None,
+    instruction_set: wanted.InstructionSet = None,
+    repack: options.Repack = None,
+    repetitions: wanted.Repetitions = 5,
+    warm_up: wanted.WarmUp = True,
+    seed: wanted.Seed = 1,
+    vs: wanted.Versus = None,
+    rounds: wanted.Rounds = 10,
+    shape: wanted.ShapeName = None,
+    type_: wanted.TypeName = None,
+    output: wanted.OutputFormat = wanted.Output.md,
+    as_json: wanted.AsJson = False,
+) -> None:
+    """Measure how fast a model reads a prompt (pp) and generates (tg), as llama-bench does.
+
+    t/s is mean ± standard deviation over the repetitions. GB/s is what
+    generating reads, beside what as many threads can read of this memory.
+    Too noisy: the middle half of a test's rounds differs by more than 10 %.
+    With --vs both take turns, a few tokens at a time, on the same file.
+
+    [bold]Examples[/]
+
+      edgeinfer bench tiny
+
+      edgeinfer bench model.gguf --prompt-tokens 512,32 -n 128 -d 0,4096 -t 1,2
+
+      edgeinfer bench --shape tinyllama-1.1b --type Q4_K_M --vs llama.cpp
+    """
+    interrupts.raise_exception()
+    with LabelledProgress() as progress:
+        settings = _settings(invocation.params, progress)
+        chosen = _model(model, shape, type_, progress)
+        printed = _measure(chosen, settings, vs, wanted.Output.json if as_json else output)
+    print(printed)
+
+
+def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSettings":
+    """How to measure, from the options of the command line.
+
+    Raises `BadParameter` for lists that aren't whole numbers, or nothing to measure.
+    """
+    from edgeinfer.benchmarking.speed_runs import BenchSettings
+    from edgeinfer.benchmarking.workloads import workloads
+    from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+
+    lengths = ("prompt_tokens", "max_tokens", "depth")
+    tests = workloads(*(numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
+    if not tests:
+        raise typer.BadParameter("--prompt-tokens and --max-tokens are both 0: nothing to measure")
+    threads = given["threads"]
+    loading = {name: given[name] for name in LOADING if given[name] is not None}
+    return BenchSettings(
+        tests,
+        numbers("--threads", threads, least=1) if threads else [usable_cpus()],
+        repetitions=given["repetitions"],
+        rounds=given["rounds"],
+        warm_up=given["warm_up"],
+        seed=given["seed"],
+        loading={name: getattr(value, "value", value) for name, value in loading.items()},
+        report=progress.update,
+        load_progress=(progress.step("loading the model", shown_bytes), progress.step(BUILDING)),
+    )
+
+
+def _measure(
+    chosen: "BenchedModel", settings: "BenchSettings", vs: wanted.Opponent | None, output: wanted.Output
+) -> str:
+    from edgeinfer.benchmarking import speed_runs, tables
+    from edgeinfer.benchmarking.machine import command_line, this_machine
+
+    machine = this_machine(command_line())
+    rows: Sequence[Any]
+    if vs is None:
+        rows = list(speed_runs.measure_speed(chosen, settings))
+        table, records = tables.speed_table(chosen, rows), [tables.speed_record(row) for row in rows]
+    else:
+        rows = list(speed_runs.measure_versus(chosen, settings))
+        table = tables.versus_table([(chosen, row) for row in rows])
+        records = [tables.versus_record(row) for row in rows]
+    for line in tables.noise_lines(rows):
+        say(line)
+    if output is wanted.Output.json:
+        return json.dumps(tables.report_record(chosen, machine, records), indent=2, allow_nan=False)
+    if output is wanted.Output.csv:
+        return tables.csv_table(chosen, records)
+    return "\n\n".join([table, "\n".join(machine.lines())])
+
+
+def _model(
+    model: str | None, shape: str | None, kind: str | None, progress: LabelledProgress
+) -> "BenchedModel":
+    """The file named, or a random one of the shape named."""
+    from edgeinfer.benchmarking.random_files import random_file
+    from edgeinfer.benchmarking.speed_runs import BenchedModel
+
+    if shape is None and kind is None:
+        return BenchedModel.find(model)
+    if shape is None or kind is None:
+        raise typer.BadParameter("--shape and --type go together, as --shape tinyllama-1.1b --type Q4_K_M")
+    if model is not None:
+        raise typer.BadParameter(f"saw the model {model!r} and --shape {shape}; drop one of them")
+    return BenchedModel.find(random_file(shape, kind, progress.step(WRITING, shown_bytes)))

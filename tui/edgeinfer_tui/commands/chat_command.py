@@ -1,0 +1,91 @@
+"""`edgeinfer chat`: the chat that fills the terminal."""
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.commands.run_command import check_model
+from edgeinfer_tui.confirmation import on_terminal
+from edgeinfer_tui.failures import FAILED, report, reporting, say
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.option_sets import taking
+from edgeinfer_tui.options.run_options import RunWishes, run_wishes
+from edgeinfer_tui.options.settings import filled
+from edgeinfer_tui.terminal_chat.chat_session import open_session
+
+if TYPE_CHECKING:
+    from edgeinfer_tui.app.app import ChatApp
+
+SWITCH_SECONDS = 0.0005
+"""How long the screen may hold up the model's thread, which wants the interpreter many times a token: with
+Python's own 5 ms the built-in model lost about a fifth of its speed while it was being drawn.
+"""
+
+
+@taking("chat")
+@reporting
+def chat(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    light: bool = False,
+    **given: Any,
+) -> None:
+    """Chat in a window that fills the terminal.
+
+    Answers are Markdown and come as they are computed; Esc stops one.
+    Messages can be changed, answers given again, and all of them are kept.
+    F1 lists the keys.
+
+    [bold]Examples[/]
+
+      edgeinfer chat
+
+      edgeinfer chat qwen3-8b --system "Be brief."
+
+      edgeinfer chat --continue           [dim]# go on with the last chat[/]
+
+      edgeinfer chat --session foxes      [dim]# or with the one of that name[/]
+    """
+    wishes = run_wishes(filled(invocation.params))
+    if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
+        raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
+    program = _program(wishes, named=model is not None, dark=not light)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    program.run()
+    if program.failure is not None:
+        report(program.failure)
+    if program.chat.lost is not None:
+        say(f"the last part of this chat isn't on the disk: {program.chat.lost}")
+    code = FAILED if program.failure is not None else program.return_code or 0
+    if not program.at_rest:
+        # The model's thread is deep in something that can't be interrupted; all that was said is written.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    program.chat.thread.finish()
+    raise typer.Exit(code)
+
+
+def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
+    """The program, once what can be wrong has been looked at."""
+    remarks: list[str] = []
+    session = open_session(wishes, prompted=False, tell=remarks.append)
+    stored = None if session is None else session.stored
+    if stored is not None and not named:
+        wishes = replace(wishes, model=stored.model)
+    check_model(wishes)
+    interrupts.raise_exception()
+
+    from edgeinfer_tui.app.app import ChatApp
+    from edgeinfer_tui.app.keeping import Keeping
+
+    keeping = None
+    if session is not None:
+        keeping = Keeping(session.store.path, None if stored else session.name)
+        session.store.close()
+        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
+    return ChatApp(wishes, keeping, stored, dark, remarks)

@@ -1,0 +1,100 @@
+"""`edgeinfer config`: what holds if the command line says nothing, and where it was set."""
+
+import json
+from dataclasses import fields
+from enum import StrEnum
+from inspect import signature
+from typing import Annotated, Any
+
+import typer
+
+from edgeinfer_tui.failures import FAILED, report, reporting, say
+from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
+
+
+@reporting
+def config(
+    path: Annotated[
+        bool, typer.Option("--path", help="Only the settings file's path.", show_default=False)
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Show every setting, its value, and where that comes from.
+
+    An option on the command line goes before the environment
+    (EDGEINFER_CONTEXT=8192), that before the settings file (context = 8192),
+    that before the default.
+
+    [bold]Examples[/]
+
+      edgeinfer config
+
+      "${EDITOR:-vi}" "$(edgeinfer config --path)"
+    """
+    from edgeinfer_tui.options.settings import config_file, setting_kinds, sound_settings, unknown_variables
+
+    file = config_file()
+    if path:
+        print(file)
+        return
+    (known, wrong), usual = sound_settings(), _defaults()
+    rows = []
+    for name in setting_kinds():
+        value = known[name].value if name in known else usual.get(name)
+        rows.append((name, value, known[name].origin if name in known else "default"))
+    if as_json:
+        settings = {name: {"value": _plain(value), "from": origin} for name, value, origin in rows}
+        print(json.dumps({"settings": settings, "folders": dict(_folders())}, indent=2))
+    else:
+        print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
+        print()
+        print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
+    unknown = unknown_variables()
+    for remark in unknown:
+        say(remark)
+    for error in wrong:
+        report(error)
+    if unknown or wrong:
+        raise typer.Exit(FAILED)
+
+
+def _defaults() -> dict[str, Any]:
+    """What the library does if it isn't told; None: it decides by the model and the machine."""
+    import edgeinfer
+    from edgeinfer.registry.registry import BUILTIN_NAME
+    from edgeinfer.sampling.settings import SamplerSettings
+    from edgeinfer_tui.options.settings import FLAGS
+
+    loading = signature(edgeinfer.load).parameters
+    known = {name: parameter.default for name, parameter in loading.items()}
+    known |= {option.name: getattr(SamplerSettings(), option.name) for option in fields(SamplerSettings)}
+    return {**known, "model": BUILTIN_NAME, **dict.fromkeys(FLAGS, False)}
+
+
+def _folders() -> list[tuple[str, str]]:
+    from edgeinfer.registry.entries import own_catalogue
+    from edgeinfer.registry.registry import default_models_folder
+    from edgeinfer.user_folders import user_folder
+
+    return [
+        ("models", str(default_models_folder())),
+        ("models of your own", str(own_catalogue())),
+        ("compiled kernels, measurements", str(user_folder("cache"))),
+        ("history", str(user_folder("state"))),
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    """As it would be written in the file; "" for what is decided later."""
+    if value is None:
+        return ""
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return str(plain).lower()
+    return one_line(plain if isinstance(plain, str) else json.dumps(plain))

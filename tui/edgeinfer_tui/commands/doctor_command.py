@@ -1,0 +1,74 @@
+"""`edgeinfer doctor`: what this machine offers and what edgeinfer makes of it."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.number_lists import check_least
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import print_pairs
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.output.progress_line import BUILDING, shown_time
+
+
+@reporting
+def doctor(
+    threads: options.Threads = None,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm",
+            help="Compile the kernels now, so that no first run waits: those of every format, or of --model.",
+            show_default=False,
+        ),
+    ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="With --warm: only what this needs. May be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Look at this machine: CPU features, active kernels, threads, memory bandwidth (measured), versions.
+
+    Takes a few seconds. Put its output into a report of something slow or wrong.
+    """
+    check_least("--threads", threads)
+    if model and not warm:
+        raise typer.BadParameter("--model says what --warm compiles; add --warm")
+    if warm:
+        _warm(model or [], as_json)
+        return
+    from edgeinfer_tui.output import doctor_report
+    from edgeinfer_tui.system import machine_probes
+
+    report = doctor_report.gather(machine_probes.probes(threads))
+    if as_json:
+        print(json.dumps(report, indent=2, default=str))
+    else:
+        doctor_report.print_report(report)
+
+
+def _warm(models: list[str], as_json: bool) -> None:
+    """Compile kernels, with progress, and tell what it took."""
+    from edgeinfer.engine.warming import warm_kernels
+
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        found = warm_kernels(models, progress.step(BUILDING))
+    record = {**dataclasses.asdict(found), "folder": str(found.folder)}
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    compiled = f"{found.built} compiled now in {shown_time(found.seconds, exact=True)}"
+    print_pairs(
+        [
+            ("instruction set", found.instruction_set),
+            ("kernels", f"{len(found.units)} units, {compiled}"),
+            ("folder", f"{found.folder}, {shown_bytes(found.bytes)}"),
+        ]
+    )

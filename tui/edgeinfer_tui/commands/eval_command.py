@@ -1,0 +1,129 @@
+"""`edgeinfer eval`: how well a model predicts a text, and how far it lies from another."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.number_lists import check_least
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import print_pairs
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.output.progress_line import BUILDING
+from edgeinfer_tui.text_files import text_of
+
+if TYPE_CHECKING:
+    from edgeinfer.evaluation.summary import Divergence, Estimate, Evaluation
+
+
+TextFile = Annotated[
+    Path, Option("--text", metavar="FILE", help="The text, in UTF-8.", exists=True, dir_okay=False)
+]
+Base = Annotated[
+    str | None,
+    Option(
+        "--base",
+        metavar="MODEL",
+        help="Compare with this model of the same vocabulary; llama.cpp: with the same file there.",
+    ),
+]
+BaseKv = Annotated[
+    options.CacheType | None,
+    Option(
+        "--base-kv",
+        help="The base's cache, if not as --kv; without --base: compare with the same model, its cache so.",
+    ),
+]
+Context = Annotated[
+    int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
+]
+Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
+
+
+@reporting
+def eval_(
+    text: TextFile,
+    model: options.ModelArgument = None,
+    base: Base = None,
+    context: Context = 512,
+    chunks: Chunks = None,
+    threads: options.Threads = None,
+    repack: options.Repack = None,
+    sparse: options.SparseFeedForward = None,
+    kv: options.Kv = None,
+    base_kv: BaseKv = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Measure a model's perplexity on a text, and how far its distributions lie from a base model's.
+
+    As llama.cpp does: the text is cut into windows of --context tokens, each read
+    from an empty cache; the tokens of its second half are scored.
+
+    [bold]Examples[/]
+
+      edgeinfer eval tiny --text story.txt
+
+      edgeinfer eval model-Q4_K_M.gguf --base model-F16.gguf --text wiki.test.raw --chunks 20
+
+      edgeinfer eval tiny --base llama.cpp --text story.txt
+
+      edgeinfer eval tiny --kv q4_0 --base-kv f16 --text story.txt
+    """
+    from edgeinfer.evaluation.evaluating import evaluate
+
+    loading: dict[str, Any] = {
+        "threads": threads,
+        "kv": kv.value if kv else None,
+        "repack": repack,
+        "sparse": sparse.value if sparse else None,
+    }
+    check_least("--threads", threads)
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        found = evaluate(
+            model,
+            text_of(text),
+            base=base,
+            base_kv=base_kv.value if base_kv else None,
+            context=context,
+            chunks=chunks,
+            report=progress.step("windows"),
+            progress=progress.step("loading the model", shown_bytes),
+            build_progress=progress.step(BUILDING),
+            **{name: value for name, value in loading.items() if value is not None},
+        )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))
+    else:
+        print_pairs(_pairs(found))
+
+
+def _pairs(found: "Evaluation") -> list[tuple[str, str]]:
+    windows = "1 window" if found.windows == 1 else f"{found.windows} windows"
+    pairs = [
+        ("tokens scored", f"{found.tokens} in {windows} of {found.context}, the second half of each"),
+        ("perplexity", _shown(found.perplexity, ".4f")),
+    ]
+    return pairs + (_divergence_pairs(found.divergence) if found.divergence else [])
+
+
+def _divergence_pairs(found: "Divergence") -> list[tuple[str, str]]:
+    spread = (found.median, found.percentile_90, found.percentile_99, found.maximum)
+    return [
+        ("perplexity of the base", _shown(found.base_perplexity, ".4f")),
+        ("perplexity / that of the base", _shown(found.perplexity_ratio, ".6f")),
+        ("KL divergence, mean", _shown(found.mean, ".3e")),
+        ("  median, 90 %, 99 %, maximum", ", ".join(f"{value:.3e}" for value in spread)),
+        ("same most probable token", _shown(found.same_top, ".2%")),
+        ("change of p, mean", _shown(found.mean_probability_change, ".3%")),
+        ("change of p, root mean square", _shown(found.rms_probability_change, ".3%")),
+    ]
+
+
+def _shown(estimate: "Estimate", form: str) -> str:
+    return f"{estimate.value:{form}} ± {estimate.error:{form}}"

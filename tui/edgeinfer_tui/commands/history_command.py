@@ -1,0 +1,129 @@
+"""`edgeinfer chats`: past conversations, listed, searched, exported, forgotten."""
+
+import json
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui.confirmation import Yes, may_remove
+from edgeinfer_tui.failures import FAILED, reporting, say
+from edgeinfer_tui.output.columns import one_line, print_columns
+from edgeinfer_tui.output.progress_line import shown_ago
+
+if TYPE_CHECKING:
+    from edgeinfer.history.store import ChatStore
+
+
+class Format(StrEnum):
+    """How a chat is exported."""
+
+    md = "md"
+    jsonl = "jsonl"
+
+
+@reporting
+def chats(
+    chat: Annotated[
+        str | None,
+        typer.Argument(help="A chat's name or number: print it. [dim]All are listed if left out[/]"),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="TEXT", help="Where this was said.")
+    ] = None,
+    export: Annotated[
+        Format | None, typer.Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Give the chat a name.")] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the chat; asks on a terminal.", show_default=False)
+    ] = False,
+    yes: Yes = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The list in JSON.")] = False,
+) -> None:
+    """List past chats, search them, print one of them, give it a name, or delete it.
+
+    A search that finds nothing exits with 1, as grep does.
+
+    [bold]Examples[/]
+
+      edgeinfer chats --search "fox"
+
+      edgeinfer chats 12 --export md > foxes.md
+
+      edgeinfer chats 12 --name foxes && edgeinfer run --session foxes
+    """
+    from edgeinfer.history.store import ChatStore
+
+    if chat is None and (export or name or delete):
+        raise typer.BadParameter("--export, --name and --delete want a chat; `edgeinfer chats` lists them")
+    with ChatStore() as store:
+        if search is not None:
+            _search(store, search)
+        elif chat is None:
+            _list(store, as_json)
+        elif name is not None:
+            store.rename(store.chat(chat), name)
+        elif delete:
+            _delete(store, chat, yes)
+        else:
+            _print(store, chat, export or Format.md)
+
+
+def _list(store: "ChatStore", as_json: bool) -> None:
+    found = store.chats()
+    if as_json:
+        rows = [
+            {
+                "chat": chat.label,
+                "id": chat.id,
+                "title": chat.title,
+                "model": chat.model,
+                "messages": chat.turns,
+                "created": chat.created,
+                "changed": chat.changed,
+            }
+            for chat in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    now = time.time()
+    print_columns(
+        ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"],
+        [
+            [chat.label, shown_ago(now - chat.changed), str(chat.turns), chat.model, one_line(chat.title)]
+            for chat in found
+        ],
+        right={2},
+    )
+    if not found:
+        say("no chats yet; `edgeinfer chat` begins one")
+
+
+def _delete(store: "ChatStore", label: str, yes: bool) -> None:
+    found = store.chat(label)
+    if may_remove(f"Delete chat {found.label}, {found.turns} messages: {one_line(found.title)}?", yes):
+        store.delete(found)
+        say(f"{found.label}: deleted, {found.turns} messages")
+    else:
+        say(f"{found.label}: kept")
+
+
+def _search(store: "ChatStore", text: str) -> None:
+    rows = [
+        [hit.chat.label, shown_ago(time.time() - hit.turn.created), hit.turn.role, one_line(hit.excerpt)]
+        for hit in store.search(text)
+    ]
+    print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
+    if not rows:
+        say(f"{text!r}: found in no chat")
+        raise typer.Exit(FAILED)
+
+
+def _print(store: "ChatStore", label: str, form: Format) -> None:
+    from edgeinfer.history.export import as_json_lines, as_markdown
+
+    chat = store.chat(label)
+    write = as_markdown if form is Format.md else as_json_lines
+    print(write(chat, store.branch(chat)), end="")

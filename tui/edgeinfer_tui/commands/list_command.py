@@ -1,0 +1,136 @@
+"""`edgeinfer list`: the models that are on this machine, and those that can be pulled."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import print_columns
+from edgeinfer_tui.output.progress_line import shown_ago
+
+if TYPE_CHECKING:
+    from edgeinfer.registry.entries import CatalogueEntry
+    from edgeinfer.registry.model_listing import ListedModel
+
+HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
+ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
+
+
+@reporting
+def list_(
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="The catalogue: what can be pulled.", show_default=False)
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """List the models on this machine: built in, pulled, in your models folder, or put there by others.
+
+    FITS says whether a model fits the memory that is free now, with the
+    context that it is loaded with, and the speed that `edgeinfer plan` expects. Models of Ollama,
+    LM Studio, llama.cpp and the Hugging Face cache are used where they lie.
+    """
+    from edgeinfer.planning.fit import known_machine
+    from edgeinfer.registry.model_listing import listed
+    from edgeinfer.registry.registry import default_models_folder, list_models, read_catalogue
+
+    models = list_models()
+    if everything:
+        here = {model.name.partition(":")[0] for model in models}
+        _print_catalogue(list(read_catalogue().values()), here, as_json)
+        return
+    machine = known_machine()
+    found = [listed(model, machine) for model in models]
+    if as_json:
+        print(json.dumps([_fields(one) for one in found], indent=2, allow_nan=False))
+        return
+    print_columns(HEAD, [_row(one) for one in found], right={1, 3})
+    print(f"\nModels are pulled to {default_models_folder()}; your own .gguf files are found there by name.")
+
+
+def _row(listed: "ListedModel") -> list[str]:
+    model = listed.model
+    return [
+        model.name,
+        model.parameters,
+        listed.quant,
+        shown_bytes(model.size_bytes),
+        "never" if model.last_used is None else shown_ago(time.time() - model.last_used),
+        _fits(listed),
+        model.source,
+        model.notes or str(model.path),
+    ]
+
+
+def _fits(listed: "ListedModel") -> str:
+    from edgeinfer.model_config.support import NEEDS_LLAMA_CPP
+
+    if listed.support is not None and not listed.support.is_native:
+        return NEEDS_LLAMA_CPP
+    if listed.fit is None:
+        return "?"
+    if not listed.fit.fits:
+        return "no"
+    speed = listed.fit.tokens_per_second
+    return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
+
+
+def _print_catalogue(entries: "list[CatalogueEntry]", here: set[str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
+        return
+    rows = [
+        [
+            entry.name,
+            entry.parameters,
+            str(entry.context or ""),
+            "yes" if entry.name in here else "",
+            entry.licence,
+            entry.notes,
+        ]
+        for entry in entries
+    ]
+    print_columns(ALL_HEAD, rows, right={2})
+    print(
+        "\nFetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K. More: edgeinfer show NAME"
+    )
+
+
+def _entry_fields(entry: "CatalogueEntry", here: bool) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "repository": entry.repository,
+        "url": entry.url,
+        "files": {quant: entry.file_of(quant) for quant in entry.quants},
+        "size_bytes": dict(entry.size_bytes),
+        "sha256": dict(entry.sha256),
+        "draft": entry.draft,
+        "parameters": entry.parameters or None,
+        "context": entry.context,
+        "licence": entry.licence or None,
+        "notes": entry.notes or None,
+        "here": here,
+    }
+
+
+def _fields(listed: "ListedModel") -> dict[str, object]:
+    model, fit = listed.model, listed.fit
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "source": model.source,
+        "type": listed.quant or None,
+        "size_bytes": model.size_bytes,
+        "last_used": model.last_used,
+        "runs_with": None if listed.support is None else str(listed.support),
+        "fits": None if fit is None else fit.fits,
+        "memory_bytes": None if fit is None else fit.nbytes,
+        "tokens_per_second": None if fit is None else fit.tokens_per_second,
+        "draft_path": None if model.draft_path is None else str(model.draft_path),
+        "parameters": model.parameters or None,
+        "context": model.context,
+        "licence": model.licence or None,
+        "notes": model.notes or None,
+    }

@@ -1,0 +1,80 @@
+"""`edgeinfer plan`: where every byte of a model would go, and how fast it would answer; loads nothing."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.settings import filled
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.output.progress_line import BUILDING
+
+
+@reporting
+def plan(
+    model: options.ModelArgument = None,
+    context: options.Context = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    kv: options.Kv = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="auto, cpu, cuda or cuda:N; or a machine that you don't have: "
+            '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "my card: 8GiB, 256GB/s, pcie 12GB/s". [dim](auto)[/]',
+            rich_help_panel=options.MACHINE,
+        ),
+    ] = None,
+    threads: options.Threads = None,
+    repack: options.Repack = None,
+    draft: options.Draft = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Every layer in lines of its own.", show_default=False)
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure this machine anew, where what is remembered was measured in a busy moment.",
+            show_default=False,
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Show where every byte of a model would go, what bounds it, and the speed to expect. Loads nothing.
+
+    [bold]Examples[/]
+
+      edgeinfer plan tiny
+
+      edgeinfer plan llama-8b.gguf --context 8192 --vram 6GiB
+
+      edgeinfer plan qwen3-30b.gguf --device "rtx 4060 laptop, 32GiB ram, 80GB/s ram"
+    """
+    from edgeinfer.planning.model_plan import plan_model
+    from edgeinfer.user_folders import user_folder
+    from edgeinfer_offload.machine.measure import remembered_figures
+
+    given = {"context": context, "vram": vram, "ram": ram, "device": device, "threads": threads}
+    given |= {"model": model, "kv": kv, "repack": repack, "draft": draft}
+    settings: dict[str, Any] = {name: value for name, value in filled(given).items() if value is not None}
+    wanted = settings.pop("model", None)
+    if "kv" in settings:
+        settings["kv"] = settings["kv"].value
+    if settings.get("draft") == "none":
+        settings["draft"] = None
+    if measure:
+        remembered_figures(user_folder("cache")).forget()
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        found = plan_model(wanted, **settings, build_progress=progress.step(BUILDING))
+    for note in found.notes:
+        say(note)
+    if as_json:
+        print(json.dumps({"model": found.model, **found.plan.to_dict()}, indent=2, allow_nan=False))
+    else:
+        print(found.plan.explain(layers))

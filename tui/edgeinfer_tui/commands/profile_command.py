@@ -1,0 +1,147 @@
+"""`edgeinfer profile`: which neurons a model uses, and how concentrated that is."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.number_lists import check_least
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import print_columns
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.output.progress_line import BUILDING
+from edgeinfer_tui.text_files import text_of
+
+if TYPE_CHECKING:
+    from edgeinfer.profiling.profiling import Profiling
+    from edgeinfer_offload.planner.concentration import Coverage
+
+Texts = Annotated[
+    list[Path] | None,
+    Option(
+        "--text",
+        metavar="FILE",
+        help="A text in UTF-8; may be repeated. [dim]What the model tells by itself if left out[/]",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+Tokens = Annotated[int, Option("--tokens", min=64, help="Tokens to read at most.")]
+Predictor = Annotated[
+    bool, Option("--predictor", help="Train predictors of the active neurons too (ReLU families).")
+]
+Rank = Annotated[
+    int | None,
+    Option("--rank", min=32, help="Rank of the predictors. [dim]The cheapest in bytes if left out[/]"),
+]
+
+
+@reporting
+def profile(
+    model: options.ModelArgument = None,
+    text: Texts = None,
+    tokens: Tokens = 8192,
+    predictor: Predictor = False,
+    rank: Rank = None,
+    threads: options.Threads = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Count which neurons (or experts) a model uses over a text; save the counts beside the model.
+
+    The report says what share of the second half's activations the neurons
+    cover that were hottest in the first half; as many at random would cover the
+    share itself. What is saved decides whether a ReLU model's feed-forward
+    reads active neurons only (`run --sparse`), and the order of `quantize --hot-first`.
+
+    [bold]Examples[/]
+
+      edgeinfer profile tiny
+
+      edgeinfer profile model.gguf --text book.txt --text news.txt --predictor
+
+      edgeinfer profile tiny --json | jq .overall
+    """
+    from edgeinfer.profiling.profiling import profile as profile_model
+
+    check_least("--threads", threads)
+    texts = [text_of(path) for path in text or []]
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        found = profile_model(
+            model,
+            texts,
+            tokens=tokens,
+            predictor=predictor,
+            rank=rank,
+            report=progress.update,
+            progress=progress.step("loading the model", shown_bytes),
+            build_progress=progress.step(BUILDING),
+            **({} if threads is None else {"threads": threads}),
+        )
+    if as_json:
+        print(json.dumps(profile_report(found), indent=2, allow_nan=False))
+    else:
+        _print_report(found)
+        say(f"saved in {found.path}")
+
+
+def profile_report(found: "Profiling") -> dict[str, Any]:
+    """Everything as plain values."""
+    from edgeinfer_offload.planner.concentration import SHARES
+
+    def covered(part: "Coverage") -> dict[str, Any]:
+        return {
+            "units": part.units,
+            "active_share": part.active,
+            "covered_by_hottest": {
+                f"{share:.0%}": value for share, value in zip(SHARES, part.covered, strict=True)
+            },
+            "hot_set_recommended": part.beats_uniform,
+        }
+
+    layers = [covered(layer) for layer in found.layers]
+    for layer, trained in zip(layers, found.predictors, strict=False):
+        layer["predictor"] = {
+            "rank": trained.predictor.rank,
+            "bytes": trained.predictor.nbytes,
+            "recall": trained.recall,
+            "named_share": trained.named,
+        }
+    return {
+        "path": str(found.path),
+        "model_hash": found.profile.model_hash,
+        "tokens": list(found.profile.tokens),
+        "active_is": found.profile.rule,
+        "overall": covered(found.overall),
+        "layers": layers,
+    }
+
+
+def _print_report(found: "Profiling") -> None:
+    from edgeinfer_offload.planner.concentration import SHARES
+
+    head = ["layer", "units", "active", *(f"hottest {share:.0%}" for share in SHARES), "hot set"]
+    head += ["rank", "bytes", "recall", "named"] if found.predictors else []
+    rows = [_cells(str(index), layer) for index, layer in enumerate(found.layers)]
+    for row, trained in zip(rows, found.predictors, strict=False):
+        row += [str(trained.predictor.rank), shown_bytes(trained.predictor.nbytes)]
+        row += [f"{trained.recall:.1%}", f"{trained.named:.1%}"]
+    rows.append(_cells("all", found.overall) + ([""] * 4 if found.predictors else []))
+    print_columns(head, rows, right=range(1, len(head)))
+    first, last = found.profile.tokens
+    print(f"active: {found.profile.rule}; counted over {first} tokens, checked on {last} others")
+    print("as many at random would cover " + ", ".join(f"{share:.0%}" for share in SHARES))
+
+
+def _cells(name: str, part: "Coverage") -> list[str]:
+    return [
+        name,
+        str(part.units),
+        f"{part.active:.1%}",
+        *(f"{value:.1%}" for value in part.covered),
+        "yes" if part.beats_uniform else "no",
+    ]

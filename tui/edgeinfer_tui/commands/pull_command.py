@@ -1,0 +1,108 @@
+"""`edgeinfer pull`: fetch a model."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.interrupts import INTERRUPTED
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.completion import models_to_pull
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.transfer_progress import TransferProgress
+
+if TYPE_CHECKING:
+    from edgeinfer.download.pulling import Pulled
+    from edgeinfer.loading.load_options import EngineName
+
+
+@reporting
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of `edgeinfer list --all`, with a quantisation if you like, as qwen3-8b:Q6_K; "
+            "hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf on Hugging Face; or an address.",
+            show_default=False,
+            autocompletion=models_to_pull,
+        ),
+    ],
+    engine: options.Engine = None,
+) -> None:
+    """Fetch a model. Goes on where an earlier attempt stopped, and checks the sha256 of what came.
+
+    Without a quantisation, the best that fits this machine and answers fast
+    enough is chosen. The model's path goes to stdout. Ctrl-C keeps what came.
+    Tokens (HF_TOKEN), the hub (HF_ENDPOINT) and proxies (https_proxy) are
+    taken from the environment. A model that edgeinfer can't run is refused
+    before its weights come, unless it is fetched for --engine llama.cpp.
+
+    [bold]Examples[/]
+
+      edgeinfer pull qwen3-8b
+
+      edgeinfer pull llama-3.2-3b:Q8_0
+
+      edgeinfer pull hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf
+    """
+    print(pull_model(model, engine.value if engine else "edgeinfer").path)
+
+
+def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
+    """Fetch a model for an engine, with its progress on stderr.
+
+    Raises:
+        typer.Exit: Ctrl-C; what came is kept, and said.
+    """
+    from edgeinfer.download.pulling import Pull, pull
+    from edgeinfer.download.transfer import Hearing, Patience
+    from edgeinfer.registry.registry import default_models_folder
+
+    interrupts.raise_exception()
+    with TransferProgress(sys.stderr) as progress:
+        hearing = Hearing(progress.update, progress.checking, progress.say)
+        try:
+            pulled = pull(name, Pull(default_models_folder(), hearing, Patience(), engine=engine))
+        except KeyboardInterrupt:
+            progress.erase()
+            say(f"stopped; what came is kept, go on with: edgeinfer pull {name}")
+            raise typer.Exit(INTERRUPTED) from None
+    for line in _outcome(pulled):
+        say(line)
+    return pulled
+
+
+def _outcome(pulled: "Pulled") -> list[str]:
+    """What came, and how sure that is."""
+    from edgeinfer.model_config.support import support_of
+
+    support = support_of(pulled.path)
+    run = f"edgeinfer run {pulled.name}" + ("" if support.is_native else " --engine llama.cpp")
+    size = shown_bytes(sum(file.path.stat().st_size for file in pulled.files))
+    if all(file.was_there for file in pulled.files):
+        here = f"{pulled.name} is here already ({size})"
+        if not support.is_native:
+            return [f"{here}; it {support}"]
+        return [f"{here}; name a quantisation to fetch another"]
+    lines = [f"{pulled.name} is here: {size}; run it with: {run}"]
+    for file in pulled.files:
+        if file.vouched_by:
+            lines.append(f"{file.path.name}: sha256 as {file.vouched_by} says")
+        elif not file.was_there:
+            lines.append(f"{file.path.name}: nobody says what its sha256 must be; it is {file.sha256}")
+    return [*lines, *_draft_remark(pulled.name)]
+
+
+def _draft_remark(name: str) -> list[str]:
+    """What could guess ahead for the model, if that isn't here yet."""
+    from edgeinfer.registry.registry import find_model, read_catalogue, split_quant
+
+    entries = read_catalogue()
+    known, _ = split_quant(name, entries)
+    draft = entries[known].draft if known else None
+    if draft not in entries or find_model(name).draft_path is not None:
+        return []
+    return [f"{draft} can guess ahead for it, which may make it faster: edgeinfer pull {draft}"]

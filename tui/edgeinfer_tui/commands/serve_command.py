@@ -1,0 +1,111 @@
+"""`edgeinfer serve`: one model behind OpenAI's HTTP interface, until Ctrl-C."""
+
+import socket
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeinfer_tui import interrupts, library
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.options import options
+from edgeinfer_tui.options.option_sets import taking
+from edgeinfer_tui.options.run_options import run_wishes
+from edgeinfer_tui.options.settings import filled
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
+from edgeinfer_tui.system.listening import listening
+
+if TYPE_CHECKING:
+    from edgeinfer import Model
+
+SERVER = "The server"
+
+
+@taking("serve")
+@reporting
+def serve(
+    invocation: typer.Context,
+    model: options.ModelArgument = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="The address to listen on; 0.0.0.0: the whole network, which wants a --key.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)
+    ] = 8080,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            envvar="EDGEINFER_SERVE_KEY",
+            help="Answer only those who send it as a bearer token.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)
+    ] = 64,
+    **given: Any,
+) -> None:
+    """Answer programs over HTTP, as OpenAI's interface does.
+
+    /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models;
+    one answer at a time, the others wait. A client that leaves ends its answer.
+
+    [bold]Example[/]
+
+      edgeinfer serve tiny
+
+      curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
+        -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+    """
+    wishes = run_wishes(filled(invocation.params))
+    _check_installed()
+    listener, everywhere = listening(host, port, key)
+    reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
+    building = ProgressLine(BUILDING, sys.stderr, at_once=True)
+    try:
+        loaded = library.load_model(wishes.model, wishes.loading, reading.update, building.update)
+    finally:
+        building.erase()
+        reading.erase()
+    with loaded, listener:
+        for note in loaded.notes:
+            say(note)
+        _serve(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
+
+
+def _check_installed() -> None:
+    """Before a model is loaded for nothing."""
+    from importlib.util import find_spec
+
+    from edgeinfer.errors import SettingError
+
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise SettingError(
+            f"serve: needs {' and '.join(missing)}, not installed here; pip install 'edgeinfer[serve]'"
+        )
+
+
+def _serve(
+    model: "Model", listener: socket.socket, everywhere: bool, host: str, key: str | None, queue: int
+) -> None:
+    from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
+    from edgeinfer.serving.app import ServingWishes, serving_app
+    from edgeinfer_tui.system.http_server import BoundedServer
+
+    hosts = (ANY_HOST,) if everywhere else (*LOCAL_HOSTS, host)
+    app = serving_app(model, ServingWishes(key=key, most_waiting=queue, hosts=hosts))
+    shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
+    say(f"{model.name} answers on http://{shown}:{port}/v1 (Ctrl-C ends it)")
+    interrupts.raise_exception()
+    with suppress(KeyboardInterrupt):
+        BoundedServer(app).run(sockets=[listener])
+    say("ended")

@@ -1,0 +1,22 @@
+"""What the shell offers where a model's name belongs."""
+
+
+def models_here(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so."""
+    from edgeinfer.registry.registry import list_models
+
+    return _beginning(incomplete, [model.name for model in list_models()])
+
+
+def models_to_pull(incomplete: str) -> list[str]:
+    """Names of the catalogue, and behind a colon their quantisations."""
+    from edgeinfer.registry.registry import read_catalogue
+
+    entries = [entry for entry in read_catalogue().values() if entry.repository or entry.url]
+    name = incomplete.partition(":")[0]
+    quants = [entry.name_of(quant) for entry in entries if entry.name == name for quant in entry.quants]
+    return _beginning(incomplete, [*(entry.name for entry in entries), *quants])
+
+
+def _beginning(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

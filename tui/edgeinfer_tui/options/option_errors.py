@@ -1,0 +1,97 @@
+"""Errors of the command line in one wording, whatever release of typer has found them."""
+
+import inspect
+import typing
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import Enum
+from types import UnionType
+from typing import Any
+
+from edgeinfer_tui.options.option_names import ALIASES, canonical_flag
+
+KINDS = {int: "a whole number", float: "a number"}
+
+
+def restate(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
+    """Have a usage error say what was wrong, the value seen and the value wanted."""
+    if not hasattr(error, "format_message"):
+        return
+    if getattr(error, "ctx", True) is None:
+        error.ctx = ctx  # type: ignore[attr-defined]
+    if isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
+        _restate_unknown(error, command.get_params(ctx))
+    elif getattr(error, "param", None) is not None and type(error).__name__ == "BadParameter":
+        _restate_value(error, command, ctx, args)
+
+
+def is_argument(param: Any) -> bool:
+    """Whether a parameter has a place on the command line and no flag."""
+    return bool(param.param_type_name == "argument")
+
+
+def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
+    """Name the options nearest to one that isn't there."""
+    from edgeinfer.registry.near_names import nearest  # with the library: only where something is wrong
+
+    options = [param for param in params if not is_argument(param)]
+    flags = [flag for option in options for flag in [*option.opts, *option.secondary_opts]]
+    names = [flag for flag in flags if flag.startswith("--")]
+    if error.option_name.startswith("--"):
+        names += [f"--{alias}" for alias, name in ALIASES.items() if f"--{name}" in flags]
+    near = list(dict.fromkeys(canonical_flag(flag) for flag in nearest(error.option_name, names)))
+    shown = error.option_name if len(error.option_name) <= 60 else f"{error.option_name[:57]}..."
+    error.possibilities = None
+    error.message = f"No such option: {shown}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def _restate_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
+    """The value of an option that takes numbers or one of several words."""
+    annotation = _annotation(command, error.param.name)
+    wanted = None if annotation is None else _wanted(*annotation)
+    if wanted is None:
+        return
+    flag = error.param.opts[0] if is_argument(error.param) else _longest(error.param.opts)
+    seen = _seen(error.param, command, ctx, args)
+    error.param = None
+    error.message = f"{flag}: saw {seen!r}, wanted {wanted}"
+
+
+def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
+    """The type of a parameter's values, and what typer was told of it."""
+    with suppress(TypeError, ValueError, NameError):
+        parameters = inspect.signature(command.callback, eval_str=True).parameters
+        if name in parameters and typing.get_origin(parameters[name].annotation) is typing.Annotated:
+            hint, info, *_ = typing.get_args(parameters[name].annotation)
+            return plain_type(hint), info
+    return None
+
+
+def plain_type(hint: Any) -> Any:
+    """The type of an optional one."""
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def _wanted(kind: Any, info: Any) -> str | None:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(str(choice.value) for choice in kind)}"
+    if kind not in KINDS:
+        return None
+    least, most = info.min, info.max
+    if least is not None and most is not None:
+        return f"{KINDS[kind]} from {least} to {most}"
+    return KINDS[kind] + (f" of at least {least}" if least is not None else "")
+
+
+def _seen(param: Any, command: Any, ctx: Any, args: list[str]) -> str:
+    """What the command line holds for a parameter."""
+    values, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+    value = values.get(param.name)
+    shown = str(value[-1] if isinstance(value, list | tuple) and value else value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _longest(flags: Iterable[str]) -> str:
+    return max(flags, key=len)

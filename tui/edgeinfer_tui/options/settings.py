@@ -1,0 +1,227 @@
+"""Settings that last: config.toml and the environment, under what the command line says."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from edgeinfer_tui.options.option_errors import plain_type
+from edgeinfer_tui.options.option_sets import options_of, value_type
+from edgeinfer_tui.options.options import ModelArgument
+
+PREFIX = "EDGEINFER_"
+FILE_VARIABLE = "EDGEINFER_CONFIG"
+"""Names another file than the usual one."""
+OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG", "EDGEINFER_SERVE_KEY")
+NOT_LASTING = frozenset(
+    (
+        "session",
+        "continue_",
+        "stop",
+        "raw",
+        "prompt_option",
+        "prompt_file",
+        "lines",
+        "assume_pre_tokenizer",
+        "logit_bias",
+        "logprobs",
+        "template_arg",
+    )
+)
+"""Options of `run` that belong to one prompt, one chat or one file; those that name a file do too."""
+MAX_QUOTE = 120
+FLAGS = ("speed", "verbose", "private")
+"""Options that can only be switched on."""
+WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that was set, converted to what its option takes. `origin`: a file or a variable."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+def filled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command, with what wasn't given taken from the settings.
+
+    Raises:
+        SettingError: a setting that isn't one, or has a wrong value; the text says where it stands.
+        OSError: the file can't be read.
+    """
+    known = read_settings()
+    return {
+        name: known[name].value if name in known and not _was_given(name, value) else value
+        for name, value in options.items()
+    }
+
+
+def _was_given(name: str, value: object) -> bool:
+    """Whether the command line holds the option; releases of typer differ in what they give if it doesn't."""
+    if name in FLAGS:
+        return value is True
+    return value is not None and value != [] and value != ()
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
+    """Every setting that the file or the environment gives; the environment has the last word.
+
+    Raises: as `filled`.
+    """
+    found, wrong = sound_settings(environment)
+    for error in wrong:
+        raise error
+    return found
+
+
+def sound_settings(
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[dict[str, Setting], list[Exception]]:
+    """The settings that can be read, and for each of the others what `read_settings` raises of it."""
+    from edgeinfer.errors import SettingError
+
+    found: dict[str, Setting] = {}
+    wrong: list[Exception] = []
+    file = config_file(environment)
+    try:
+        table = _from_file(file, FILE_VARIABLE in environment)
+    except (SettingError, OSError) as error:
+        table = {}
+        wrong.append(error)
+    given = [(key.replace("-", "_"), key, value, str(file)) for key, value in table.items()]
+    variables = {name: variable_of(name) for name in setting_kinds()}
+    given += [(n, n, environment[v], v) for n, v in variables.items() if environment.get(v)]
+    for name, key, value, origin in given:
+        try:
+            if name not in variables:
+                raise SettingError(f"{origin}: {key}: no such setting{_meant(name, list(variables))}")
+            found[name] = _setting(name, value, origin)
+        except SettingError as error:
+            wrong.append(error)
+    return found, wrong
+
+
+def config_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where settings lie; the file need not exist."""
+    from edgeinfer.user_folders import user_folder
+
+    named = environment.get(FILE_VARIABLE)
+    return Path(named) if named else user_folder("config", environment=environment) / "config.toml"
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting: max_tokens -> EDGEINFER_MAX_TOKENS."""
+    return PREFIX + name.upper()
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A remark on each variable that looks like a setting and isn't one."""
+    names = [variable_of(name) for name in setting_kinds()]
+    return [
+        f"{variable}: no such setting{_meant(variable, names)}"
+        for variable in sorted(environment)
+        if variable.startswith(PREFIX) and variable not in (*names, *OTHER_VARIABLES)
+    ]
+
+
+@functools.cache
+def setting_kinds() -> Mapping[str, Any]:
+    """Name -> type of the values, in the order in which `run` has them: its lasting options."""
+    annotations = {"model": ModelArgument, **options_of("run")}
+    kinds = {name: plain_type(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
+    return {name: kind for name, kind in kinds.items() if kind is not Path}
+
+
+def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
+    from edgeinfer.errors import SettingError
+    from edgeinfer.registry.toml_files import TomlError, read_toml
+
+    if not must_exist and not path.exists():
+        return {}
+    try:
+        return read_toml(path)
+    except TomlError as error:
+        raise SettingError(str(error)) from error
+
+
+def _meant(seen: str, names: list[str]) -> str:
+    from edgeinfer.registry.near_names import nearest
+
+    near = nearest(seen, names, most=1)
+    return f"; did you mean {near[0]}?" if near else "; `edgeinfer config` lists them"
+
+
+def _setting(name: str, value: object, origin: str) -> Setting:
+    from edgeinfer.errors import SettingError
+
+    kind = setting_kinds()[name]
+    try:
+        return Setting(name, _converted(kind, value), origin)
+    except ValueError as error:
+        short = text if len(text := repr(value)) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}..."
+        place = origin if origin.startswith(PREFIX) else f"{origin}: {name}"
+        raise SettingError(f"{place}: saw {short}, wanted {error}") from None
+
+
+def _converted(kind: Any, value: object) -> object:
+    """The value as its option takes it; a ValueError says what was wanted."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if value not in [choice.value for choice in kind]:
+            raise ValueError(f"one of {', '.join(kind)}")
+        return kind(str(value))
+    convert: Callable[[object], object] = {
+        bool: _boolean,
+        int: _whole,
+        float: _number,
+        str: _text,
+    }.get(kind, _texts)
+    return convert(value)
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in WORDS:
+        return WORDS[value.lower()]
+    raise ValueError("true or false")
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise ValueError("a whole number")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise ValueError("a number")
+
+
+def _text(value: object) -> str:
+    """Sizes in bytes may be written as numbers."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise ValueError("a text")
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return value
+    raise ValueError("a list of texts")

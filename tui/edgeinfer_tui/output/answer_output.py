@@ -1,0 +1,46 @@
+"""An answer on its way to the terminal: text to stdout as it comes, everything else to stderr."""
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from edgeinfer_tui.library import Stream
+from edgeinfer_tui.output.progress_line import ProgressLine
+from edgeinfer_tui.output.word_wrap import WordWrap
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+
+def print_text(text: str, out: TextIO | None = None) -> None:
+    """Print a whole answer, and a newline after it unless it ends in one."""
+    out = out or sys.stdout
+    WordWrap(out).write(text if text.endswith("\n") else f"{text}\n")
+
+
+def print_answer(
+    stream: Stream, progress: ProgressLine, out: TextIO | None = None, column: int = 0
+) -> "Generation":
+    """Print tokens as they come and a newline after the last; return the answer with its speed.
+
+    Ctrl-C ends the answer and keeps the text: its `finish_reason` is then "cancelled". `column`: where
+    the terminal's cursor is.
+    """
+    out = out or sys.stdout
+    wrap = WordWrap(out, column)
+    open_line = False
+    try:
+        for token in stream:
+            progress.erase()
+            if token.text:
+                wrap.write(token.text)
+                open_line = not token.text.endswith("\n")
+    except KeyboardInterrupt:
+        stream.cancel()
+        # The terminal has written ^C there.
+        open_line = open_line or out.isatty()
+    finally:
+        progress.erase()
+    if open_line:
+        out.write("\n")
+        out.flush()
+    return stream.result

@@ -1,0 +1,169 @@
+"""What `show` reports of a GGUF file, gathered first and printed after, so that text and JSON agree."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
+
+LONGEST_ARRAY = 16
+
+# What most people look for first: (label, key behind the architecture's name).
+FACTS = (
+    ("context", "context_length"),
+    ("layers", "block_count"),
+    ("width", "embedding_length"),
+    ("feed-forward width", "feed_forward_length"),
+    ("heads", "attention.head_count"),
+    ("key-value heads", "attention.head_count_kv"),
+    ("experts", "expert_count"),
+    ("experts in use", "expert_used_count"),
+)
+
+
+class TensorFacts(Protocol):
+    """What the report needs of a tensor: see `edgeinfer_quant_formats.TensorInfo`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def format(self) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class FileFacts(Protocol):
+    """What the report needs of a file: see `edgeinfer_quant_formats.GGUFFile`."""
+
+    path: Any
+    version: int
+    metadata: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> Mapping[str, TensorFacts]: ...
+
+
+def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
+    """Everything that `show` prints, in values that JSON knows. `runs_with`: the engine that runs it."""
+    architecture = file.metadata.get("general.architecture")
+    weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+    facts = {label: file.metadata.get(f"{architecture}.{key}") for label, key in FACTS}
+    return {
+        "name": name,
+        "path": str(file.path),
+        "size_bytes": size_bytes,
+        "gguf_version": file.version,
+        "architecture": _plain(architecture),
+        "runs_with": runs_with,
+        "parameters": weights,
+        "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
+        "facts": {label: _plain(value) for label, value in facts.items() if value is not None},
+        "vocabulary": _vocabulary(file.metadata),
+        "chat_template": "tokenizer.chat_template" in file.metadata,
+        "tensor_types": _by_type(file.tensors),
+        "metadata": {key: _plain(file.metadata[key]) for key in file.metadata},
+        "tensors": [
+            {
+                "name": tensor_name,
+                "type": tensor.format.name,
+                "shape": list(tensor.shape),
+                "bytes": tensor.nbytes,
+            }
+            for tensor_name, tensor in file.tensors.items()
+        ],
+    }
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """The same for a person."""
+    bits = "" if report["bits_per_weight"] is None else f", {report['bits_per_weight']:.2f} bits each"
+    vocabulary = report["vocabulary"]
+    print_pairs(
+        [
+            ("name", one_line(report["name"])),
+            (
+                "file",
+                f"{one_line(report['path'], 1000)} "
+                f"({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
+            ),
+            ("architecture", one_line(report["architecture"])),
+            ("runs with", one_line(report["runs_with"])),
+            ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
+            *((label, one_line(value)) for label, value in report["facts"].items()),
+            ("vocabulary", f"{vocabulary['tokens']} tokens, {vocabulary['model']} ({vocabulary['pre']})"),
+            ("chat template", "yes" if report["chat_template"] else "no"),
+        ]
+    )
+    print("\nTensors by type")
+    print_columns(
+        ["TYPE", "TENSORS", "WEIGHTS", "BYTES", "SHARE"],
+        [
+            [kind, str(row["tensors"]), f"{row['weights']:,}", f"{row['bytes']:,}", f"{row['share']:.1%}"]
+            for kind, row in report["tensor_types"].items()
+        ],
+        right={1, 2, 3, 4},
+    )
+    print("\nMetadata")
+    print_pairs([(one_line(key), one_line(_described(value))) for key, value in report["metadata"].items()])
+    if "tensors" in report:
+        print("\nTensors (rows x columns)")
+        print_columns(
+            ["NAME", "TYPE", "SHAPE", "BYTES"],
+            [
+                [one_line(row["name"]), row["type"], " x ".join(map(str, row["shape"])), f"{row['bytes']:,}"]
+                for row in report["tensors"]
+            ],
+            right={3},
+        )
+
+
+def shown_count(count: int) -> str:
+    """A number of weights as models are named by it: 31876608 -> "31.9M"."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def _by_type(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, Any]]:
+    """Tensors, weights and bytes of each block format, the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for tensor in tensors.values():
+        row = rows.setdefault(tensor.format.name, {"tensors": 0, "weights": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["weights"] += math.prod(tensor.shape)
+        row["bytes"] += tensor.nbytes
+    total = sum(row["bytes"] for row in rows.values())
+    for row in rows.values():
+        row["share"] = row["bytes"] / total
+    return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return {
+        "tokens": len(tokens) if isinstance(tokens, list) else 0,
+        "model": _plain(metadata.get("tokenizer.ggml.model")),
+        "pre": _plain(metadata.get("tokenizer.ggml.pre")),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value that JSON can hold; a long array becomes its length and its first few."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        if len(value) > LONGEST_ARRAY:
+            return {"count": len(value), "first": [_plain(item) for item in value[:3]]}
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _described(value: Any) -> object:
+    if isinstance(value, dict):
+        return f"{value['count']} values: {', '.join(map(repr, value['first']))}, ..."
+    return value

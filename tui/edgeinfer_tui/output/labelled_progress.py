@@ -1,0 +1,35 @@
+"""One progress line for a job of several steps, each with a name of its own."""
+
+import sys
+from collections.abc import Callable
+
+from edgeinfer_tui.output.progress_line import BUILDING, PassingLine, ProgressLine
+
+
+class LabelledProgress(PassingLine):
+    """Shows the step that reported last, and how long it will take if `time_left`."""
+
+    def __init__(self, time_left: bool = False) -> None:
+        self._time_left = time_left
+        self._line: ProgressLine | None = None
+        self._label = ""
+
+    def update(self, label: str, done: int, total: int, shown: Callable[[int], str] = str) -> None:
+        """So much of a step is done."""
+        if self._line is None or label != self._label:
+            self.erase()
+            self._label = label
+            at_once = label == BUILDING
+            self._line = ProgressLine(
+                label, sys.stderr, shown=shown, time_left=self._time_left, at_once=at_once
+            )
+        self._line.update(done, total)
+
+    def step(self, label: str, shown: Callable[[int], str] = str) -> Callable[[int, int], None]:
+        """The callback of one step."""
+        return lambda done, total: self.update(label, done, total, shown)
+
+    def erase(self) -> None:
+        """Take the line away."""
+        if self._line is not None:
+            self._line.erase()

@@ -1,0 +1,76 @@
+"""Answers for programs: one JSON object a line, with what they took."""
+
+import json
+from collections.abc import Iterator
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from edgeinfer_tui.library import Stream
+from edgeinfer_tui.output.progress_line import ProgressLine
+from edgeinfer_tui.text_files import MAX_TEXT_BYTES, decoded, read_bounded
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+
+def collected(stream: Stream, progress: ProgressLine) -> "Generation":
+    """The whole answer; Ctrl-C ends it and keeps what was said."""
+    try:
+        for _ in stream:
+            progress.erase()
+    except KeyboardInterrupt:
+        stream.cancel()
+    finally:
+        progress.erase()
+    return stream.result
+
+
+def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, Any]:
+    """One answer with its usage and timings, in tokens and seconds."""
+    speed = answer.speed
+    found: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "usage": {
+            "prompt_tokens": speed.prompt_tokens,
+            "cached_tokens": speed.cached_tokens,
+            "generated_tokens": speed.generated_tokens,
+        },
+        "timings": {
+            "seconds_to_first_token": speed.seconds_to_first_token,
+            "prompt_tokens_per_second": speed.prompt_tokens_per_second,
+            "decode_tokens_per_second": speed.decode_tokens_per_second,
+            "accepted_share": speed.accepted_share,
+        },
+    }
+    if answer.left_out_tokens:
+        found["usage"] |= {"slides": answer.slides, "left_out_tokens": answer.left_out_tokens}
+    if any(token.logprob is not None for token in answer.tokens):
+        found["logprobs"] = [
+            {"id": token.id, "text": token.text, "logprob": token.logprob, "top": list(token.top_logprobs)}
+            for token in answer.tokens
+        ]
+    return found
+
+
+def print_record(answer: "Generation", model: str, prompt: str) -> None:
+    """The record on a line of stdout of its own, at once."""
+    print(json.dumps(answer_record(answer, model, prompt), ensure_ascii=False), flush=True)
+
+
+def print_failure(error: Exception, model: str, prompt: str) -> None:
+    """In a record's place: why there is no answer."""
+    failure = {"model": model, "prompt": prompt, "error": str(error)}
+    print(json.dumps(failure, ensure_ascii=False), flush=True)
+
+
+def prompts_by_line(raw: BinaryIO) -> Iterator[str]:
+    """The lines of piped text as they come, but for empty ones. `BadParameter`: too long or no UTF-8."""
+    lines = iter(lambda: raw.readline(MAX_TEXT_BYTES + 1), b"")
+    for number, line in enumerate(lines, 1):
+        name = f"standard input, line {number}"
+        text = decoded(read_bounded(BytesIO(line), name), name).rstrip("\r\n")
+        if text.strip():
+            yield text

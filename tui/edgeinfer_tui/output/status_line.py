@@ -1,0 +1,93 @@
+"""The line under an answer: time to the first token, speed of the rest, how full the context is."""
+
+from typing import TYPE_CHECKING
+
+from edgeinfer_tui.output.progress_line import shown_time
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+ENDINGS = {
+    "length": "stopped at --max-tokens",
+    "cancelled": "stopped by you",
+}
+
+
+def status_line(answer: "Generation", context: int) -> str:
+    """As in: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context 137/1024."""
+    speed = answer.speed
+    read = speed.prompt_tokens - speed.cached_tokens
+    cached = f", {speed.cached_tokens} cached" if speed.cached_tokens else ""
+    parts = [
+        f"ttft {shown_time(speed.seconds_to_first_token, exact=True)}",
+        f"prompt {_rate(speed.prompt_tokens_per_second)} ({_tokens(read)}{cached})",
+        f"decode {_rate(speed.decode_tokens_per_second)} ({_tokens(speed.generated_tokens)})",
+    ]
+    if speed.gigabytes_per_second:
+        parts.append(f"{speed.gigabytes_per_second:.1f} GB/s")
+    if speed.gpu_experts is not None:
+        parts.append(f"{speed.gpu_experts:.0%} of experts on the GPU")
+    if speed.accepted_share is not None:
+        parts.append(f"draft accepted {speed.accepted_share:.0%}")
+    if speed.tokens_per_pass is not None:
+        parts.append(f"{speed.tokens_per_pass:.1f} tokens a pass")
+    if speed.speculation_gain is not None:
+        parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
+    parts.append(f"context {context_used(answer)}/{context}")
+    if answer.left_out_tokens:
+        parts.append(f"slid {_times(answer.slides)}, {answer.left_out_tokens} tokens left out")
+    if answer.finish_reason in ENDINGS:
+        parts.append(ENDINGS[answer.finish_reason])
+    return " · ".join(parts)
+
+
+def context_used(answer: "Generation") -> int:
+    """Tokens of the prompt and of the answer, but for those that were left out."""
+    if answer.left_out_tokens:
+        return len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
+    return answer.speed.prompt_tokens + answer.speed.generated_tokens
+
+
+def context_lines(answer: "Generation", context: int) -> list[str]:
+    """What to say of a text that outgrew its context; nothing if it didn't."""
+    lines = dropped_turns_line(answer, context), _slid_line(answer, context), full_line(answer, context)
+    return [line for line in lines if line]
+
+
+def full_line(answer: "Generation", context: int) -> str | None:
+    """What to say of an answer that the context has no more room for."""
+    if answer.finish_reason != "context":
+        return None
+    return f"the context of {context} tokens is full: the answer ends here"
+
+
+def dropped_turns_line(answer: "Generation", context: int) -> str | None:
+    """What to say of a conversation whose oldest turns were left out."""
+    count = answer.dropped_turns
+    if count == 0:
+        return None
+    turns = "oldest turn was" if count == 1 else f"{count} oldest turns were"
+    return f"the conversation outgrew the context of {context} tokens: the {turns} left out"
+
+
+def _slid_line(answer: "Generation", context: int) -> str | None:
+    if not answer.left_out_tokens:
+        return None
+    return (
+        f"the text outgrew the context of {context} tokens and slid {_times(answer.slides)} in this answer: "
+        f"{answer.left_out_tokens} tokens behind the first were left out by its end"
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _rate(tokens_per_second: float) -> str:
+    if tokens_per_second <= 0:
+        return "- t/s"
+    return f"{tokens_per_second:.1f} t/s" if tokens_per_second < 10 else f"{tokens_per_second:.0f} t/s"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

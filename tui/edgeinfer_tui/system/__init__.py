@@ -1,0 +1,1 @@
+"""What commands ask of the system: sockets, processor features."""

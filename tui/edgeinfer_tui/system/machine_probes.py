@@ -1,0 +1,124 @@
+"""What `doctor` asks of this machine; each question goes to the part that knows the answer."""
+
+import dataclasses
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from edgeinfer_tui.output.doctor_report import Probes
+from edgeinfer_tui.versions import version_of
+
+PACKAGES = ("edgeinfer", "numpy", "numba", "llvmlite", "tokenizers", "torch", "triton", "llama-cpp-python")
+GPU_QUERY = ("name", "memory.total", "memory.free", "driver_version", "compute_cap")
+GPU_QUERY_SECONDS = 10
+
+
+def probes(threads: int | None) -> Probes:
+    """All probes in the order of the report; `threads` are those that measure the bandwidth."""
+    return {
+        "machine": _machine,
+        "processor": _processor,
+        "memory": _memory,
+        "threads": _threads,
+        "bandwidth": lambda: _bandwidth(threads or usable_cores()),
+        "graphics": _graphics,
+        "versions": _versions,
+        "caches": _caches,
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _machine() -> dict[str, Any]:
+    return {"system": platform.platform(), "architecture": platform.machine(), "cores": usable_cores()}
+
+
+def _processor() -> dict[str, Any]:
+    """The CPU and which of the kernels it gets."""
+    features = cast(Any, importlib.import_module("edgeinfer_kernels.cpu.compiler.features")).detect()
+    return {
+        "name": features.name,
+        "active_kernels": f"{features.best.name} ({features.best.summary})",
+        "other_kernels": [isa.name for isa in features.available[1:]],
+        "features": sorted(features.flags),
+    }
+
+
+def _threads() -> dict[str, Any]:
+    """How many decode if --threads doesn't say, and why."""
+    from edgeinfer.user_folders import user_folder
+
+    measure = cast(Any, importlib.import_module("edgeinfer_offload.machine.measure"))
+    return dataclasses.asdict(measure.thread_choice(user_folder("cache")))
+
+
+def _memory() -> dict[str, Any]:
+    from edgeinfer_offload.machine.host_memory import host_memory
+
+    return dataclasses.asdict(host_memory())
+
+
+def _bandwidth(threads: int) -> dict[str, Any]:
+    """How fast weights can be read: what decoding is bound by."""
+    from edgeinfer.user_folders import user_folder
+
+    measure = cast(Any, importlib.import_module("edgeinfer_offload.machine.measure"))
+    bytes_per_second = measure.read_bandwidth(user_folder("cache"), threads)
+    return {"threads": threads, "read_gigabytes_per_second": round(bytes_per_second / 1e9, 2)}
+
+
+def _graphics() -> dict[str, Any]:
+    """NVIDIA GPUs as the driver's own tool sees them; torch would take seconds to ask."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {"gpus": None}
+    result = subprocess.run(
+        [tool, f"--query-gpu={','.join(GPU_QUERY)}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=GPU_QUERY_SECONDS,
+        check=False,
+    )
+    if result.returncode:
+        return {"gpus": None, "nvidia-smi": (result.stdout + result.stderr).strip()}
+    return {f"gpu {index}": line.strip() for index, line in enumerate(result.stdout.splitlines())} or {
+        "gpus": None
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {"python": sys.version.split()[0], **{package: version_of(package) for package in PACKAGES}}
+
+
+def _caches() -> dict[str, Any]:
+    """Where compiled kernels, models and the random files of benchmarks lie, and how much they take."""
+    from edgeinfer.benchmarking.random_files import random_files_folder
+    from edgeinfer.registry.registry import default_models_folder
+    from edgeinfer.user_folders import user_folder
+    from edgeinfer_kernels.cpu.compiler.kernel_folders import kernel_folders
+
+    kernels, models, random_files = user_folder("cache"), default_models_folder(), random_files_folder()
+    random_bytes, sets = _size(random_files), kernel_folders(kernels)
+    return {
+        "kernels": str(kernels),
+        "kernels_bytes": sum(folder.nbytes for folder in sets),
+        "kernel_sets": [f"{folder.path.name} ({len(folder.units)} units)" for folder in sets],
+        "models": str(models),
+        "models_bytes": _size(models),
+        "random_files": str(random_files),
+        "random_files_bytes": random_bytes,
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,1 @@
+"""The line chat of `edgeinfer run`."""

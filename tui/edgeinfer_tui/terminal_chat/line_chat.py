@@ -1,0 +1,192 @@
+"""The chat on a terminal, line by line: what `edgeinfer run` does when there is no prompt."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from edgeinfer_tui.command_words import completions, no_such_command
+from edgeinfer_tui.failures import report
+from edgeinfer_tui.library import Conversation, LoadedModel, Stream
+from edgeinfer_tui.options.run_options import settings_again
+from edgeinfer_tui.output.answer_output import print_answer
+from edgeinfer_tui.output.progress_line import ProgressLine
+from edgeinfer_tui.output.status_line import context_lines, status_line
+from edgeinfer_tui.terminal_chat.line_input import FENCE, LineInput
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D leaves."
+COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
+HELP = {
+    "/help": "this list",
+    "/system [TEXT]": "show or set what the model is told first",
+    "/regen": "answer the last message again",
+    "/edit [TEXT]": "change the last message and have it answered",
+    "/clear": "forget the conversation",
+    "/stats": "speed of the last answer, context used",
+    "/exit": "leave (or Ctrl-D)",
+    f"{FENCE} ... {FENCE}": "a message of several lines; a \\ at the end of a line carries on too",
+    "Tab": "complete a command",
+    "Ctrl-U": "clear the line",
+    "Ctrl-C": "stop the answer and keep its text",
+}
+
+
+class LineChat:
+    """A loop of messages and answers over one conversation."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        chat: Conversation,
+        settings: dict[str, Any],
+        lines: LineInput | None = None,
+        show_speed: bool = False,
+        private: bool = False,
+    ) -> None:
+        """`private`: messages are kept in no history."""
+        self._model = model
+        self._chat = chat
+        self._settings = settings
+        self._lines = lines or _usual_input(private)
+        self._show_speed = show_speed
+        self._last: Generation | None = None
+        self._again = 0
+        """How often the last message has been answered again: so much is added to a seed."""
+        actions = (self._help, self._system, self._regen, self._edit, self._clear, self._stats, self._exit)
+        self._commands: dict[str, Callable[[str], bool]] = dict(zip(COMMANDS, actions, strict=True))
+
+    def run(self) -> None:
+        """Read and answer until Ctrl-D or /exit."""
+        _note(self._lines.load_history())
+        _note(GREETING.format(name=self._model.name, context=self._model.context))
+        going = True
+        while going:
+            try:
+                message = self._lines.read()
+            except EOFError:
+                print()
+                break
+            except KeyboardInterrupt:
+                print()
+                _note("(Ctrl-D or /exit leaves)")
+                continue
+            going = self._take(message)
+        _note(self._lines.save_history())
+
+    def _take(self, message: str) -> bool:
+        """A command or a message to answer; False ends the chat."""
+        if not message.strip():
+            return True
+        word, _, rest = message.strip().partition(" ")
+        if not word.startswith("/") or "\n" in message:
+            self._answer(lambda settings: self._chat.stream(message, **settings))
+            return True
+        command = self._commands.get(word)
+        if command is None:
+            _note(no_such_command(word, list(self._commands)))
+            return True
+        return command(rest.strip())
+
+    def _answer(self, begin: Callable[[dict[str, Any]], Stream], again: int = 0) -> None:
+        """Print an answer; a failure is one line, and the chat goes on. `again`: how often it was given
+        before.
+        """
+        self._again = again
+        settings = settings_again(self._settings, again)
+        progress = ProgressLine("reading the prompt", sys.stderr)
+        try:
+            stream = begin({**settings, "progress": progress.update})
+            self._last = print_answer(stream, progress)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            report(error)
+            return
+        except KeyboardInterrupt:
+            print()
+            return
+        for line in context_lines(self._last, self._model.context):
+            _note(line)
+        if self._show_speed:
+            _note(status_line(self._last, self._model.context))
+
+    def _help(self, _: str) -> bool:
+        width = max(map(len, HELP))
+        for name, meaning in HELP.items():
+            _note(f"  {name:<{width}}  {meaning}")
+        return True
+
+    def _system(self, text: str) -> bool:
+        if text:
+            self._chat.system = text
+            _note("from the next answer on")
+        else:
+            _note(self._chat.system or "none; /system TEXT sets one")
+        return True
+
+    def _regen(self, _: str) -> bool:
+        if self._last_message() is None:
+            _note("nothing has been said yet that could be answered again")
+        else:
+            self._answer(lambda settings: self._chat.regenerate(**settings), self._again + 1)
+        return True
+
+    def _edit(self, text: str) -> bool:
+        """Without a text, the last message comes back into the line."""
+        last = self._last_message()
+        if last is None:
+            _note("nothing has been said yet that could be changed")
+            return True
+        if not text and not self._lines.can_prefill:
+            _note("this machine has no readline: write the new message behind /edit")
+            return True
+        try:
+            text = text or self._lines.read(prefill=last)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return True
+        index = len(self._said()) - 1
+        if text.strip():
+            self._answer(lambda settings: self._chat.edit(index, text, **settings))
+        return True
+
+    def _clear(self, _: str) -> bool:
+        self._chat.clear()
+        self._last = None
+        _note("forgotten")
+        return True
+
+    def _stats(self, _: str) -> bool:
+        if self._last is not None:
+            _note(status_line(self._last, self._model.context))
+        turns = len(self._said())
+        _note(
+            f"{turns} {'message' if turns == 1 else 'messages'} from you, "
+            f"context {self._chat.context_used}/{self._model.context} tokens"
+        )
+        return True
+
+    def _exit(self, _: str) -> bool:
+        return False
+
+    def _said(self) -> list[str]:
+        return [str(turn["content"]) for turn in self._chat.messages if turn["role"] == "user"]
+
+    def _last_message(self) -> str | None:
+        said = self._said()
+        return said[-1] if said else None
+
+
+def _usual_input(private: bool) -> LineInput:
+    from edgeinfer.user_folders import user_folder
+
+    history = None if private else user_folder("state") / "history"
+    return LineInput(history, complete=lambda line: completions(line, dict.fromkeys(COMMANDS)))
+
+
+def _note(line: str | None) -> None:
+    """What the program says of itself: on stderr, so that a copied stdout holds the conversation alone."""
+    if line is not None:
+        print(line, file=sys.stderr)
