@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import edgeinfer
+from edgeinfer.catalogue import find_model
 from edgeinfer.errors import CatalogueError, SettingError
 
 TEMPLATE = (
@@ -48,9 +49,12 @@ def test_load_gives_defaults_and_refuses_what_the_template_lacks() -> None:
 
 def test_models_toml_gives_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     own = tmp_path / "edgeinfer" / "models.toml"
     own.parent.mkdir()
     file = "edgeinfer-tiny-30m-Q4_K_M.gguf"
+    (tmp_path / "edgeinfer" / "models").mkdir()
+    (tmp_path / "edgeinfer" / "models" / file).symlink_to(find_model("tiny").path)
     own.write_text(f'[calm]\nfile = "{file}"\nthinking = "off"\ntemplate_args = {{mood = "?"}}\n')
     with edgeinfer.load("calm", chat_template=TEMPLATE, draft=None) as model:
         assert prompt_of(model) == "hi calm?"

@@ -157,9 +157,7 @@ def test_the_context_is_the_one_asked_for_or_the_trained_one(theirs: Model, zoo_
     assert theirs.context == 256
     with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", context=30, threads=1) as small:
         assert small.context == 30
-        with pytest.raises(
-            EdgeInferError, match=r"has 40 tokens, the context holds 30; the largest .* is 256"
-        ):
+        with pytest.raises(EdgeInferError, match=r"has 40 tokens, the context holds 30; .* up to 256"):
             small.generate([5] * 40)
 
 
