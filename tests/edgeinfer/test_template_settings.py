@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import edgeinfer
-from edgeinfer.catalogue import find_model
 from edgeinfer.errors import CatalogueError, SettingError
+from edgeinfer.registry.registry import find_model
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
