@@ -24,9 +24,9 @@ from edgeinfer_kernels.cuda.decode.sampling_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
     add_experts,
@@ -47,7 +47,7 @@ from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS, DeviceC
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision, device_half, turns_of
+from edgeinfer_kernels.layer_split import LayerSplit, device_half, turns_of
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 from edgeinfer_quant_formats import block_format
@@ -128,18 +128,18 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
 def divided_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
     """The decode step of a model whose host has the feed-forwards, or all experts but one."""
     specification, weights = empty_decoder(shape, kind)
-    divisions = [LayerDivision(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
+    divisions = [LayerSplit(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
     facts, there = device_half(specification, weights, divisions)
     arena = Arena()
     model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, divisions=divisions)
-    mailbox = Mailbox(torch.device("cpu"), tokens, facts.width, most_used(facts))
+    mailbox = ExchangeBuffer(torch.device("cpu"), tokens, facts.width, most_used(facts))
     launches = StepLaunches(
         model,
         Workspace(model, arena),
         usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
-    DecodeStep(launches, StepTurns(turns_of(weights, divisions), mailbox)).launch(tokens)
+    DecodeStep(launches, DecodeExchange(turns_of(weights, divisions), mailbox)).launch(tokens)
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:

@@ -16,7 +16,7 @@ from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.expert_traces import recorded_traces
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Replayed, replay
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
 
 HEAD = (
     "model",
@@ -76,7 +76,7 @@ def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: in
     }
     found = []
     for name, (residents, swapping) in ways.items():
-        slots = ExpertSlots(experts, trace.shape[2], residents)
+        slots = ExpertCachePolicy(experts, trace.shape[2], residents)
         done = replay(judged, slots, tokens_a_copy=tokens_a_copy, swapping=swapping)
         found.append([model, f"{count} of {experts}", name, *_cells(done, judged)])
     return found

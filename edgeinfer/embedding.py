@@ -47,15 +47,15 @@ def checked_texts(texts: object) -> list[str]:
     return given
 
 
-def pooled(rows: Vectors, pooling: Pooling, normalise: bool) -> Vectors:
+def pooled(rows: Vectors, pooling: Pooling, normalize: bool) -> Vectors:
     """One vector (width,) float32 of a text's rows (tokens, width): their mean, the first or the last.
 
-    `normalise`: of length 1, so that the product of two vectors is the cosine between them.
+    `normalize`: of length 1, so that the product of two vectors is the cosine between them.
     """
     if pooling == "mean":
         found = rows.mean(axis=0, dtype=np.float64)
     else:
         found = rows[0 if pooling == "cls" else -1].astype(np.float64)
-    if normalise:
+    if normalize:
         found /= max(float(np.linalg.norm(found)), 1e-12)
     return np.asarray(found, np.float32)

@@ -17,7 +17,7 @@ class NotPulledError(UnknownModelError):
         self.name = name
 
 
-class CatalogueError(EdgeInferError):
+class RegistryError(EdgeInferError):
     """An entry of models.toml, or of the user's own, that can't be read."""
 
 

@@ -16,9 +16,9 @@ from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_tex
 from edgeinfer.engine.model_lock import ModelLock
 from edgeinfer.engine.protocols import Engine, Progress, TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.generation.context_shift import SINKS, OnFull, Sliding
+from edgeinfer.generation.context_shift import SINKS, ContextShift, OnFull
 from edgeinfer.generation.request import Prompt, request_of
-from edgeinfer.generation.sequence_counts import AnswerCounts
+from edgeinfer.generation.sequence_counts import SequenceCounts
 from edgeinfer.generation.token_stream import TokenStream, context_overflow
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.results import Generation
@@ -39,7 +39,7 @@ class Model:
     """What `edgeinfer.load` returns; a context manager. Safe to use from several threads.
 
     `notes` are one-line remarks on how it was loaded, worth showing to a person. `spare_core`: the engine
-    leaves one idle while it computes. `rows_alike`: as for `TokenStream`.
+    leaves one idle while it computes. `batch_invariant`: as for `TokenStream`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Model:
         pooling: Pooling = "mean",
         snapshots: SnapshotStore | None = None,
         spare_core: bool = False,
-        rows_alike: bool = False,
+        batch_invariant: bool = False,
         template_options: TemplateOptions = DEFAULTS,
     ) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class Model:
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
-        self._rows_alike = rows_alike
+        self._rows_alike = batch_invariant
         self._turn = ModelLock()
         self._closed = False
 
@@ -120,14 +120,14 @@ class Model:
             for _ in stream:
                 pass
             return stream.result
-        counts = AnswerCounts(n, best_of, beams)
+        counts = SequenceCounts(n, best_of, beams)
         answers = self._several(prompt, counts, **settings)
         return answers[0] if n is None else answers
 
     def _several(
         self,
         prompt: Prompt,
-        counts: AnswerCounts,
+        counts: SequenceCounts,
         *,
         raw: bool = True,
         tools: Sequence[Tool] | None = None,
@@ -230,7 +230,7 @@ class Model:
     ) -> TokenStream:
         self._refuse_closed()
         recall = self._snapshots.recall if self._snapshots else None
-        sliding = Sliding.wanted(on_full, keep, self.engine)
+        sliding = ContextShift.wanted(on_full, keep, self.engine)
         constraint = self._constraint(schema, grammar)
         request = request_of(ids, constraint=constraint, recall=recall, sliding=sliding, **settings)
         return TokenStream(
@@ -271,12 +271,12 @@ class Model:
         return self._read_afresh(taken, self.engine.append_all)
 
     def embed(
-        self, texts: str | Sequence[str], pooling: str | None = None, normalise: bool = True
+        self, texts: str | Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Vectors (len(texts), width) float32 of texts; of one text (width,).
 
         `pooling`: "mean" of the rows in front of the head, the row of the first token ("cls") or of the
-        "last"; None: what the file asks for, the mean if it names none. `normalise`: vectors of length 1.
+        "last"; None: what the file asks for, the mean if it names none. `normalize`: vectors of length 1.
 
         Raises:
             SettingError: no text, an empty one, or an unknown pooling.
@@ -284,19 +284,19 @@ class Model:
             EdgeInferError: the model has been closed, or its engine gives no vectors.
         """
         if isinstance(texts, str):
-            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalise)[0]
+            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalize)[0]
             return found
-        return self.text_vectors(texts, pooling, normalise).vectors
+        return self.text_vectors(texts, pooling, normalize).vectors
 
     def text_vectors(
-        self, texts: Sequence[str], pooling: str | None = None, normalise: bool = True
+        self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> TextVectors:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
-        if not isinstance(normalise, bool):
-            raise SettingError(f"normalise: saw {shown(normalise)}, wanted True or False")
+        if not isinstance(normalize, bool):
+            raise SettingError(f"normalise: saw {shown(normalize)}, wanted True or False")
         ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
-        vectors = [pooled(self._rows(each), chosen, normalise) for each in ids]
+        vectors = [pooled(self._rows(each), chosen, normalize) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 
     def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:

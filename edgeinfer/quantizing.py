@@ -23,7 +23,7 @@ from edgeinfer_quant_formats.quantizer.quantizing import (
     plan_quantization,
     write_quantized,
 )
-from edgeinfer_quant_formats.quantizer.type_choice import Override, TypeWishes, unmatched, weight_format
+from edgeinfer_quant_formats.quantizer.type_choice import Override, TypeOptions, unmatched, weight_format
 
 DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)
@@ -97,8 +97,8 @@ def quantize(
 
 def _type_wishes(
     pure: bool, output: str | None, embedding: str | None, overrides: Mapping[str, str]
-) -> TypeWishes:
-    return TypeWishes(
+) -> TypeOptions:
+    return TypeOptions(
         pure=pure,
         output=_weight_format("output_type", output) if output else None,
         embedding=_weight_format("embedding_type", embedding) if embedding else None,
@@ -121,7 +121,7 @@ def _weight_format(setting: str, name: str) -> BlockFormat:
         raise SettingError(f"{setting}: {error}") from None
 
 
-def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeWishes) -> None:
+def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeOptions) -> None:
     idle = unmatched(wishes.overrides, file.tensors, plan.facts.architecture)
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantised")

@@ -15,7 +15,7 @@ from edgeinfer.benchmarking.cuda_runs import own_seconds
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.tables import NOTHING
 from edgeinfer.benchmarking.workloads import Workload, random_ids
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
@@ -32,7 +32,7 @@ HEAD = (
     "kept", "tokens/s", "measured/planned", "prompt tokens/s", "measured/planned", "memory now",
 )  # fmt: skip
 MIB = 1 << 20
-MOST_OVER, SLACK = 1.01, 8 * MIB
+MAX_OVER, SLACK = 1.01, 8 * MIB
 """What is held may be so much of what was planned, and kernels that a process compiles late."""
 PROMPT = 512
 WARM_UP = 4
@@ -90,7 +90,7 @@ class BudgetRow:
         found = self.measured
         if self.failure or found is None:
             return False
-        return found.gpu_held <= MOST_OVER * self.planned + SLACK and found.gpu_at_most <= self.budget
+        return found.gpu_held <= MAX_OVER * self.planned + SLACK and found.gpu_at_most <= self.budget
 
     @property
     def promises(self) -> tuple[float, float]:
@@ -166,9 +166,9 @@ def _take_buffers(model: Model, plan: MemoryPlan | None) -> None:
     """Read the longest prompt that the CPU computes itself: its buffers, which are planned for, take memory
     when they are written to.
     """
-    send_from = plan.prediction.send_from if plan else None
-    if send_from is not None and 1 < send_from <= PROMPT:
-        own_seconds(model, Workload("prompt", send_from - 1))
+    stream_min_tokens = plan.prediction.stream_min_tokens if plan else None
+    if stream_min_tokens is not None and 1 < stream_min_tokens <= PROMPT:
+        own_seconds(model, Workload("prompt", stream_min_tokens - 1))
 
 
 def token_seconds(model: Model, count: int) -> float:
@@ -179,7 +179,7 @@ def token_seconds(model: Model, count: int) -> float:
     """
     engine = model.engine
     ids = random_ids(WARM_UP + count, engine.vocabulary_size, 1)
-    backend = engine.backend if isinstance(engine, Transformer) else None
+    backend = engine.backend if isinstance(engine, NativeEngine) else None
     if backend is not None and backend.name == "cuda":
         own_seconds(model, Workload("generate", WARM_UP))
         return own_seconds(model, Workload("generate", count)) / count

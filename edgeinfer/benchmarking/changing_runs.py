@@ -7,7 +7,7 @@ from statistics import median
 
 from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import random_ids
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_offload.planner import planner
@@ -36,7 +36,7 @@ def changing_rows(path: Path, share: float, context: int, threads: int | None) -
     try:
         for planner.CHANGING_WORTH in (STAYING, CHANGING):
             with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
-                assert isinstance(model.engine, Transformer)
+                assert isinstance(model.engine, NativeEngine)
                 backend = model.engine.backend
                 if not isinstance(backend, SplitBackend) or model.plan is None:
                     return

@@ -15,7 +15,7 @@ REST_MOST_SECONDS = 0.5
 IDLE_SHARE = 0.1
 
 
-class Contestant(Protocol):
+class BenchTarget(Protocol):
     """Reads tokens as fast as it can."""
 
     name: str
@@ -35,7 +35,7 @@ class Contestant(Protocol):
         ...
 
 
-class OwnContestant:
+class NativeTarget:
     """The engine of a loaded model."""
 
     name = "edgeinfer"
@@ -54,7 +54,7 @@ class OwnContestant:
         self._engine.rewind(length)
 
 
-class LlamaCppContestant:
+class LlamaCppTarget:
     """llama.cpp on the same file."""
 
     name = LLAMA_CPP

@@ -53,7 +53,7 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
             rope,
             "head" if shape.qk_norm else "row" if shape.row_norms else "none",
         ),
-        ExpertsSpecification("silu", NORM, shape.experts, shape.experts_used, "softmax", normalised=True)
+        ExpertsSpecification("silu", NORM, shape.experts, shape.experts_used, "softmax", normalized=True)
         if shape.experts
         else FeedForwardSpecification("silu", NORM),
     )

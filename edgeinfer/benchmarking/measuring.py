@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from edgeinfer.benchmarking.contestants import Contestant, rest
+from edgeinfer.benchmarking.contestants import BenchTarget, rest
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
 
@@ -15,7 +15,7 @@ Report = Callable[[int, int], None]
 
 
 def repeat(
-    contestant: Contestant,
+    contestant: BenchTarget,
     workload: Workload,
     repetitions: int = 5,
     warm_up: bool = True,
@@ -41,7 +41,7 @@ def repeat(
 
 
 def interleave(
-    contestants: Sequence[Contestant],
+    contestants: Sequence[BenchTarget],
     workloads: Sequence[Workload],
     rounds: int = 10,
     piece: int = PIECE_TOKENS,
@@ -79,13 +79,13 @@ def interleave(
     ]
 
 
-def _fill(contestant: Contestant, ids: Sequence[int], depth: int) -> None:
+def _fill(contestant: BenchTarget, ids: Sequence[int], depth: int) -> None:
     contestant.rewind(0)
     if depth:
         contestant.read(ids[:depth])
 
 
-def _perform(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> None:
+def _perform(contestant: BenchTarget, workload: Workload, ids: Sequence[int]) -> None:
     if workload.kind == "prompt":
         contestant.read(ids)
     elif workload.kind == "verify":
@@ -95,7 +95,7 @@ def _perform(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> 
             contestant.read([token])
 
 
-def _piece(contestant: Contestant, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
+def _piece(contestant: BenchTarget, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
     """The seconds of what is counted, from the workload's depth on."""
     contestant.rewind(workload.depth)
     if workload.kind == "prompt":
@@ -106,7 +106,9 @@ def _piece(contestant: Contestant, workload: Workload, ids: Sequence[int], piece
     return [_seconds(contestant, workload, [token]) for token in ids[1 : 1 + min(piece, workload.tokens)]]
 
 
-def _verify_piece(contestant: Contestant, workload: Workload, ids: Sequence[int], passes: int) -> list[float]:
+def _verify_piece(
+    contestant: BenchTarget, workload: Workload, ids: Sequence[int], passes: int
+) -> list[float]:
     seconds = []
     for _ in range(passes + 1):
         contestant.rewind(workload.depth)
@@ -114,7 +116,7 @@ def _verify_piece(contestant: Contestant, workload: Workload, ids: Sequence[int]
     return seconds[1:]
 
 
-def _seconds(contestant: Contestant, workload: Workload, ids: Sequence[int]) -> float:
+def _seconds(contestant: BenchTarget, workload: Workload, ids: Sequence[int]) -> float:
     begin = time.perf_counter()
     _perform(contestant, workload, ids)
     return time.perf_counter() - begin

@@ -23,7 +23,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
 from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
-from edgeinfer_quant_formats.quantizer.type_choice import TypeWishes, choose_types
+from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
 
 REVISION = 2
 """Goes into the files' names; to be raised when what is written changes."""
@@ -132,7 +132,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     tensors = [TensorInfo(name, size, float32, 0, 0, 0) for name, size in shape.matrices().items()]
     wishes = None
     if mix.experts_only and not shape.experts:
-        wishes = TypeWishes(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
+        wishes = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
     formats = {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
     missing = sorted(set(formats.values()) - set(FORMATS))
     if missing:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.protocols import Engine, Progress, TokenChoice
+from edgeinfer.engine.protocols import Engine, Progress, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 
@@ -16,7 +16,7 @@ CERTAIN = 1e4
 class ScriptedChoice:
     """Reads as `choice`, and names the tokens of a script in place of those that it chooses."""
 
-    def __init__(self, choice: TokenChoice, script: Sequence[int]) -> None:
+    def __init__(self, choice: TokenSampler, script: Sequence[int]) -> None:
         self._choice = choice
         self._script = script
 
@@ -73,7 +73,7 @@ class ScriptedEngine:
     def rewind(self, length: int) -> None:
         self._engine.rewind(length)
 
-    def choice(self, sampler: Sampler) -> TokenChoice | None:
+    def choice(self, sampler: Sampler) -> TokenSampler | None:
         choice = self._engine.choice(sampler)
         return ScriptedChoice(choice, self._script) if choice else None
 

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.benchmarking.contestants import Contestant, LlamaCppContestant, OwnContestant, bytes_per_token
+from edgeinfer.benchmarking.contestants import BenchTarget, LlamaCppTarget, NativeTarget, bytes_per_token
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, repeat
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context
@@ -179,7 +179,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
         with _loaded(model, settings, threads) as loaded:
             for workload in settings.workloads:
                 timings = repeat(
-                    OwnContestant(loaded.engine),
+                    NativeTarget(loaded.engine),
                     workload,
                     settings.repetitions,
                     settings.warm_up,
@@ -199,13 +199,13 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
     """
     for threads in settings.threads:
         bandwidth = read_bandwidth(user_folder("cache"), threads)
-        peer = LlamaCppContestant(
+        peer = LlamaCppTarget(
             model.path, settings.context, threads, kv=str(settings.loading.get("kv", "f16"))
         )
         found: list[tuple[Workload, list[Timings], float]] = []
         try:
             with _loaded(model, settings, threads) as loaded:
-                contestants: list[Contestant] = [OwnContestant(loaded.engine), peer]
+                contestants: list[BenchTarget] = [NativeTarget(loaded.engine), peer]
                 for group in _by_depth(settings.workloads):
                     timings = interleave(
                         contestants,

@@ -27,7 +27,7 @@ class TokenTime:
     calls: float
 
 
-class TimedTeam:
+class TimedThreadPool:
     """Stands before a thread team and counts the time inside its calls."""
 
     def __init__(self, team: Any) -> None:
@@ -68,11 +68,11 @@ def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenT
 
 
 @contextmanager
-def _timed(engine: Engine) -> Iterator[TimedTeam]:
+def _timed(engine: Engine) -> Iterator[TimedThreadPool]:
     backend: Any = getattr(engine, "backend", None)
     if not hasattr(backend, "team"):
         raise TypeError(f"{type(engine).__name__}: no backend with a thread team to be timed")
-    team = TimedTeam(backend.team)
+    team = TimedThreadPool(backend.team)
     backend.team = team
     try:
         yield team

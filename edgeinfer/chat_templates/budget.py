@@ -5,9 +5,9 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-MOST_STEPS = 1_000_000
-MOST_SECONDS = 10.0
-MOST_CHARACTERS = 16_000_000
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 10.0
+MAX_CHARACTERS = 16_000_000
 """Beside these, a template may make `CHARACTERS_PER_INPUT` for each character that it is given."""
 CHARACTERS_PER_INPUT = 64
 _ITEM_CHARACTERS = 8
@@ -18,9 +18,9 @@ class Budget:
     """What is left to one rendering."""
 
     def __init__(self, input_characters: int) -> None:
-        self._steps = MOST_STEPS
-        self._characters = MOST_CHARACTERS + CHARACTERS_PER_INPUT * input_characters
-        self._deadline = time.monotonic() + MOST_SECONDS
+        self._steps = MAX_STEPS
+        self._characters = MAX_CHARACTERS + CHARACTERS_PER_INPUT * input_characters
+        self._deadline = time.monotonic() + MAX_SECONDS
 
     def count_step(self, characters: int) -> None:
         """Count one turn of a loop whose own text has `characters`.
@@ -30,9 +30,9 @@ class Budget:
         """
         self._steps -= 1
         if self._steps < 0:
-            raise SecurityError(f"more than {MOST_STEPS} loop turns and macro calls")
+            raise SecurityError(f"more than {MAX_STEPS} loop turns and macro calls")
         if time.monotonic() > self._deadline:
-            raise SecurityError(f"still not done after {MOST_SECONDS:g} seconds")
+            raise SecurityError(f"still not done after {MAX_SECONDS:g} seconds")
         self.count(characters)
 
     def count(self, characters: int) -> None:
@@ -44,7 +44,7 @@ class Budget:
         self._characters -= characters
         if self._characters < 0:
             raise SecurityError(
-                f"more than {MOST_CHARACTERS} characters made beside what the chat accounts for"
+                f"more than {MAX_CHARACTERS} characters made beside what the chat accounts for"
             )
 
     def count_value(self, value: Any, times: int = 1) -> None:

@@ -19,7 +19,7 @@ from edgeinfer.chat_templates.budget import Budget
 
 LARGEST_ARGUMENT = 1_000_000
 WIDEST_INDENT = 64
-MOST_BITS = 4096
+MAX_BITS = 4096
 MAX_SOURCE_BYTES = 1 << 20
 """Compiling takes seconds a megabyte, and a thousand times its memory."""
 
@@ -236,5 +236,5 @@ def _refuse_wide_format(template: str) -> None:
 def _refuse_large_number(operator: str, left: float, right: float) -> None:
     bits = [abs(value).bit_length() if isinstance(value, int) else 64 for value in (left, right)]
     power = operator == "**" and isinstance(right, int)
-    if (bits[0] * abs(right) if power else sum(bits)) > MOST_BITS:
-        raise SecurityError(f"a number of more than {MOST_BITS} bits")
+    if (bits[0] * abs(right) if power else sum(bits)) > MAX_BITS:
+        raise SecurityError(f"a number of more than {MAX_BITS} bits")

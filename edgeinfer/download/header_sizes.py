@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import Patience, read_start
+from edgeinfer.download.transfer import RetryPolicy, read_start
 from edgeinfer.errors import DownloadError
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -15,7 +15,7 @@ READ_BYTES = (8 << 20, 32 << 20)
 """How much is asked for; more if the vocabulary turns out to be so long."""
 
 
-def remote_sizes(files: Sequence[RemoteFile], patience: Patience | None = None) -> ModelSizes:
+def remote_sizes(files: Sequence[RemoteFile], patience: RetryPolicy | None = None) -> ModelSizes:
     """The sizes of a model whose files (all parts, in order) lie on a server.
 
     The heads are written into sparse files of the full length: what reads a model from the disk reads these.

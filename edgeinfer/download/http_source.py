@@ -20,7 +20,7 @@ from edgeinfer.download.digests import digest_in, strong_tag
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
 
-MOST_PER_REQUEST = 16 << 30
+MAX_PER_REQUEST = 16 << 30
 """Bytes asked for at once: the hub's servers refuse to send more than 50 GB in one answer."""
 LATER = (408, 425, 429, 500, 502, 503, 504)
 """Statuses that may pass."""
@@ -65,7 +65,7 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
         DownloadError: it won't work.
     """
     headers = {"User-Agent": "edgeinfer", **remote.headers, "Accept-Encoding": "identity"}
-    headers["Range"] = f"bytes={first}-{first + MOST_PER_REQUEST - 1}"
+    headers["Range"] = f"bytes={first}-{first + MAX_PER_REQUEST - 1}"
     if first and tag:
         headers["If-Range"] = tag
     if urlsplit(remote.url).scheme not in ("http", "https"):

@@ -13,11 +13,11 @@ from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_
 from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.quant_choice import QuantOption, choose_quant
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import Fetched, Hearing, Patience, check_room, fetch
+from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, check_room, fetch
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.loading.load_options import EngineName
 from edgeinfer.planning.fit import known_machine
-from edgeinfer.registry.entries import CatalogueEntry, read_catalogue
+from edgeinfer.registry.entries import RegistryEntry, read_catalogue
 from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.model_file import ModelFile, parts_of
 from edgeinfer.registry.quant_names import bits_of
@@ -47,7 +47,7 @@ class Pull:
 
     models_folder: Path
     hearing: Hearing
-    patience: Patience
+    patience: RetryPolicy
     endpoint: str | None = None
     engine: EngineName = "edgeinfer"
     """Which is to run the model: what edgeinfer's own can't run is fetched for llama.cpp only."""
@@ -65,9 +65,9 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
     Raises:
         UnknownModelError: no such name.
         DownloadError: it can't be fetched, isn't what was promised, or the disk has no room for it.
-        CatalogueError, OSError: the user's own catalogue can't be read, or the file can't be written.
+        RegistryError, OSError: the user's own catalogue can't be read, or the file can't be written.
     """
-    settings = settings or Pull(default_models_folder(), Hearing(), Patience())
+    settings = settings or Pull(default_models_folder(), Hearing(), RetryPolicy())
     _check_address(wanted)
     entries = read_catalogue()
     name, quant = split_quant(wanted, entries)
@@ -94,7 +94,7 @@ def _check_address(wanted: str) -> None:
         raise DownloadError(f"{printable(wanted)}: control characters in an address or name, wanted none")
 
 
-def _pull_entry(entry: CatalogueEntry, quant: str, settings: Pull) -> Pulled:
+def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
     if entry.repository is None and entry.url is None:
         raise UnknownModelError(
             f"{entry.name}: comes with edgeinfer or lies at {entry.file}; nothing to fetch"
@@ -115,7 +115,7 @@ def _pull_entry(entry: CatalogueEntry, quant: str, settings: Pull) -> Pulled:
     return _fetched(entry.name_of(model.quant), files, Path(entry.repository), settings)
 
 
-def _here(entry: CatalogueEntry, quant: str, settings: Pull) -> ModelFile | None:
+def _here(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
     """The model if it is on this disk whole, whoever put it here."""
     wanted = f"{entry.name}:{quant}" if quant else entry.name
     try:
@@ -134,7 +134,7 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _vouched(remote: RemoteFile, entry: CatalogueEntry, quant: str) -> RemoteFile:
+def _vouched(remote: RemoteFile, entry: RegistryEntry, quant: str) -> RemoteFile:
     """The file with what the catalogue says it must be.
 
     Raises `DownloadError` where the hub says otherwise.
@@ -147,7 +147,7 @@ def _vouched(remote: RemoteFile, entry: CatalogueEntry, quant: str) -> RemoteFil
                 f"it was replaced; to take what is there: edgeinfer pull hf:{entry.repository}/{remote.name}"
             )
     if digest:
-        remote = replace(remote, sha256=digest, vouched_by="models.toml")
+        remote = replace(remote, sha256=digest, digest_source="models.toml")
     return replace(remote, size_bytes=remote.size_bytes or size)
 
 
@@ -273,7 +273,7 @@ def _check_model(files: Sequence[Fetched]) -> None:
     except UnsupportedTypeError:
         return  # sound, and fetched for llama.cpp
     except FormatError as error:
-        if all(file.vouched_by for file in files):
+        if all(file.digest_source for file in files):
             raise DownloadError(
                 f"{error}; it came as it was published: a kind that edgeinfer can't read"
             ) from error

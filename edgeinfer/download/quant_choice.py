@@ -12,9 +12,9 @@ from edgeinfer_quant_formats.errors import FormatError
 
 FAST_ENOUGH = 15.0
 """Tokens per second: about twice as fast as people read."""
-MOST_BITS = 9.0
+MAX_BITS = 9.0
 """More than Q8_0 has is no better in an answer."""
-LEAST_BITS = 4.0
+MIN_BITS = 4.0
 """With fewer bits a smaller model answers better; taken only where nothing else fits."""
 GIBIBYTE = 1 << 30
 
@@ -45,7 +45,7 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
     """
     if len(options) == 1:
         return QuantChoice(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
-    usual = [option for option in options if bits_of(option.quant) <= MOST_BITS] or list(options)
+    usual = [option for option in options if bits_of(option.quant) <= MAX_BITS] or list(options)
     ranked = sorted(usual, key=lambda option: -option.size_bytes)
     fitting: list[tuple[QuantOption, Fit]] = []
     for option in ranked:
@@ -53,13 +53,13 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
         if not found.fits:
             continue
         fitting.append((option, found))
-        if _is_fast(found) and bits_of(option.quant) >= LEAST_BITS:
+        if _is_fast(found) and bits_of(option.quant) >= MIN_BITS:
             return QuantChoice(
                 option.quant, _why(option, found, machine, ranked, "the best of {} that fits and is fast")
             )
     if not fitting:
         raise DownloadError(_none_fits(name, ranked[-1], machine))
-    good = [pair for pair in fitting if bits_of(pair[0].quant) >= LEAST_BITS]
+    good = [pair for pair in fitting if bits_of(pair[0].quant) >= MIN_BITS]
     option, found = good[-1] if good else fitting[0]
     rank = "the fastest of {} that is still good" if good else "the best of {} that fits"
     return QuantChoice(option.quant, _why(option, found, machine, ranked, rank))

@@ -14,7 +14,7 @@ class RemoteFile:
     size_bytes: int | None = None
     sha256: str | None = None
     """64 hexadecimal digits."""
-    vouched_by: str = ""
+    digest_source: str = ""
     """Who says what `sha256` is: "models.toml", "the hub"."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with every request, and kept from other hosts: a token, the name of this program."""

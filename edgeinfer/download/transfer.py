@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeinfer.download.header_check import HeaderCheck
 from edgeinfer.download.http_source import (
     BROKEN,
-    MOST_PER_REQUEST,
+    MAX_PER_REQUEST,
     Answer,
     NothingThere,
     TryAgain,
@@ -35,7 +35,7 @@ Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How failures are met. `attempts` in a row without a byte end it."""
 
     attempts: int = 6
@@ -55,12 +55,12 @@ class Patience:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is there and whole. `vouched_by` "": nobody said what its sha256 must be."""
+    """A file that is there and whole. `digest_source` "": nobody said what its sha256 must be."""
 
     path: Path
     sha256: str | None
     """None: it was there before, and wasn't read again."""
-    vouched_by: str = ""
+    digest_source: str = ""
     was_there: bool = False
 
 
@@ -78,7 +78,7 @@ def fetch(
     remote: RemoteFile,
     destination: Path,
     hearing: Hearing | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     check: HeaderCheck | None = None,
 ) -> Fetched:
     """Fetch a file whole to `destination`; what an earlier run left there is gone on with.
@@ -90,7 +90,7 @@ def fetch(
             kept for the next run, unless it is proved wrong.
         OSError: it can't be written.
     """
-    hearing, patience = hearing or Hearing(), patience or Patience()
+    hearing, patience = hearing or Hearing(), patience or RetryPolicy()
     waits = 0
 
     def wait() -> None:
@@ -119,13 +119,13 @@ class _Transfer:
         partial: PartialFile,
         destination: Path,
         hearing: Hearing,
-        patience: Patience,
+        patience: RetryPolicy,
         check: HeaderCheck | None,
     ) -> None:
         self._remote, self._partial, self._destination = remote, partial, destination
         self._hearing, self._patience = hearing, patience
         self._known = Version(None, remote.size_bytes, remote.sha256)
-        self._vouched_by = remote.vouched_by
+        self._vouched_by = remote.digest_source
         self._failures = 0
         self._shorter = 0
         """How often the server had fewer bytes than were here."""
@@ -189,10 +189,10 @@ class _Transfer:
     def _agree(self, answer: Answer) -> None:
         """Compare what the server says with what is known, before anything of it is kept."""
         partial, known = self._partial, self._known
-        sha256, vouched_by = answer.digest or (None, "")
+        sha256, digest_source = answer.digest or (None, "")
         if known.sha256 and sha256 and known.sha256 != sha256:
             raise DownloadError(
-                f"{self._remote.url}: its {vouched_by} says sha256 {sha256}, {self._vouched_by} says "
+                f"{self._remote.url}: its {digest_source} says sha256 {sha256}, {self._vouched_by} says "
                 f"{known.sha256}: another version lies there now"
             )
         if answer.total == 0:
@@ -217,7 +217,7 @@ class _Transfer:
         if answer.first != partial.size:
             partial.empty()  # a server without ranges, or with another version
         if known.sha256 is None and sha256:
-            self._vouched_by = vouched_by
+            self._vouched_by = digest_source
         self._known = Version(answer.tag, known.total or answer.total, known.sha256 or sha256)
         partial.begin(self._known)
         check_room(partial.path.parent, (self._known.total or 0) - partial.size)
@@ -238,7 +238,7 @@ class _Transfer:
         if total is None:
             self._known = replace(self._known, total=partial.size)
             self._check_kind()
-        elif partial.size < total and partial.size - answer.first < MOST_PER_REQUEST:
+        elif partial.size < total and partial.size - answer.first < MAX_PER_REQUEST:
             raise TryAgain("cut off")
 
     @staticmethod
@@ -340,13 +340,13 @@ def _shown(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
-def read_start(remote: RemoteFile, count: int, patience: Patience | None = None) -> bytes:
+def read_start(remote: RemoteFile, count: int, patience: RetryPolicy | None = None) -> bytes:
     """The first `count` bytes of a file, or all of a shorter one; nothing is kept on the disk.
 
     Raises:
         DownloadError: they can't be had.
     """
-    patience = patience or Patience()
+    patience = patience or RetryPolicy()
     for failures in range(1, patience.attempts + 1):
         try:
             with request(remote, 0, None, patience.stall_seconds).body as body:

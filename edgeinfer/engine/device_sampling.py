@@ -9,7 +9,7 @@ from edgeinfer.sampling import Sampler, SamplerSettings
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
 
 
-class ChoosingBackend(Protocol):
+class SamplingBackend(Protocol):
     """What a backend that samples by itself offers; see `CudaBackend.choose`."""
 
     most_recent: int
@@ -29,10 +29,10 @@ class ChoosingBackend(Protocol):
         ...
 
 
-class DeviceChoice:
+class DeviceSampler:
     """Tokens of one stream, chosen by the backend as `sampler` would choose them, with the same numbers."""
 
-    def __init__(self, backend: ChoosingBackend, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(self, backend: SamplingBackend, cache: KVCache, sampler: Sampler) -> None:
         self._backend = backend
         self._cache = cache
         self._sampler = sampler
@@ -78,7 +78,7 @@ def _is_plain(settings: SamplerSettings, most_recent: int) -> bool:
         settings.mirostat != 0,
         bool(settings.logit_bias),
     )
-    penalised = penalties_are_on(settings)
+    penalized = penalties_are_on(settings)
     # At temperature 0 without penalties the highest logit is taken; with them, it goes through a draw.
-    too_many = penalised and not 0 <= settings.repeat_last_n <= most_recent
-    return not any(others) and not too_many and not (penalised and settings.temperature == 0)
+    too_many = penalized and not 0 <= settings.repeat_last_n <= most_recent
+    return not any(others) and not too_many and not (penalized and settings.temperature == 0)

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.device_failures import DEVICE_FAILURES
-from edgeinfer.engine.device_sampling import DeviceChoice
+from edgeinfer.engine.device_sampling import DeviceSampler
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.protocols import Progress, TokenChoice
+from edgeinfer.engine.protocols import Progress, TokenSampler
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
@@ -20,15 +20,15 @@ from edgeinfer_kernels.backend import (
     Backend,
     CachingBackend,
     DividingBackend,
-    ForgettingBackend,
+    EvictingBackend,
     LayeredBackend,
+    PackingBackend,
     Places,
-    PlacingBackend,
     Rows,
     SteppingBackend,
 )
 from edgeinfer_kernels.context_shift import forget
-from edgeinfer_kernels.draft_loop import Guesses, GuessingBackend, Wanted
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftingBackend, DraftRequest
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_quant_formats.errors import FormatError
 
@@ -36,7 +36,7 @@ FORKABLE_BACKENDS = ("cpu", "reference")
 """Those without a device, whose driver refuses forked processes."""
 
 
-class Transformer:
+class NativeEngine:
     """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in
     prefill.
     """
@@ -64,8 +64,8 @@ class Transformer:
         """The only process that may use the backend; None: forked children may."""
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
         # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
-        self._guesser = backend if isinstance(backend, GuessingBackend) else None
-        self._forgetter = backend if isinstance(backend, ForgettingBackend) else None
+        self._guesser = backend if isinstance(backend, DraftingBackend) else None
+        self._forgetter = backend if isinstance(backend, EvictingBackend) else None
         self.most_given = self._guesser.most_given if self._guesser else 0
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
@@ -169,8 +169,8 @@ class Transformer:
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def guesses(self, ids: Sequence[int], wanted: Wanted) -> Guesses:
-        """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; the cache holds what was read."""
+    def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+        """Read `ids`, then guess and read on, as `DraftingBackend.guesses`; the cache holds what was read."""
         self._check(ids, len(wanted.least))
         assert self._guesser is not None
         with DEVICE_FAILURES:
@@ -185,7 +185,7 @@ class Transformer:
         """
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
-        assert isinstance(self.backend, PlacingBackend)
+        assert isinstance(self.backend, PackingBackend)
         with DEVICE_FAILURES:
             x = self.backend.embed(ids)
             self.backend.all_layers_at(x, places)
@@ -280,9 +280,9 @@ class Transformer:
         start = max(0, len(ids) - min(count, self.batch))
         return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
 
-    def choice(self, sampler: Sampler) -> TokenChoice | None:
+    def choice(self, sampler: Sampler) -> TokenSampler | None:
         """The backend as chooser of a stream's tokens, where it can be that."""
-        return DeviceChoice.offered(self.backend, self.cache, sampler)
+        return DeviceSampler.offered(self.backend, self.cache, sampler)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -8,13 +8,13 @@ import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.draft_loop import Guesses, Wanted
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in all)."""
 
 
-class TokenChoice(Protocol):
+class TokenSampler(Protocol):
     """Chooses tokens where the logits lie, so that only ids travel."""
 
     def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
@@ -80,7 +80,7 @@ class Engine(Protocol):
         """Forget all but the first `length` tokens."""
         ...
 
-    def choice(self, sampler: Sampler) -> TokenChoice | None:
+    def choice(self, sampler: Sampler) -> TokenSampler | None:
         """Who chooses this stream's tokens in the engine's stead of the host; None: the host does."""
         ...
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class GuessingEngine(Protocol):
+class DraftingEngine(Protocol):
     """An engine that may go from token to token by itself."""
 
     @property
@@ -103,8 +103,8 @@ class GuessingEngine(Protocol):
         """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
         ...
 
-    def guesses(self, ids: Sequence[int], wanted: Wanted) -> Guesses:
-        """Read `ids`, then guess and read on, as `GuessingBackend.guesses`; it holds what was read."""
+    def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+        """Read `ids`, then guess and read on, as `DraftingBackend.guesses`; it holds what was read."""
         ...
 
 

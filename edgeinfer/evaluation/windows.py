@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgeinfer.errors import SettingError
 
-LEAST_CONTEXT = 8
+MIN_CONTEXT = 8
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Windows:
     """Windows at most; None: all."""
 
     def __post_init__(self) -> None:
-        if self.context < LEAST_CONTEXT:
-            raise SettingError(f"context: saw {self.context}, wanted at least {LEAST_CONTEXT}")
+        if self.context < MIN_CONTEXT:
+            raise SettingError(f"context: saw {self.context}, wanted at least {MIN_CONTEXT}")
         if self.most is not None and self.most < 1:
             raise SettingError(f"chunks: saw {self.most}, wanted a whole number of at least 1, or None")
         if not len(self):

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.detokenizer import TextRelease
-from edgeinfer.generation.shared_prefix import Branches, CacheFullError, branches_of
-from edgeinfer.generation.timer import AnswerClock
+from edgeinfer.generation.detokenizer import Detokenizer
+from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, branches_of
+from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.generation.token_stream import Request, read_prompt
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler, SamplerSettings
@@ -50,7 +50,7 @@ class BeamSearch:
         self._request = request
         self._beams = beams
         self._sampler = Sampler(_undrawn(request.sampling), engine.vocabulary_size, tokenizer.token_bytes)
-        self._clock = AnswerClock()
+        self._clock = GenerationTimer()
         self._passes = self._read = 0
         self._answers: list[_Beam] = []
         self._branches: set[int] = set()
@@ -63,7 +63,7 @@ class BeamSearch:
         ranked = sorted(self._answers, key=lambda beam: beam.mean, reverse=True)
         return [self._generation(beam) for beam in ranked[: self._beams]]
 
-    def _search(self, logits: Logits, branches: Branches) -> None:
+    def _search(self, logits: Logits, branches: Sequences) -> None:
         alive, rows = [_Beam(branches.fork())], [logits]
         self._branches = {alive[0].branch}
         for length in range(1, self._most + 1):
@@ -108,7 +108,7 @@ class BeamSearch:
         worst = sorted((beam.mean for beam in self._answers), reverse=True)[self._beams - 1]
         return max(beam.mean for beam in alive) <= worst
 
-    def _advance(self, alive: Sequence[_Beam], branches: Branches) -> tuple[list[_Beam], list[Logits]]:
+    def _advance(self, alive: Sequence[_Beam], branches: Sequences) -> tuple[list[_Beam], list[Logits]]:
         """Read the last token of every beam, each in a branch of its own.
 
         Of those that come from one branch the first goes on in it; a branch without any is dropped.
@@ -127,7 +127,7 @@ class BeamSearch:
         return own, list(rows)
 
     def _generation(self, beam: _Beam) -> Generation:
-        text = TextRelease(self._tokenizer, ())
+        text = Detokenizer(self._tokenizer, ())
         tokens: list[Token] = []
         for token_id, logprob in zip(beam.ids, beam.logprobs, strict=False):
             tokens += text.push(Token(token_id, "", logprob=logprob))

@@ -21,7 +21,7 @@ from edgeinfer.shown import shown
 OnFull = Literal["stop", "slide", "heavy-hitters"]
 SINKS = 4
 """First tokens that are kept at least."""
-LEAST_CONTEXT = 64
+MIN_CONTEXT = 64
 STEP = 16
 """What is left out at a time is a multiple of so many tokens."""
 VOTERS = 32
@@ -29,7 +29,7 @@ VOTERS = 32
 
 
 @runtime_checkable
-class SlidingEngine(Engine, Protocol):
+class ShiftingEngine(Engine, Protocol):
     """An engine that can forget tokens in the middle of what it holds."""
 
     @property
@@ -61,7 +61,7 @@ class SlidingEngine(Engine, Protocol):
 
 
 @dataclass(frozen=True)
-class Sliding:
+class ContextShift:
     """Keep the first `keep` tokens, half of the context at most, and of the others the last that fit.
 
     What is left out of a text depends on its length alone.
@@ -71,7 +71,7 @@ class Sliding:
     context: int
 
     @classmethod
-    def wanted(cls, on_full: str, keep: int, engine: Engine) -> "Sliding | None":
+    def wanted(cls, on_full: str, keep: int, engine: Engine) -> "ContextShift | None":
         """What `on_full` asks for; None: the answer ends where the context does.
 
         Raises:
@@ -82,7 +82,7 @@ class Sliding:
         policy = POLICIES[on_full]
         if policy is None:
             return None
-        if not isinstance(engine, SlidingEngine):
+        if not isinstance(engine, ShiftingEngine):
             raise SettingError(
                 f"on_full: saw {shown(on_full)}, which llama.cpp's cache doesn't do here; leave the engine "
                 "out, or take 'stop'"
@@ -92,10 +92,10 @@ class Sliding:
                 "on_full: heavy hitters are found where the CPU computes all layers (--device cpu); "
                 "or take 'slide'"
             )
-        if engine.context < LEAST_CONTEXT or keep > engine.context // 2:
+        if engine.context < MIN_CONTEXT or keep > engine.context // 2:
             raise SettingError(
                 f"on_full: {keep} first tokens stay (the system message, {SINKS} at least), and the context "
-                f"holds {engine.context}; wanted a context of at least {max(LEAST_CONTEXT, 2 * keep)}"
+                f"holds {engine.context}; wanted a context of at least {max(MIN_CONTEXT, 2 * keep)}"
             )
         return policy(keep, engine.context)
 
@@ -117,7 +117,7 @@ class Sliding:
         that is gone than has to be, and forgets what the text needs room for; a text too long even so goes
         without its middle.
         """
-        assert isinstance(engine, SlidingEngine)
+        assert isinstance(engine, ShiftingEngine)
         held = engine.held_of(shared_prefix(engine.text, ids))
         engine.rewind(held)
         if engine.slid_at is not None and len(engine.text) - held > self.left_out(len(ids)):
@@ -134,22 +134,22 @@ class Sliding:
 
     def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
         """A history that has outgrown the context, a step shorter."""
-        if not (isinstance(engine, SlidingEngine) and engine.ids == history[:-1]):
+        if not (isinstance(engine, ShiftingEngine) and engine.ids == history[:-1]):
             return self.rest(history, self.step)
         engine.forget(self.least_wanted(engine, self.step))
         return [*engine.ids, history[-1]]
 
-    def least_wanted(self, engine: SlidingEngine, count: int) -> Sequence[int]:
+    def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
         """The places of `count` tokens, of those that the engine holds, that go first."""
         return range(self.keep, self.keep + count)
 
 
-class HeavyHitters(Sliding):
+class HeavyHitters(ContextShift):
     """Keep the first tokens, the last quarter of the context, and of those between them the ones that the
     last `VOTERS` look at most.
     """
 
-    def least_wanted(self, engine: SlidingEngine, count: int) -> Sequence[int]:
+    def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
         """As told; where so many aren't between them, the oldest."""
         last = len(engine.ids) - self.context // 4
         if last - self.keep < count:
@@ -158,9 +158,9 @@ class HeavyHitters(Sliding):
         return sorted((self.keep + np.argsort(votes, kind="stable")[:count]).tolist())
 
 
-POLICIES: dict[str, type[Sliding] | None] = {
+POLICIES: dict[str, type[ContextShift] | None] = {
     "stop": None,
-    "slide": Sliding,
+    "slide": ContextShift,
     "heavy-hitters": HeavyHitters,
 }
 """By the names of `OnFull`."""
@@ -176,6 +176,6 @@ def shared_with(engine: Engine, ids: Sequence[int], slid: bool = False) -> int:
     says that tokens of the text were left out of `ids`.
     """
     shared = shared_prefix(engine.ids, ids)
-    if not slid and isinstance(engine, SlidingEngine) and engine.slid_at is not None:
+    if not slid and isinstance(engine, ShiftingEngine) and engine.slid_at is not None:
         return min(shared, engine.slid_at)
     return shared

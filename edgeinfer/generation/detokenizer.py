@@ -8,7 +8,7 @@ from edgeinfer.generation.stop_strings import StopStrings
 from edgeinfer.results import Token
 
 
-class TextRelease:
+class Detokenizer:
     """Gives tokens their text; holds those back whose text isn't certain yet (half a character or stop)."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from edgeinfer.chat import Message
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.context_shift import Sliding
+from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer.generation.token_stream import Recall, Request
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.sampling import SamplerSettings
@@ -47,7 +47,7 @@ def request_of(
     dropped_turns: int = 0,
     constraint: Constraint | None = None,
     recall: Recall | None = None,
-    sliding: Sliding | None = None,
+    sliding: ContextShift | None = None,
     **sampling: Any,
 ) -> Request:
     """One answer's request; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""

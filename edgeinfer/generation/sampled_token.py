@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Chosen(NamedTuple):
+class SampledToken(NamedTuple):
     """A token that follows; the logits that it was drawn from, if they came to the host."""
 
     id: int

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.beam_search import BeamSearch
-from edgeinfer.generation.sequences import AnswerGroup, best_answers
+from edgeinfer.generation.sequences import SequenceGroup, best_answers
 from edgeinfer.generation.token_stream import Request
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.results import Generation
 from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
-MOST_ANSWERS = 256
+MAX_ANSWERS = 256
 
 
 @dataclass(frozen=True)
-class AnswerCounts:
+class SequenceCounts:
     """`n` answers are given, None: one; of `best_of` that are drawn, or of `beams` that are searched."""
 
     n: int | None = None
@@ -29,8 +29,8 @@ class AnswerCounts:
             value = plain_number(getattr(self, name))
             object.__setattr__(self, name, value)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and 1 <= value <= MOST_ANSWERS):
-                wanted = f"a whole number from 1 to {MOST_ANSWERS}"
+            if value is not None and not (whole and 1 <= value <= MAX_ANSWERS):
+                wanted = f"a whole number from 1 to {MAX_ANSWERS}"
                 raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}")
         if self.best_of is not None and self.beams is not None:
             raise SettingError("best_of and beams: answers are drawn or searched; leave one of them out")
@@ -55,6 +55,6 @@ class AnswerCounts:
                 raise SettingError("schema and grammar: beams keep to none; leave these out, or beams")
             return BeamSearch(engine, tokenizer, request, self.beams).run()[:wanted]
         if self.best_of is None:
-            return AnswerGroup(engine, tokenizer, request, wanted, constraint).run()
+            return SequenceGroup(engine, tokenizer, request, wanted, constraint).run()
         told = replace(request, logprobs=request.logprobs or 0)
-        return best_answers(AnswerGroup(engine, tokenizer, told, self.best_of, constraint).run(), wanted)
+        return best_answers(SequenceGroup(engine, tokenizer, told, self.best_of, constraint).run(), wanted)

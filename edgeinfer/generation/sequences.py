@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.detokenizer import TextRelease
-from edgeinfer.generation.sampled_token import Chosen
-from edgeinfer.generation.shared_prefix import Branches, CacheFullError, branches_of
-from edgeinfer.generation.timer import AnswerClock
+from edgeinfer.generation.detokenizer import Detokenizer
+from edgeinfer.generation.sampled_token import SampledToken
+from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, branches_of
+from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.generation.token_stream import Request, described, read_prompt
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler
@@ -23,7 +23,7 @@ class _Answer:
     """One of them, as far as it has come; `read`: how many of its ids its branch of the cache holds."""
 
     sampler: Sampler
-    text: TextRelease
+    text: Detokenizer
     ids: list[int]
     read: int
     branch: int | None = None
@@ -32,7 +32,7 @@ class _Answer:
     reason: FinishReason | None = None
 
 
-class AnswerGroup:
+class SequenceGroup:
     """`count` answers to `request`, each with a sampler of its own: with a seed, one more for each.
 
     Answer 0 is what a stream would give. Where the cache has no room for all at once, the last begun wait.
@@ -49,7 +49,7 @@ class AnswerGroup:
         self._engine = engine
         self._tokenizer = tokenizer
         self._request = request
-        self._clock = AnswerClock()
+        self._clock = GenerationTimer()
         self._passes = self._drawn = 0
         seed = request.sampling.seed
         self._answers = [
@@ -60,7 +60,7 @@ class AnswerGroup:
                     tokenizer.token_bytes,
                     constraint(),
                 ),
-                TextRelease(tokenizer, request.stop),
+                Detokenizer(tokenizer, request.stop),
                 list(request.prompt_ids),
                 len(request.prompt_ids),
             )
@@ -83,7 +83,7 @@ class AnswerGroup:
         self._draw_all(branches_of(self._engine))
         return [self._generation(answer) for answer in self._answers]
 
-    def _draw_all(self, branches: Branches) -> None:
+    def _draw_all(self, branches: Sequences) -> None:
         waiting = deque(answer for answer in self._answers if answer.reason is None)
         active: list[_Answer] = []
         most = branches.together
@@ -110,7 +110,7 @@ class AnswerGroup:
                 active.remove(answer)
                 most = branches.together  # there is room again
 
-    def _read(self, branches: Branches, active: Sequence[_Answer]) -> list[npt.NDArray[np.float32]]:
+    def _read(self, branches: Sequences, active: Sequence[_Answer]) -> list[npt.NDArray[np.float32]]:
         """Logits behind each answer; most often a token of each is read, more where one had to wait."""
         tokens: list[tuple[int, int]] = []
         last: list[int] = []
@@ -124,7 +124,7 @@ class AnswerGroup:
         return [logits[row] for row in last]
 
     @staticmethod
-    def _put_off(branches: Branches, active: list[_Answer], waiting: deque[_Answer]) -> None:
+    def _put_off(branches: Sequences, active: list[_Answer], waiting: deque[_Answer]) -> None:
         """Let the answer begun last wait until another has ended; the only one ends here."""
         answer = active.pop()
         assert answer.branch is not None
@@ -146,7 +146,7 @@ class AnswerGroup:
             answer.reason = complete
         else:
             answer.ids.append(chosen)
-            token = described(Chosen(chosen, logits), self._request.logprobs)
+            token = described(SampledToken(chosen, logits), self._request.logprobs)
             answer.said.append(token)
             answer.shown += answer.text.push(token)
             if answer.text.stopped:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.kv_cache import shared_prefix
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
-from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
 
 Logits = npt.NDArray[np.float32]
 
@@ -19,7 +19,7 @@ class CacheFullError(Exception):
     """No page is left for another token of a branch; another branch has to be dropped first."""
 
 
-class Branches(Protocol):
+class Sequences(Protocol):
     """Continuations of what an engine holds. While they live the engine may not be used otherwise."""
 
     together: int
@@ -42,12 +42,12 @@ class Branches(Protocol):
         ...
 
 
-def branches_of(engine: Engine) -> Branches:
+def branches_of(engine: Engine) -> Sequences:
     """Branches behind what the engine holds now: by pages where its backend can, else one after another."""
-    paged = isinstance(engine, Transformer) and engine.cache.layers
-    if paged and isinstance(engine, Transformer) and isinstance(engine.backend, PlacingBackend):
-        return PagedBranches(engine)
-    return BranchesInTurn(engine)
+    paged = isinstance(engine, NativeEngine) and engine.cache.layers
+    if paged and isinstance(engine, NativeEngine) and isinstance(engine.backend, PackingBackend):
+        return PagedSequences(engine)
+    return AlternatingSequences(engine)
 
 
 @dataclass
@@ -58,17 +58,17 @@ class _Text:
     length: int
 
 
-class PagedBranches:
+class PagedSequences:
     """Branches whose common pages are held once; a page is copied when one of its holders goes on in it.
 
     A page holds PAGE positions. The engine's own text stays as it is: only behind its end, in the page that
     it has begun, one branch may go on.
     """
 
-    def __init__(self, engine: Transformer) -> None:
+    def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
         backend = engine.backend
-        assert isinstance(backend, PlacingBackend)
+        assert isinstance(backend, PackingBackend)
         self.together = backend.most_placed
         length = len(engine.ids)
         own = -(-length // PAGE)
@@ -163,7 +163,7 @@ class PagedBranches:
             self._free.append(page)
 
 
-class BranchesInTurn:
+class AlternatingSequences:
     """Branches of an engine that holds one text at a time: what differs is read anew for each."""
 
     together = 1

@@ -5,7 +5,7 @@ import time
 from edgeinfer.results import Speed
 
 
-class AnswerClock:
+class GenerationTimer:
     """How long the parts of one answer took, or of several side by side; what their reader does between two
     tokens doesn't count.
     """

@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from edgeinfer.engine.expert_use import ExpertUse
 from edgeinfer.engine.model_lock import ModelLock
-from edgeinfer.engine.protocols import Engine, Progress, TextTokenizer, TokenChoice
+from edgeinfer.engine.protocols import Engine, Progress, TextTokenizer, TokenSampler
 from edgeinfer.errors import ContextOverflowError, SettingError
-from edgeinfer.generation.context_shift import Sliding, shared_with
-from edgeinfer.generation.detokenizer import TextRelease
-from edgeinfer.generation.sampled_token import Chosen
-from edgeinfer.generation.timer import AnswerClock
+from edgeinfer.generation.context_shift import ContextShift, shared_with
+from edgeinfer.generation.detokenizer import Detokenizer
+from edgeinfer.generation.sampled_token import SampledToken
+from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, SamplerSettings, logprobs
 from edgeinfer.shown import shown
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer.structured.constraint import Constraint
-from edgeinfer.structured.forced_tokens import CertainTokens
+from edgeinfer.structured.forced_tokens import ForcedTokens
 from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 
 
@@ -42,7 +42,7 @@ class Request:
     constraint: Constraint | None = None
     """Which tokens may follow; used up by this answer."""
     recall: "Recall | None" = None
-    sliding: Sliding | None = None
+    sliding: ContextShift | None = None
     """What becomes of a text that outgrows the context; None: the answer ends there."""
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class TokenStream:
 
     A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable.
     Streams of one model may take turns, token by token, and may be read by several threads: `turn` is the
-    model's lock. `on_end` hears of the answer once, however it ended. `rows_alike`: the engine's logits
+    model's lock. `on_end` hears of the answer once, however it ended. `batch_invariant`: the engine's logits
     behind several tokens that it reads at once are to the last bit those of one by one.
     """
 
@@ -93,20 +93,20 @@ class TokenStream:
         turn: ModelLock,
         on_end: Callable[[Generation], None] | None = None,
         speculator: Speculator | None = None,
-        rows_alike: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self._engine = engine
         self._turn = turn
         self._tokenizer = tokenizer
         self._request = request
         self._on_end = on_end
-        self._clock = AnswerClock()
+        self._clock = GenerationTimer()
         self._experts = ExpertUse(engine)
         self._speculator = speculator
         self._pace = speculator.pace_of(request.sampling) if speculator else None
         self._drafts = DraftCount()
-        together = 1 + MOST_DRAFTED if rows_alike or speculator else 1
-        self._certain = CertainTokens(engine, together, self._drafts)
+        together = 1 + MAX_DRAFTED if batch_invariant or speculator else 1
+        self._certain = ForcedTokens(engine, together, self._drafts)
         self._tokens: list[Token] = []
         self._slides = self._left_out = 0
         self._reason: FinishReason = "cancelled"
@@ -209,7 +209,7 @@ class TokenStream:
         request, engine = self._request, self._engine
         constraint = request.constraint
         sampler = Sampler(request.sampling, engine.vocabulary_size, self._tokenizer.token_bytes, constraint)
-        text = TextRelease(self._tokenizer, request.stop)
+        text = Detokenizer(self._tokenizer, request.stop)
         plain = request.logprobs is None and constraint is None
         chooser = engine.choice(sampler) if plain else None
         sampler.begin()
@@ -223,7 +223,7 @@ class TokenStream:
         first = sampler.sample(prompt_logits, history)
         sampler.accept(first)
         self._clock.decoded()
-        ready: deque[Chosen] = deque([Chosen(first, prompt_logits)])
+        ready: deque[SampledToken] = deque([SampledToken(first, prompt_logits)])
         for count in range(1, most + 1):
             if not ready:
                 self._clock.resume()
@@ -250,8 +250,8 @@ class TokenStream:
         return self._request.full_reason(self._engine.context) if closed else "stop"
 
     def _next(
-        self, history: list[int], sampler: Sampler, chooser: TokenChoice | None, room: int
-    ) -> list[Chosen]:
+        self, history: list[int], sampler: Sampler, chooser: TokenSampler | None, room: int
+    ) -> list[SampledToken]:
         """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
         engine, speculator, pace = self._engine, self._speculator, self._pace
         follows = engine.ids == history[: len(history) - 1 - self._certain.unread]
@@ -279,10 +279,10 @@ class TokenStream:
         self,
         history: list[int],
         sampler: Sampler,
-        chooser: TokenChoice | None,
+        chooser: TokenSampler | None,
         follows: bool,
         ahead: bool = True,
-    ) -> Chosen:
+    ) -> SampledToken:
         """The token behind `history`, read by itself.
 
         If another stream has used the cache in between (`follows` False), more than a token is read. `ahead`:
@@ -295,19 +295,19 @@ class TokenStream:
             engine.rewind(held)
         elif chooser and (taken := chooser.next(history, ahead)) is not None:
             sampler.accept(taken)
-            return Chosen(taken, None)
+            return SampledToken(taken, None)
         sampler.begin()
         read = self._certain.read if follows else engine.append
         logits = read(history[held:])
         chosen = sampler.sample(logits, history)
         sampler.accept(chosen)
-        return Chosen(chosen, logits)
+        return SampledToken(chosen, logits)
 
-    def _described(self, chosen: Chosen) -> Token:
+    def _described(self, chosen: SampledToken) -> Token:
         return described(chosen, self._request.logprobs)
 
 
-def described(chosen: Chosen, wanted: int | None) -> Token:
+def described(chosen: SampledToken, wanted: int | None) -> Token:
     """The token, still without its text; with its own log-probability and the `wanted` best, if any are."""
     if wanted is None or chosen.logits is None:
         return Token(chosen.id, "", chosen.drafted)
@@ -342,7 +342,7 @@ def rewind_to_shared(
 
 
 def read_prompt(
-    engine: Engine, request: Request, clock: AnswerClock, slid: bool = False
+    engine: Engine, request: Request, clock: GenerationTimer, slid: bool = False
 ) -> npt.NDArray[np.float32]:
     """Read the part of the prompt that the cache doesn't hold; logits behind its last token, (vocabulary,).
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from edgeinfer.chat_templates.reasoning import parted
-from edgeinfer.history.records import StoredChat, StoredTurn
+from edgeinfer.history.records import StoredChat, StoredMessage
 
 SPEAKERS = {"user": "You", "assistant": "Model"}
 
 
-def as_markdown(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
+def as_markdown(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
     """The turns of one branch, each under a heading; thoughts are quoted. How a turn ended is said where it
     isn't whole.
     """
@@ -25,7 +25,7 @@ def as_markdown(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
     return "\n".join(lines)
 
 
-def _told(turn: StoredTurn) -> str:
+def _told(turn: StoredMessage) -> str:
     """A turn's text; what a model thought before it is quoted."""
     reply = parted(turn.text)
     if turn.role != "assistant" or not reply.thought:
@@ -34,7 +34,7 @@ def _told(turn: StoredTurn) -> str:
     return f"{quoted}\n\n{reply.said.strip()}".strip()
 
 
-def as_json_lines(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
+def as_json_lines(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
     """One object a line: the chat, then its turns; of all branches, if `turns` holds them."""
     head = {
         "chat": chat.id,
@@ -47,7 +47,7 @@ def as_json_lines(chat: StoredChat, turns: Sequence[StoredTurn]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _fields(turn: StoredTurn) -> dict[str, object]:
+def _fields(turn: StoredMessage) -> dict[str, object]:
     return {
         "id": turn.id,
         "parent": turn.parent,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from edgeinfer.history.records import State, StoredChat
 from edgeinfer.history.store import ChatStore, ChatStoreError
 from edgeinfer.history.tree import Turn
-from edgeinfer.history.turn_writer import TurnWriter
+from edgeinfer.history.turn_writer import MessageWriter
 
 
 class Recorder:
@@ -22,8 +22,8 @@ class Recorder:
         """`begin` makes the chat in the store, once something is said; `stored`: it is there already."""
         self._store, self._begin, self.stored = store, begin, stored
         self.trouble: str | None = None
-        self._writer: TurnWriter | None = None
-        self._unfinished: list[tuple[TurnWriter, State]] = []
+        self._writer: MessageWriter | None = None
+        self._unfinished: list[tuple[MessageWriter, State]] = []
 
     @property
     def snapshot_owner(self) -> str | None:

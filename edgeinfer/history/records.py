@@ -34,7 +34,7 @@ class StoredChat:
 
 
 @dataclass(frozen=True)
-class StoredTurn:
+class StoredMessage:
     """One message. `parent`: the turn that it follows; turns of one parent are alternatives."""
 
     id: int
@@ -51,7 +51,7 @@ class Found:
     """A turn that a search found, and the place in it."""
 
     chat: StoredChat
-    turn: StoredTurn
+    turn: StoredMessage
     excerpt: str
 
 
@@ -74,10 +74,10 @@ def stored_chat(row: Sequence[object]) -> StoredChat:
     )
 
 
-def stored_turn(row: Sequence[object]) -> StoredTurn:
+def stored_turn(row: Sequence[object]) -> StoredMessage:
     """A turn from a row of the store: id, chat, parent, role, text, state, created; as `stored_chat`."""
     id_, chat, parent, role, text, state, created = row
-    return StoredTurn(
+    return StoredMessage(
         _whole(id_) or 0,
         _whole(chat) or 0,
         _whole(parent),

@@ -12,8 +12,8 @@ from typing import Self
 
 from edgeinfer.history.damaged_store import ChatStoreError as ChatStoreError
 from edgeinfer.history.damaged_store import CheckedConnection, check_store, decoded, is_damage, move_aside
-from edgeinfer.history.records import Found, Role, State, StoredChat, StoredTurn, stored_chat, stored_turn
-from edgeinfer.history.turn_writer import TurnWriter, storable
+from edgeinfer.history.records import Found, Role, State, StoredChat, StoredMessage, stored_chat, stored_turn
+from edgeinfer.history.turn_writer import MessageWriter, storable
 from edgeinfer.snapshots.store import delete_snapshots
 from edgeinfer.user_folders import user_folder
 
@@ -160,7 +160,7 @@ class ChatStore:
 
     def add_turn(
         self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
-    ) -> StoredTurn:
+    ) -> StoredMessage:
         """A turn that has ended, behind `parent` (None: the first); the chat's tip is there now.
 
         Raises:
@@ -169,18 +169,18 @@ class ChatStore:
         """
         return self.turn(self._insert(chat, parent, role, text, state))
 
-    def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> TurnWriter:
+    def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> MessageWriter:
         """A turn that comes in pieces; `Raises` as `add_turn`."""
-        return TurnWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
+        return MessageWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
 
-    def turn(self, turn: int) -> StoredTurn:
+    def turn(self, turn: int) -> StoredMessage:
         """One turn. Raises ChatStoreError where there is none."""
         found = self._turns("WHERE id = ?", (turn,))
         if not found:
             raise ChatStoreError(f"turn {turn}: no such turn")
         return found[0]
 
-    def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredTurn]:
+    def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredMessage]:
         """The turns from the first one to `tip` (None: where the chat was left), in order."""
         by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
         line = []
@@ -192,15 +192,15 @@ class ChatStore:
             at = turn.parent if turn.parent is not None and turn.parent < turn.id else None
         return line[::-1]
 
-    def turns(self, chat: StoredChat) -> list[StoredTurn]:
+    def turns(self, chat: StoredChat) -> list[StoredMessage]:
         """The turns of all branches in the order in which they came, so each behind its parent."""
         return self._turns("WHERE chat = ? ORDER BY id", (chat.id,))
 
-    def alternatives(self, turn: StoredTurn) -> list[StoredTurn]:
+    def alternatives(self, turn: StoredMessage) -> list[StoredMessage]:
         """All turns that follow the same one, in the order in which they came; `turn` among them."""
         return self._turns("WHERE chat = ? AND parent IS ? ORDER BY id", (turn.chat, turn.parent))
 
-    def move_to(self, turn: StoredTurn) -> StoredChat:
+    def move_to(self, turn: StoredMessage) -> StoredChat:
         """Leave the chat at the newest end of the branch that goes through `turn`."""
         at = turn.id
         while children := self._turns("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
@@ -289,7 +289,7 @@ class ChatStore:
         rows = self._connection.rows(f"{CHATS} {condition}", values)
         return [stored_chat(row) for row in rows]
 
-    def _turns(self, condition: str, values: Sequence[object]) -> list[StoredTurn]:
+    def _turns(self, condition: str, values: Sequence[object]) -> list[StoredMessage]:
         return [stored_turn(row) for row in self._connection.rows(f"{TURNS} {condition}", values)]
 
 

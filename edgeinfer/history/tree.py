@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edgeinfer.history.records import Role, State, StoredTurn
+from edgeinfer.history.records import Role, State, StoredMessage
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Turn:
 class ChatTree:
     """The turns of one chat; those that follow the same one are alternatives."""
 
-    def __init__(self, stored: Iterable[StoredTurn] = ()) -> None:
+    def __init__(self, stored: Iterable[StoredMessage] = ()) -> None:
         """`stored`: turns of the store, each behind its parent."""
         self.beginnings: list[Turn] = []
         self._by_number: dict[int, Turn] = {}

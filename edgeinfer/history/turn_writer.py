@@ -9,7 +9,7 @@ RETRY_SECONDS = 1.0
 """How long a store that can't be written is left alone before the next attempt."""
 
 
-class TurnWriter:
+class MessageWriter:
     """Appends pieces of one turn. What can't be written is kept in memory and tried again with the next.
 
     `trouble`: why the store couldn't be written at the last attempt; None: all that came is safe.

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTISED_CACHES, llama_cpp_library, log_catcher
-from edgeinfer.loading.load_options import Wishes
+from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
+from edgeinfer.loading.load_options import LoadOptions
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
@@ -221,7 +221,7 @@ class LlamaCppEngine:
         self._llama.close()
 
 
-def load_llama_cpp(found: ModelFile, wishes: Wishes) -> Model:
+def load_llama_cpp(found: ModelFile, wishes: LoadOptions) -> Model:
     """Load a file with llama.cpp.
 
     Raises:
@@ -260,7 +260,7 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
             n_threads_batch=threads,
             type_k=cache_type,
             type_v=cache_type,
-            flash_attn=cache_type in QUANTISED_CACHES,
+            flash_attn=cache_type in QUANTIZED_CACHES,
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:

@@ -10,7 +10,7 @@ _ERROR, _CONTINUED = 4, 5
 """Numbers of ggml's `enum ggml_log_level`."""
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """Numbers of ggml's `enum ggml_type`."""
-QUANTISED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
+QUANTIZED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
 """llama.cpp reads these in its flash attention only."""
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import left_in_file, prepare_reading
-from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan, PlanRequest, plan_devices
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_choice import SparseChoice
@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats, kernel_units
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -42,7 +42,7 @@ def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
     return _loaded(source, sparse, _kernels(source, sparse, planned), request, machine, planned)
 
 
-def load_draft_on_cpu(source: ModelSource, team: Team | None, threads: int) -> LoadedEngine:
+def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int) -> LoadedEngine:
     """A draft model that the model's plan has room for. `team`: the model's threads, if it is on the CPU."""
     request = replace(request_for(source, SparseChoice(), None), device="cpu", ram=None)
     machine = unmeasured_machine(threads)
@@ -67,7 +67,7 @@ def _loaded(
     request: PlanRequest,
     machine: Machine,
     planned: DevicePlan,
-    team: Team | None = None,
+    team: ThreadPool | None = None,
 ) -> LoadedEngine:
     wishes, weights, plan = source.wishes, source.weights, planned.memory
     layers = sparse.layers if plan.wishes.sparse else {}
@@ -78,7 +78,7 @@ def _loaded(
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
     cache = KVCache.allocate(source.specification, source.context, wishes.kv)
-    placing = Placing(source, plan.file_weight_bytes)
+    placing = LoadProgress(source, plan.file_weight_bytes)
     backend = CpuBackend(
         source.specification,
         weights,
@@ -93,7 +93,7 @@ def _loaded(
         team=team,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
-    engine = Transformer(
+    engine = NativeEngine(
         source.specification,
         backend,
         cache,

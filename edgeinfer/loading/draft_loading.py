@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.cpu_loading import load_draft_on_cpu
 from edgeinfer.loading.draft_file import DraftFile
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.chained_drafter import FirstOf
+from edgeinfer.speculation.chained_drafter import ChainedDrafter
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
@@ -51,14 +51,14 @@ def load_drafter(
         model = _draft_model(draft, source, target, beside)
         if not draft.required:
             notes = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(FirstOf([lookup, model]) if wishes.references else model, notes)
+    return LoadedDrafter(ChainedDrafter([lookup, model]) if wishes.references else model, notes)
 
 
 def _cost(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f} MB of main memory (--draft none, draft=None leave it out)"
 
 
-def _layer_skipping(engine: Transformer) -> LayerSkipping:
+def _layer_skipping(engine: NativeEngine) -> LayerSkipping:
     if not isinstance(engine.backend, LayeredBackend):
         raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")
     return LayerSkipping(engine, kept_layers(len(engine.specification.layers)))

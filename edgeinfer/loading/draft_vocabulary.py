@@ -9,7 +9,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
 
-MOST_EXTRA_TOKENS = 1024
+MAX_EXTRA_TOKENS = 1024
 """Tokens, padding most often, by which vocabularies of one family are seen to differ in length."""
 
 
@@ -27,7 +27,7 @@ def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     shared = min(map(len, texts))
     return (
         kinds[0] == kinds[1]
-        and max(map(len, texts)) - shared <= MOST_EXTRA_TOKENS
+        and max(map(len, texts)) - shared <= MAX_EXTRA_TOKENS
         and texts[0][:shared] == texts[1][:shared]
         and np.array_equal(types[0][:shared], types[1][:shared])
     )
@@ -37,7 +37,7 @@ def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
     """Raise `OtherVocabularyError` unless both have the same tokens, but for some more at the end of one."""
     shared = min(draft.vocabulary_size, target.vocabulary_size)
     extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
-    if extra > MOST_EXTRA_TOKENS:
+    if extra > MAX_EXTRA_TOKENS:
         raise OtherVocabularyError(
             f"draft: {name} has {draft.vocabulary_size} tokens, the model {target.vocabulary_size}; wanted "
             "the same vocabulary"

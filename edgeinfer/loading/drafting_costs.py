@@ -6,15 +6,15 @@ Both are remembered, so that a new process begins with what is known.
 from contextlib import suppress
 from dataclasses import asdict, fields
 
-from edgeinfer.speculation.draft_controller import Learnt, Pace
+from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, Speculator
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
-LEARNT = tuple(field.name for field in fields(Learnt))
+LEARNT = tuple(field.name for field in fields(DraftStats))
 
 
-def begin_drafting(speculator: Speculator, figures: RememberedFigures, of: str) -> None:
+def begin_drafting(speculator: Speculator, figures: MeasuredFigures, of: str) -> None:
     """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second; where
     that was disturbed the next process measures again.
 
@@ -55,27 +55,27 @@ def _remembered(known: dict[str, float], of: str) -> MeasuredCosts | None:
     return None if costs.disturbed else costs
 
 
-def _remember(figures: RememberedFigures, of: str, costs: MeasuredCosts) -> None:
+def _remember(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> None:
     found = {_pass(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
         found[_draft(of)], found[_begun_draft(of)] = costs.drafted_token, costs.draft
     figures.keep(found)
 
 
-def _learnt(known: dict[str, float], of: str, kind: str) -> Learnt | None:
+def _learnt(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
     """What was learnt of answers of a kind; None: not all of it is known."""
     found = [known.get(_of_kind(of, kind, name)) for name in LEARNT]
     numbers = [number for number in found if number is not None]
-    return Learnt(*numbers) if len(numbers) == len(LEARNT) else None
+    return DraftStats(*numbers) if len(numbers) == len(LEARNT) else None
 
 
 def _keep_learnt(
-    figures: RememberedFigures, of: str, speculator: Speculator, begun: dict[str, Learnt]
+    figures: MeasuredFigures, of: str, speculator: Speculator, begun: dict[str, DraftStats]
 ) -> None:
     """Remember what was learnt of the kinds of answers that there were."""
     found = dict[str, float]()
     for kind, pace in speculator.paces.items():
-        if pace.learnt not in (Pace().learnt, begun.get(kind)):
+        if pace.learnt not in (DraftController().learnt, begun.get(kind)):
             found |= {_of_kind(of, kind, name): value for name, value in asdict(pace.learnt).items()}
     # On a full disk the next process begins with what this one began with.
     with suppress(OSError):

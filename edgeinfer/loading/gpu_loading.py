@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
-from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan, plan_devices
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.planning.plan_request import request_for
@@ -44,7 +44,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEng
             source.context,
             cuda_device(gpu.index),
             DeviceOptions(kv=source.wishes.kv),
-            on_placed=Placing(source),
+            on_placed=LoadProgress(source),
         )
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
@@ -53,7 +53,7 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEng
     made_ready(backend, gpu, source, plan.weight_bytes_per_token)
     cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
     cache = KVCache(source.context, device_bytes=cache_bytes)
-    engine = Transformer(
+    engine = NativeEngine(
         source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, planned.fitting
     )
     return LoadedEngine(

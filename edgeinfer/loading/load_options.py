@@ -12,9 +12,9 @@ from edgeinfer.errors import SettingError
 from edgeinfer.shown import shown
 from edgeinfer_kernels.layer_cache import CacheType
 
-MOST_THREADS = max(64, 2 * (os.cpu_count() or 1))
+MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 """They wait for each other by turning in circles: many more than processors stop a machine."""
-MOST_LEAVES = 8
+MAX_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -29,19 +29,19 @@ def is_device(name: str) -> bool:
     return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
 
 
-def check_wishes(context: int | None, threads: int | None, draft: str | None) -> None:
+def check_load_options(context: int | None, threads: int | None, draft: str | None) -> None:
     """Raise `SettingError` for what neither loading nor planning takes."""
     for name, value in (("context", context), ("threads", threads)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 1, or None")
-    if threads is not None and threads > MOST_THREADS:
-        raise SettingError(f"threads: saw {threads}, wanted {MOST_THREADS} at most")
+    if threads is not None and threads > MAX_THREADS:
+        raise SettingError(f"threads: saw {threads}, wanted {MAX_THREADS} at most")
     if draft is not None and (not isinstance(draft, str) or draft.lower() in ("", "none")):
         raise SettingError(f"draft: saw {shown(draft)}, wanted 'auto', 'lookup', 'self', a model, or None")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LoadOptions:
     """What the caller of `load` asked for, checked."""
 
     context: int | None = None
@@ -97,10 +97,10 @@ class Wishes:
             raise SettingError(f"snapshots: saw {shown(self.snapshots)}, wanted True or False")
         if not isinstance(self.device, str) or not is_device(self.device):
             raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
-        check_wishes(self.context, self.threads, self.draft)
-        if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MOST_LEAVES + 1):
+        check_load_options(self.context, self.threads, self.draft)
+        if isinstance(self.draft_leaves, bool) or self.draft_leaves not in range(MAX_LEAVES + 1):
             raise SettingError(
-                f"draft_leaves: saw {shown(self.draft_leaves)}, wanted a whole number from 0 to {MOST_LEAVES}"
+                f"draft_leaves: saw {shown(self.draft_leaves)}, wanted a whole number from 0 to {MAX_LEAVES}"
             )
         if self.references and self.draft is None:
             raise SettingError(

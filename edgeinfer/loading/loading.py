@@ -19,7 +19,7 @@ from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.engine_loading import load_engine
-from edgeinfer.loading.load_options import EngineName, Sparse, Wishes
+from edgeinfer.loading.load_options import EngineName, LoadOptions, Sparse
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model import Model
 from edgeinfer.model_config.config import ModelConfig
@@ -102,7 +102,7 @@ def load(
     """
     if not isinstance(model, str | Path | None):
         raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
-    wishes = Wishes(
+    wishes = LoadOptions(
         context=plain_number(context),
         device=device,
         vram=parse_bytes("vram", plain_number(vram)),
@@ -162,7 +162,7 @@ def _explained(error: BaseException, name: str) -> EdgeInferError | None:
     return None
 
 
-def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
+def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     source = ModelSource(found.name, file, config, wishes)
     tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
@@ -198,7 +198,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: Wishes) -> Model:
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         spare_core=_leaves_a_core(loaded),
-        rows_alike=loaded.team is not None,
+        batch_invariant=loaded.team is not None,
         template_options=source.wishes.template_options.over(found.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from edgeinfer.engine.native_engine import Transformer
-from edgeinfer.loading.load_options import Wishes
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.loading.load_options import LoadOptions
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -27,7 +27,7 @@ class ModelSource:
     name: str
     file: GGUFFile
     config: ModelConfig
-    wishes: Wishes
+    wishes: LoadOptions
 
     @property
     def context(self) -> int:
@@ -51,7 +51,7 @@ class ModelSource:
 class LoadedEngine:
     """An engine with its plan, and what the user should know of how it came about."""
 
-    engine: Transformer
+    engine: NativeEngine
     plan: Callable[[], MemoryPlan]
     """With how fast everything is read, which is measured on first use."""
     draft: Place | None = None
@@ -65,11 +65,11 @@ class LoadedEngine:
     draft_gpu_bytes: int = 0
     """What the plan keeps there for the draft model, with what all models there share."""
     notes: list[str] = field(default_factory=list)
-    team: Team | None = None
+    team: ThreadPool | None = None
     """The threads of an engine that lies on the CPU as a whole; a draft model's take turns with them."""
 
 
-class Placing:
+class LoadProgress:
     """Counts the bytes that have come where the kernels want them; lets go of the file's pages behind.
 
     `left`: bytes that stay in the file.

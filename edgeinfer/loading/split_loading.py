@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.gpu_loading import draft_gpu_bytes, made_ready
-from edgeinfer.loading.model_source import LoadedEngine, ModelSource, Placing
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.planning.known_routing import known_routing
@@ -15,19 +15,19 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
-from edgeinfer_kernels.cpu.cpu_shard import HostHalf
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerDivision, host_batch
+from edgeinfer_kernels.layer_split import LayerSplit, host_batch
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_offload.machine.this_machine import meets_in_graph
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
@@ -63,14 +63,14 @@ class _Sides:
     def load(self) -> LoadedEngine:
         """Bring everything into place. Raises `DeviceMemoryError`."""
         source, plan, facts = self.source, self.plan, self.source.specification
-        placing = Placing(source, plan.file_weight_bytes)
+        placing = LoadProgress(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
         sparse = self.sparse
-        mailbox = Mailbox(device, CHUNK, facts.width, most_used(facts))
+        mailbox = ExchangeBuffer(device, CHUNK, facts.width, most_used(facts))
         above = self._on_device(mailbox, placing)
         caches = self._host_caches()
         try:
-            host = HostHalf(
+            host = CpuShard(
                 facts,
                 source.weights,
                 self._divisions,
@@ -79,7 +79,7 @@ class _Sides:
                 mailbox.addresses,
                 batch=CHUNK,
                 threads=plan.machine.processor.threads,
-                computed=host_batch(CHUNK, plan.prediction.send_from),
+                computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
                 in_file=blocks_in_file(plan),
                 sparse=sparse.layers,
                 on_placed=placing,
@@ -93,9 +93,9 @@ class _Sides:
         changing = [layer for layer in plan.layers if layer.changing]
         if changing:
             used, slots = most_used(facts), [layer.gpu_experts for layer in changing]
-            stay = above.refill_experts(ExpertSlots(changing[0].experts, used, slots))
+            stay = above.refill_experts(ExpertCachePolicy(changing[0].experts, used, slots))
         cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
-        engine = Transformer(
+        engine = NativeEngine(
             facts,
             SplitBackend(host, above),
             cached,
@@ -127,7 +127,7 @@ class _Sides:
         )
 
     @property
-    def _divisions(self) -> tuple[LayerDivision, ...]:
+    def _divisions(self) -> tuple[LayerSplit, ...]:
         return tuple(layer.division for layer in self.plan.layers)
 
     def _host_caches(self) -> dict[int, LayerCache]:
@@ -141,7 +141,7 @@ class _Sides:
             if not division.attention
         }
 
-    def _on_device(self, mailbox: Mailbox, placing: Placing) -> CudaBackend:
+    def _on_device(self, mailbox: ExchangeBuffer, placing: LoadProgress) -> CudaBackend:
         source = self.source
         backend = CudaBackend(
             source.specification,
@@ -151,7 +151,7 @@ class _Sides:
             DeviceOptions(
                 kv=source.wishes.kv,
                 divisions=self._divisions,
-                send_from=self.plan.prediction.send_from,
+                stream_min_tokens=self.plan.prediction.stream_min_tokens,
             ),
             on_placed=placing,
             mailbox=mailbox,

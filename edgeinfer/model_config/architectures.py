@@ -10,7 +10,7 @@ from edgeinfer_kernels.specification import Activation, Gating
 class Architecture:
     """What all models of one GGUF architecture have in common. The defaults are Llama's."""
 
-    rope_halves: bool = False
+    rope_neox: bool = False
     """RoPE turns (i, i + d/2) together; otherwise (2i, 2i + 1)."""
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
@@ -27,7 +27,7 @@ class Architecture:
     """RoPE base of windowed layers where the file gives none; None: that of the others."""
     window_rope_unscaled: bool = False
     """Windowed layers ignore RoPE scaling."""
-    whole_layer_first: bool = False
+    global_layer_first: bool = False
     """The layer that sees everything is the first of its `window_pattern` and not the last."""
     rope_in_windows_only: bool = False
     """In a model with windows the layers without one have no positions."""
@@ -44,7 +44,7 @@ class Architecture:
     experts: Literal["never", "maybe", "always"] = "never"
     gating: Gating | None = "softmax"
     """How experts are weighed; None: as the file says."""
-    expert_weights_normalised: bool = True
+    expert_weights_normalized: bool = True
     expert_length_by_share: bool = False
     """Where the file doesn't give the experts' length it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -56,9 +56,9 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
-    "gemma": Architecture(rope_halves=True, activation="gelu", embedding_scale_by_width=True),
+    "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         activation="gelu",
         embedding_scale_by_width=True,
         post_norm=True,
@@ -69,7 +69,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_scale_by_heads_at=46,
     ),
     "gemma3": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         activation="gelu",
         embedding_scale_by_width=True,
         post_norm=True,
@@ -80,49 +80,49 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_scale_by_heads_at=62,
     ),
     "gpt-oss": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         activation="clamped_swiglu",
         window_pattern=2,
         sinks=True,
         feed_forward_norm="post_attention_norm",
         experts="always",
         gating="softmax_of_chosen",
-        expert_weights_normalised=False,
+        expert_weights_normalized=False,
     ),
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "internlm2": Architecture(),
     "olmo2": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         pre_norm=False,
         post_norm=True,
         qk_norm="row",
         window_pattern=4,
         window_rope_unscaled=True,
     ),
-    "olmoe": Architecture(rope_halves=True, qk_norm="row", experts="always", expert_weights_normalised=False),
-    "phi3": Architecture(rope_halves=True),
-    "qwen2": Architecture(rope_halves=True),
+    "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
+    "phi3": Architecture(rope_neox=True),
+    "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         experts="always",
-        expert_weights_normalised=False,
+        expert_weights_normalized=False,
         expert_length_by_share=True,
         shared_expert="gated",
     ),
-    "qwen3": Architecture(rope_halves=True, qk_norm="head"),
-    "qwen3moe": Architecture(rope_halves=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "qwen3": Architecture(rope_neox=True, qk_norm="head"),
+    "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
     "smallthinker": Architecture(
-        rope_halves=True,
+        rope_neox=True,
         activation="relu",
         window_pattern=4,
-        whole_layer_first=True,
+        global_layer_first=True,
         rope_in_windows_only=True,
         experts="always",
         gating=None,
         early_router=True,
     ),
     "smollm3": Architecture(rope_skipped_every=4),
-    "starcoder2": Architecture(rope_halves=True, norm="layer", activation="gelu", gated=False),
+    "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
 }
 """GGUF `general.architecture` -> its facts."""

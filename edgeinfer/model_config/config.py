@@ -87,7 +87,7 @@ class ModelConfig:
             base = self.window_rope_base
             if self.facts.window_rope_unscaled:
                 scaling, factors = RopeScaling(), None
-        return rope_specification(self.rope_dim, base, self.facts.rope_halves, scaling, factors)
+        return rope_specification(self.rope_dim, base, self.facts.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpecification:
         """What the backends compute; `factors` divide the RoPE frequencies (see
@@ -129,7 +129,7 @@ class ModelConfig:
             count=experts.count,
             used=experts.used,
             gating=experts.gating,
-            normalised=experts.normalised,
+            normalized=experts.normalized,
             scale=experts.scale,
             early=self.facts.early_router,
             residual_scale=self.residual_scale,
@@ -240,7 +240,7 @@ class _Reader:
                 )
             return tuple(bool(value) for value in pattern)
         every = self.count("attention.sliding_window_pattern", self.facts.window_pattern, least=0)
-        whole = 0 if self.facts.whole_layer_first else every - 1
+        whole = 0 if self.facts.global_layer_first else every - 1
         return tuple(every == 0 or i % every != whole for i in range(layers))
 
     def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
@@ -267,7 +267,7 @@ class _Reader:
             feed_forward=self.expert_length(used),
             shared=self.shared_length(),
             gating=self.gating(),
-            normalised=self.facts.expert_weights_normalised,
+            normalized=self.facts.expert_weights_normalized,
             scale=self.factor("expert_weights_scale") or 1.0,
             dense_layers=self.count("leading_dense_block_count", 0, least=0, most=layers),
         )

@@ -19,6 +19,6 @@ class ExpertsConfig:
     """Elements of an expert's hidden row; `shared`: of the shared expert's, 0: there is none."""
     shared: int
     gating: Gating
-    normalised: bool
+    normalized: bool
     scale: float
     dense_layers: int

@@ -35,7 +35,7 @@ _ATTENTION_VECTORS = (
 )
 _FEED_FORWARD_VECTORS = ("ffn_down.bias", "ffn_norm.weight", "ffn_norm.bias", "post_ffw_norm.weight")
 _EXPERT_BIASES = ("ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias")
-MOST_LAYERS = 4096
+MAX_LAYERS = 4096
 
 
 def file_sizes(file: GGUFFile, config: ModelConfig | None) -> ModelSizes:
@@ -60,8 +60,8 @@ class _Reader:
         embedding = self._matrix("token_embd.weight")
         tied = "output.weight" not in self._tensors
         count = self._count("block_count")
-        if not 1 <= count <= MOST_LAYERS:
-            raise self._wrong("block_count", count, f"1 to {MOST_LAYERS}")
+        if not 1 <= count <= MAX_LAYERS:
+            raise self._wrong("block_count", count, f"1 to {MAX_LAYERS}")
         return ModelSizes(
             width=embedding.columns,
             vocabulary=self._vocabulary,

@@ -11,7 +11,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import PlanWishes, SparseWish
+from edgeinfer_offload.planner.plan_types import PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
 GIBIBYTE = 1 << 30
@@ -36,7 +36,7 @@ class PlanRequest:
     ram: int | None = None
     kv: CacheType = "f16"
     repack: bool = True
-    sparse: SparseWish | None = None
+    sparse: SparseOptions | None = None
     sparse_required: bool = False
     routing: tuple[tuple[float, ...], ...] | None = None
     draft: ModelSizes | None = None
@@ -69,7 +69,7 @@ def plan_devices(
     request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine] = lambda machine: machine
 ) -> DevicePlan:
     """All on the GPU if it fits; else split between GPU and CPU where that is faster; else all on the CPU,
-    for the reason in the plan's `why_not`.
+    for the reason in the plan's `limit_reason`.
 
     `measured`: adds the speeds that a split needs to `machine`.
 
@@ -85,7 +85,7 @@ def plan_devices(
         if request.device != "auto":
             raise
         planned = _on_cpu(request, machine)
-        return replace(planned, memory=replace(planned.memory, why_not=str(error)))
+        return replace(planned, memory=replace(planned.memory, limit_reason=str(error)))
 
 
 def faster_with_a_gibibyte(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
@@ -106,8 +106,8 @@ def faster_with_a_gibibyte(request: PlanRequest, machine: Machine, planned: Devi
     return replace(planned.memory, next_gibibyte=found.memory.prediction.decode_tokens_per_second)
 
 
-def _wishes(request: PlanRequest) -> PlanWishes:
-    return PlanWishes(
+def _wishes(request: PlanRequest) -> PlanOptions:
+    return PlanOptions(
         context=request.context,
         kv=request.kv,
         vram=request.vram,
@@ -141,12 +141,12 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     except PlanError as error:
         plan = _split_with_disk(request, machine, wishes, error)
     if plan.head != "gpu":
-        raise GpuUnavailableError(f"{request.name}: {plan.why_not or 'no part is faster on the GPU'}")
+        raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
     return DevicePlan("split", plan, request.context)
 
 
 def _split_with_disk(
-    request: PlanRequest, machine: Machine, wishes: PlanWishes, refusal: PlanError
+    request: PlanRequest, machine: Machine, wishes: PlanOptions, refusal: PlanError
 ) -> MemoryPlan:
     """The plan of a model that main memory and the GPU can't hold at any context."""
     fitting = largest_context(request.sizes, machine, wishes, request.trained_context)
@@ -176,7 +176,7 @@ def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
         return DevicePlan("cpu", plan, fitting, (NO_DRAFT,))
 
 
-def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanWishes) -> DevicePlan:
+def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanOptions) -> DevicePlan:
     """What main memory can't hold at any context stays in the file."""
     try:
         plan = plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))

@@ -13,7 +13,7 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import known_threads, remembered_figures
 from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 ASSUMED_BYTES_PER_SECOND = 20e9
@@ -27,7 +27,7 @@ class Fit:
     fits: bool
     nbytes: int | None
     tokens_per_second: float | None = None
-    why_not: str = ""
+    limit_reason: str = ""
 
 
 def known_machine() -> Machine:
@@ -70,9 +70,9 @@ def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> 
     """How a model of these sizes would lie on a machine with this context, nothing on the disk."""
     try:
         plan = plan_memory(
-            sizes, machine, PlanWishes(context=context, device="any" if machine.graphics else "cpu")
+            sizes, machine, PlanOptions(context=context, device="any" if machine.graphics else "cpu")
         )
     except (PlanError, UnsupportedFormatError) as error:
-        return Fit(False, None, why_not=str(error))
+        return Fit(False, None, limit_reason=str(error))
     speed = plan.prediction.decode_tokens_per_second
     return Fit(True, plan.nbytes, speed if math.isfinite(speed) and speed > 0 else None)

@@ -7,7 +7,7 @@ from typing import Any
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import open_draft
-from edgeinfer.loading.load_options import Sparse, Wishes, is_device
+from edgeinfer.loading.load_options import LoadOptions, Sparse, is_device
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -73,7 +73,7 @@ def plan_model(
         OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
     """
     wished = str(draft) if isinstance(draft, Path) else draft
-    wishes = Wishes(
+    wishes = LoadOptions(
         context=context,
         device=device if is_device(device) else "auto",
         vram=parse_bytes("vram", vram),
@@ -97,7 +97,7 @@ def plan_model(
     return ModelPlan(found.name, plan, (*notes, *note, *planned.notes))
 
 
-def _request(found: ModelFile, file: GGUFFile, wishes: Wishes) -> tuple[PlanRequest, list[str]]:
+def _request(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> tuple[PlanRequest, list[str]]:
     """What `load` would ask the planner for, as far as the file's model can be run; notes for the user."""
     draft, notes = open_draft(wishes.draft, found.draft_path, file)
     sizes = draft.sizes if draft else None

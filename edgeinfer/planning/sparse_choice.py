@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.sparse import (
 from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.planner.layer_costs import SCATTERED
-from edgeinfer_offload.planner.plan_types import SparseLayer, SparseWish
+from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
 
 UNKNOWN_SHARE = 0.25
@@ -35,7 +35,7 @@ class SparseChoice:
     """The layers that are sparse, what they take and a token reads of each, and a line that says why."""
 
     layers: SparseLayers = field(default_factory=dict)
-    wish: SparseWish | None = None
+    wish: SparseOptions | None = None
     note: str | None = None
 
 
@@ -156,7 +156,7 @@ def _choice(
         sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
     shared, a_thread = sparse_workspace_bytes(source.specification, source.weights, predictors)
-    wish = SparseWish(sizes, shared, a_thread)
+    wish = SparseOptions(sizes, shared, a_thread)
     return SparseChoice(predictors, wish, _note(source, found, shares, profile is not None))
 
 

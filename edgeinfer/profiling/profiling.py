@@ -36,7 +36,7 @@ TEXT_TOKENS = 8192
 PREDICTOR_TOKENS = 4096
 """Tokens whose x is kept for training; as float16, in memory."""
 DEFAULT_RANKS = (32, 64, 128, 256)
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 
 Report = Callable[[str, int, int], None]
 """Called with what is done, and how much of how much."""
@@ -102,8 +102,8 @@ def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] =
 
 
 def _check(tokens: int, rank: int | None) -> None:
-    if tokens < LEAST_TOKENS:
-        raise SettingError(f"tokens: saw {tokens}, wanted a whole number of at least {LEAST_TOKENS}")
+    if tokens < MIN_TOKENS:
+        raise SettingError(f"tokens: saw {tokens}, wanted a whole number of at least {MIN_TOKENS}")
     if rank is not None and (rank < 32 or rank % 32):
         raise SettingError(f"rank: saw {rank}, wanted a multiple of 32")
 
@@ -113,10 +113,8 @@ def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]
     if not texts:
         return told_by(model, tokens)
     ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
-    if len(ids) < LEAST_TOKENS:
-        raise SettingError(
-            f"the text has {len(ids)} tokens, wanted at least {LEAST_TOKENS}; give a longer one"
-        )
+    if len(ids) < MIN_TOKENS:
+        raise SettingError(f"the text has {len(ids)} tokens, wanted at least {MIN_TOKENS}; give a longer one")
     return windows_of(ids, min(WINDOW, model.context, -(-len(ids) // 2)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model import Model
 from edgeinfer_kernels.backend import Activations
@@ -69,10 +69,10 @@ def told_by(model: Model, tokens: int) -> list[list[int]]:
     return found
 
 
-def cpu_engine(model: Model) -> tuple[Transformer, CpuBackend]:
+def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:
     """The engine of a model on our CPU kernels. Raises `SettingError` for any other."""
     engine = model.engine
-    if not isinstance(engine, Transformer) or not isinstance(engine.backend, CpuBackend):
+    if not isinstance(engine, NativeEngine) or not isinstance(engine.backend, CpuBackend):
         raise SettingError(f"{model.name}: only a model on the CPU can be profiled; add --device cpu")
     return engine, engine.backend
 

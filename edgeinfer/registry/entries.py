@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
-from edgeinfer.errors import CatalogueError, SettingError
+from edgeinfer.errors import RegistryError, SettingError
 from edgeinfer.registry.quant_names import quant_of
 from edgeinfer.registry.toml_files import TomlError, read_toml
 from edgeinfer.user_folders import user_folder
@@ -25,7 +25,7 @@ KNOWN_KEYS = {*TEXTS, *OTHERS}
 
 
 @dataclass(frozen=True)
-class CatalogueEntry:
+class RegistryEntry:
     """One model of a catalogue. What it doesn't say is None or empty."""
 
     name: str
@@ -84,12 +84,12 @@ def _filled(pattern: str, quant: str) -> str:
     return pattern.replace("{quant}", quant).replace("{lower_quant}", quant.lower())
 
 
-def read_catalogue(own: Path | None = None) -> dict[str, CatalogueEntry]:
+def read_catalogue(own: Path | None = None) -> dict[str, RegistryEntry]:
     """Name -> entry: those of the package, and over them the user's own, of the file `own` (None: models.toml
     in the configuration folder, if there is one).
 
     Raises:
-        CatalogueError: an entry that can't be read; the text says which and why.
+        RegistryError: an entry that can't be read; the text says which and why.
         OSError: the user's file can't be opened.
     """
     packaged = Path(__file__).parents[1] / "models.toml"
@@ -106,42 +106,40 @@ def own_catalogue() -> Path:
     return user_folder("config") / "models.toml"
 
 
-def _entries(path: Path) -> dict[str, CatalogueEntry]:
+def _entries(path: Path) -> dict[str, RegistryEntry]:
     try:
         tables = read_toml(path)
     except TomlError as error:
-        raise CatalogueError(str(error)) from error
+        raise RegistryError(str(error)) from error
     found = {}
     for name, table in tables.items():
         try:
             found[name] = _entry(name, table)
-        except CatalogueError as error:
-            raise CatalogueError(f"{path}: [{printable(name)}]: {error}") from None
+        except RegistryError as error:
+            raise RegistryError(f"{path}: [{printable(name)}]: {error}") from None
     return found
 
 
-def _entry(name: str, table: Any) -> CatalogueEntry:
+def _entry(name: str, table: Any) -> RegistryEntry:
     if not NAME.fullmatch(name):
-        raise CatalogueError("wanted a name of letters, digits and . _ + - /")
+        raise RegistryError("wanted a name of letters, digits and . _ + - /")
     if not isinstance(table, dict):
-        raise CatalogueError(f"saw {printable(repr(table))}, wanted a table with a file")
+        raise RegistryError(f"saw {printable(repr(table))}, wanted a table with a file")
     if unknown := table.keys() - KNOWN_KEYS:
-        raise CatalogueError(
+        raise RegistryError(
             f"{printable(min(unknown))}: no such key; there are {', '.join(sorted(KNOWN_KEYS))}"
         )
     for key in TEXTS:
         if key in table and not isinstance(table[key], str):
-            raise CatalogueError(f"{key}: saw {printable(repr(table[key]))}, wanted a text")
+            raise RegistryError(f"{key}: saw {printable(repr(table[key]))}, wanted a text")
     if not table.get("file"):
-        raise CatalogueError("file is missing")
+        raise RegistryError("file is missing")
     if "repository" in table and not REPOSITORY.fullmatch(table["repository"]):
-        raise CatalogueError(f"repository: saw {printable(repr(table['repository']))}, wanted owner/name")
+        raise RegistryError(f"repository: saw {printable(repr(table['repository']))}, wanted owner/name")
     if table.get("prompt_style") not in (None, "raw", "chat"):
-        raise CatalogueError(
-            f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat"
-        )
+        raise RegistryError(f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat")
     quants = _quants(table)
-    return CatalogueEntry(
+    return RegistryEntry(
         name=name,
         quants=quants,
         size_bytes=_by_quant(table, "size_bytes", quants, _is_count, "a number of bytes"),
@@ -156,14 +154,14 @@ def _template_options(table: Mapping[str, Any]) -> TemplateOptions:
     try:
         return TemplateOptions(table.get("thinking"), table.get("template_args", {}))
     except SettingError as error:
-        raise CatalogueError(str(error)) from None
+        raise RegistryError(str(error)) from None
 
 
 def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
     several = "quant}" in table["file"]
     quants = table.get("quants", [] if several else [""])
     if not isinstance(quants, list) or not all(isinstance(quant, str) for quant in quants) or not quants:
-        raise CatalogueError(f'quants: saw {printable(repr(quants))}, wanted a list as ["Q8_0", "Q4_K_M"]')
+        raise RegistryError(f'quants: saw {printable(repr(quants))}, wanted a list as ["Q8_0", "Q4_K_M"]')
     return tuple(quants)
 
 
@@ -175,9 +173,9 @@ def _by_quant(
     facts = given if isinstance(given, dict) else {quants[0]: given}
     for quant, value in facts.items():
         if quant not in quants:
-            raise CatalogueError(f"{key}.{printable(quant)}: not among the quants {', '.join(quants)}")
+            raise RegistryError(f"{key}.{printable(quant)}: not among the quants {', '.join(quants)}")
         if not is_right(value):
-            raise CatalogueError(f"{key}: saw {printable(repr(value))}, wanted {wanted}")
+            raise RegistryError(f"{key}: saw {printable(repr(value))}, wanted {wanted}")
     return facts
 
 
@@ -192,5 +190,5 @@ def _is_digest(value: object) -> bool:
 def _context(table: Mapping[str, Any]) -> int | None:
     value = table.get("context")
     if value is not None and not _is_count(value):
-        raise CatalogueError(f"context: saw {printable(repr(value))}, wanted a number of tokens")
+        raise RegistryError(f"context: saw {printable(repr(value))}, wanted a number of tokens")
     return value

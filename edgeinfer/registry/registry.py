@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.errors import NotPulledError, UnknownModelError
-from edgeinfer.registry.entries import CatalogueEntry, own_catalogue, read_catalogue
+from edgeinfer.registry.entries import RegistryEntry, own_catalogue, read_catalogue
 from edgeinfer.registry.found_models import OtherFolders, found_file, found_models
 from edgeinfer.registry.model_file import ModelFile, Source, models_under
 from edgeinfer.registry.near_names import nearest
@@ -15,7 +15,7 @@ from edgeinfer.user_folders import user_folder
 __all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_catalogue"]
 
 BUILTIN_NAME = "tiny"
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 
 def find_model(
@@ -34,7 +34,7 @@ def find_model(
     Raises:
         UnknownModelError: nothing of that name, or a folder that holds no model or several.
         NotPulledError: in the catalogue, and not on this disk yet.
-        CatalogueError: an entry of the user's own that can't be read.
+        RegistryError: an entry of the user's own that can't be read.
     """
     wanted = str(name_or_path or BUILTIN_NAME)
     folder = models_folder or default_models_folder()
@@ -86,7 +86,7 @@ def default_models_folder() -> Path:
     return user_folder("data") / "models"
 
 
-def split_quant(wanted: str, entries: Mapping[str, CatalogueEntry]) -> tuple[str | None, str]:
+def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str | None, str]:
     """A catalogue name and a quantisation ("": none is named) of `NAME[:QUANT]`; None: no such name."""
     if wanted in entries:
         return wanted, ""
@@ -94,15 +94,15 @@ def split_quant(wanted: str, entries: Mapping[str, CatalogueEntry]) -> tuple[str
     return (name, quant) if colon and name in entries else (None, "")
 
 
-def place_of(entry: CatalogueEntry, file: str, folder: Path) -> Path:
+def place_of(entry: RegistryEntry, file: str, folder: Path) -> Path:
     """Where a file of an entry lies in the models folder, or will."""
     return folder / (entry.repository or "") / file
 
 
 def _from_catalogue(
-    entry: CatalogueEntry,
+    entry: RegistryEntry,
     quant: str,
-    entries: Mapping[str, CatalogueEntry],
+    entries: Mapping[str, RegistryEntry],
     folder: Path,
     others: OtherFolders,
 ) -> ModelFile:
@@ -116,7 +116,7 @@ def _from_catalogue(
     return found if quant else replace(found, name=entry.name)
 
 
-def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
+def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
     name = f"{entry.name}:{quant}" if quant else entry.name
     if entry.repository is None and entry.url is None:
         if quant and entry.quant_named(quant) is None:
@@ -131,7 +131,7 @@ def _not_pulled(entry: CatalogueEntry, quant: str, folder: Path) -> NotPulledErr
     return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
 
 
-def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
+def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
     """The quantisations of an entry that are on this disk."""
     root = folder / (entry.repository or "")
     if entry.repository is None:
@@ -157,10 +157,10 @@ def _located(entry: CatalogueEntry, folder: Path, others: OtherFolders) -> Itera
 
 
 def _described(
-    entry: CatalogueEntry,
+    entry: RegistryEntry,
     quant: str,
     model: ModelFile,
-    entries: Mapping[str, CatalogueEntry],
+    entries: Mapping[str, RegistryEntry],
     folder: Path,
     others: OtherFolders,
 ) -> ModelFile:
@@ -179,7 +179,7 @@ def _described(
 
 
 def _draft_of(
-    entry: CatalogueEntry, entries: Mapping[str, CatalogueEntry], folder: Path, others: OtherFolders
+    entry: RegistryEntry, entries: Mapping[str, RegistryEntry], folder: Path, others: OtherFolders
 ) -> Path | None:
     """The file of an entry's draft, if it is on this disk: another entry's model, or a file."""
     if entry.draft is None:
@@ -221,12 +221,12 @@ def _only_model_in(folder: Path) -> Path:
 
 def first_few(names: Sequence[str]) -> str:
     """Names for a message, which shall not become long."""
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def _unknown(
-    wanted: str, path: Path, entries: Mapping[str, CatalogueEntry], folder: Path
+    wanted: str, path: Path, entries: Mapping[str, RegistryEntry], folder: Path
 ) -> UnknownModelError:
     """The error for a name that leads nowhere, with the nearest that lead somewhere."""
     if wanted.startswith(("hf:", "http://", "https://")):

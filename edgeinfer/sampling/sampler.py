@@ -210,14 +210,14 @@ class Sampler:
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
         if self._all_alike:
             return logits
-        penalised = self._penalises and len(history) > 0
+        penalized = self._penalises and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
-        if not (penalised or repeated or settings.logit_bias):
+        if not (penalized or repeated or settings.logit_bias):
             return logits
         adjusted = logits.copy()
         for token_id, bias in settings.logit_bias.items():
             adjusted[token_id] += bias
-        if penalised:
+        if penalized:
             penalise_repetition(adjusted, history, settings)
         for token_id, penalty in repeated.items():
             adjusted[token_id] -= penalty

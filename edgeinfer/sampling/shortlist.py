@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.sampling.candidates import highest
 
-MOST_ASKED = 48
+MAX_ASKED = 48
 """So many tokens are asked about at most; then it is quicker to look at all."""
 FIRST_ASKED = 3
 """So many of the likeliest tokens may be refused before any is allowed."""
@@ -90,7 +90,7 @@ class Shortlist:
     def _ask(self) -> bool:
         """Ask about the next one; False: there is none, or there have been enough."""
         place, none = self._asked, not self._allowed
-        if place in (MOST_ASKED, len(self._ids)) or (none and place == FIRST_ASKED) or not self._allows:
+        if place in (MAX_ASKED, len(self._ids)) or (none and place == FIRST_ASKED) or not self._allows:
             return False
         weight = self._weights[place]
         if self._allows(self._ids[place]):

@@ -28,8 +28,8 @@ from edgeinfer.serving.forms import ChatForm, Form, TextForm
 from edgeinfer.serving.queue import Turns
 from edgeinfer.serving.replies import failure
 from edgeinfer.serving.requests import (
-    Ask,
-    EmbeddingAsk,
+    CompletionRequest,
+    EmbeddingRequest,
     body_of,
     chat_ask,
     embedding_ask,
@@ -45,11 +45,11 @@ Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True)
-class ServingWishes:
+class ServerOptions:
     """Who may ask, and how many may wait. `hosts`: names by which requests may call this machine."""
 
     key: str | None = None
-    most_waiting: int = 64
+    max_waiting: int = 64
     hosts: Sequence[str] = LOCAL_HOSTS
 
     def __post_init__(self) -> None:
@@ -57,17 +57,17 @@ class ServingWishes:
             raise SettingError("key: wanted printable ASCII characters, at least one")
 
 
-def serving_app(model: Model, wishes: ServingWishes | None = None) -> Starlette:
+def serving_app(model: Model, wishes: ServerOptions | None = None) -> Starlette:
     """The application, for any ASGI server; the model stays the caller's to close."""
-    return _Server(model, wishes or ServingWishes()).app()
+    return _Server(model, wishes or ServerOptions()).app()
 
 
 class _Server:
-    def __init__(self, model: Model, wishes: ServingWishes) -> None:
+    def __init__(self, model: Model, wishes: ServerOptions) -> None:
         self._model = model
         self._key = wishes.key
         self._hosts = list(wishes.hosts)
-        self._turns = Turns(wishes.most_waiting)
+        self._turns = Turns(wishes.max_waiting)
         self._workers = Workers()
         self._began = int(time.time())
 
@@ -147,7 +147,7 @@ class _Server:
             )
 
     async def _chat(self, request: Request) -> Response:
-        def ask_of(body: dict[str, Any]) -> Ask:
+        def ask_of(body: dict[str, Any]) -> CompletionRequest:
             return chat_ask(body, self._model.thinking_levels)
 
         return await self._completions(request, ask_of, ChatForm)
@@ -158,8 +158,8 @@ class _Server:
     async def _completions(
         self,
         request: Request,
-        ask_of: Callable[[dict[str, Any]], Ask],
-        form_of: Callable[[Model, Ask], Form],
+        ask_of: Callable[[dict[str, Any]], CompletionRequest],
+        form_of: Callable[[Model, CompletionRequest], Form],
     ) -> Response:
         self._turns.admit()
         response: Response | None = None
@@ -255,7 +255,7 @@ class _Server:
         finally:
             self._turns.leave()
 
-    async def _embedded(self, ask: EmbeddingAsk) -> Response:
+    async def _embedded(self, ask: EmbeddingRequest) -> Response:
         """The vectors; between two texts a client that has left is noticed."""
         async with self._turns.turn():
             found = [await self._workers.run(partial(self._model.text_vectors, [text])) for text in ask.texts]

@@ -9,7 +9,7 @@ from edgeinfer.chat_templates.tool_calls import Said, parse_tool_calls
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
 from edgeinfer.serving import replies
-from edgeinfer.serving.requests import Ask
+from edgeinfer.serving.requests import CompletionRequest
 
 Piece = dict[str, Any]
 
@@ -18,7 +18,7 @@ class Form(Protocol):
     """What differs between the two."""
 
     @property
-    def ask(self) -> Ask: ...
+    def ask(self) -> CompletionRequest: ...
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class ChatForm:
     """/v1/chat/completions. With tools an answer is held back to its end: it may be a call."""
 
     model: Model
-    ask: Ask
+    ask: CompletionRequest
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TextForm:
     """/v1/completions."""
 
     model: Model
-    ask: Ask
+    ask: CompletionRequest
 
     @property
     def settings(self) -> dict[str, Any]:

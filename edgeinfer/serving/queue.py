@@ -8,10 +8,10 @@ from edgeinfer.serving.fields import RequestError
 
 
 class Turns:
-    """A queue before the model; `most_waiting` requests may wait in it."""
+    """A queue before the model; `max_waiting` requests may wait in it."""
 
-    def __init__(self, most_waiting: int) -> None:
-        self._most_waiting = most_waiting
+    def __init__(self, max_waiting: int) -> None:
+        self._most_waiting = max_waiting
         self._free = asyncio.Lock()
         self._admitted = 0
         self._answered = 0

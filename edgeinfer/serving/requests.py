@@ -22,7 +22,7 @@ from edgeinfer.serving.messages import checked_messages
 from edgeinfer.serving.reasoning import template_settings
 from edgeinfer.shown import shown
 
-MOST_ANSWERS = 16
+MAX_ANSWERS = 16
 MAX_PROMPTS = 64
 MAX_COMPLETIONS = 64
 """Answers of one request: prompts times `n`."""
@@ -36,7 +36,7 @@ MAX_BREAKERS = 64
 
 
 @dataclass(frozen=True)
-class Ask:
+class CompletionRequest:
     """A prompt (a text, ids or messages) with the keywords of `Model.stream`, and how to reply."""
 
     model: str
@@ -51,7 +51,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class EmbeddingAsk:
+class EmbeddingRequest:
     """Texts for vectors; `as_base64`: how they are replied."""
 
     model: str
@@ -80,7 +80,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"saw {name}, which JSON doesn't have")
 
 
-def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Ask:
+def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> CompletionRequest:
     """POST /v1/chat/completions. `levels`: of thinking, those that the model's chat template has."""
     warnings = check_fields(body, fields.CHAT)
     messages, more = checked_messages(body.get("messages"))
@@ -92,7 +92,7 @@ def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Ask:
         settings["logprobs"] = top
     elif top:
         raise RequestError("top_logprobs: wants logprobs true", param="top_logprobs")
-    return Ask(
+    return CompletionRequest(
         prompts=(messages,),
         settings=settings,
         tools=_tools(body),
@@ -101,7 +101,7 @@ def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Ask:
     )
 
 
-def text_ask(body: Mapping[str, Any]) -> Ask:
+def text_ask(body: Mapping[str, Any]) -> CompletionRequest:
     """POST /v1/completions."""
     warnings = check_fields(body, fields.TEXT)
     prompts = _prompts(body.get("prompt", ""))
@@ -116,7 +116,9 @@ def text_ask(body: Mapping[str, Any]) -> Ask:
     if len(prompts) * common["count"] > MAX_COMPLETIONS:
         saw = f"{len(prompts)} prompts with n {common['count']}"
         raise RequestError(f"prompt: saw {saw}, wanted {MAX_COMPLETIONS} answers at most", param="prompt")
-    return Ask(prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *form_warnings), **common)
+    return CompletionRequest(
+        prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *form_warnings), **common
+    )
 
 
 def _prompts(prompt: Any) -> tuple[Any, ...]:
@@ -128,7 +130,7 @@ def _prompts(prompt: Any) -> tuple[Any, ...]:
     return prompts
 
 
-def embedding_ask(body: Mapping[str, Any]) -> EmbeddingAsk:
+def embedding_ask(body: Mapping[str, Any]) -> EmbeddingRequest:
     """POST /v1/embeddings."""
     warnings = check_fields(body, fields.EMBEDDING)
     given = body.get("input")
@@ -140,7 +142,7 @@ def embedding_ask(body: Mapping[str, Any]) -> EmbeddingAsk:
         raise RequestError(
             f"encoding_format: saw {shown(form)}, wanted float or base64", param="encoding_format"
         )
-    return EmbeddingAsk(checked_text(body, "model"), tuple(texts), form == "base64", tuple(warnings))
+    return EmbeddingRequest(checked_text(body, "model"), tuple(texts), form == "base64", tuple(warnings))
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         check_inner_fields(options, "stream_options", ("include_usage",))
     return {
         "model": checked_text(body, "model"),
-        "count": checked_count(body, "n", 1, 1, MOST_ANSWERS),
+        "count": checked_count(body, "n", 1, 1, MAX_ANSWERS),
         "streamed": streamed,
         "usage_at_end": checked_bool(options or {}, "include_usage", "stream_options."),
     }
@@ -229,6 +231,6 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return () if choice == "none" else tuple(tools)
 
 
-def prompts_of(ask: Ask) -> Sequence[tuple[int, Any]]:
+def prompts_of(ask: CompletionRequest) -> Sequence[tuple[int, Any]]:
     """Each answer's number and prompt: `count` answers to the first prompt, then to the next."""
     return list(enumerate(prompt for prompt in ask.prompts for _ in range(ask.count)))

@@ -1,7 +1,7 @@
 """An engine and its snapshots on the disk: what saves reading is brought back, what took reading is kept."""
 
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.generation.context_shift import SlidingEngine
+from edgeinfer.generation.context_shift import ShiftingEngine
 from edgeinfer.snapshots.store import SnapshotStore
 
 WORTH_TOKENS = 64
@@ -35,7 +35,7 @@ class EngineSnapshots:
         """Write what the engine holds, for `owner`; whether it is on the disk now. Keys and values of a text
         that slid aren't those of its rest read by itself: they are kept for none.
         """
-        slid = isinstance(self._engine, SlidingEngine) and self._engine.slid_at is not None
+        slid = isinstance(self._engine, ShiftingEngine) and self._engine.slid_at is not None
         if slid or len(self._engine.ids) < WORTH_TOKENS:
             return False
         snapshot = self._engine.snapshot()

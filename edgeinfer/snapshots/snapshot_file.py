@@ -18,7 +18,7 @@ DIGEST_BYTES = 32
 PART_SUFFIX = ".part"
 ARRAY_TYPE = re.compile(r"[<|][fiu][1248]")
 READ_BYTES = 1 << 20
-MOST_HEAD_BYTES = 64 << 20
+MAX_HEAD_BYTES = 64 << 20
 Array = npt.NDArray[np.generic]
 
 
@@ -94,7 +94,7 @@ def read_snapshot(path: Path) -> Snapshot:
         DamagedSnapshotError: it isn't whole.
     """
     with path.open("rb") as file:
-        line = file.readline(MOST_HEAD_BYTES)
+        line = file.readline(MAX_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
     try:
         head = json.loads(line)

@@ -13,7 +13,7 @@ from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
 
 
-class OneByOne(ABC):
+class AutoregressiveDrafter(ABC):
     """With a seed the guesses are the best tokens, so that the answer is what plain decoding gives for that
     seed; without one they are drawn, which lets more of them stand.
 

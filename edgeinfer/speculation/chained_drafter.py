@@ -6,7 +6,7 @@ from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft, Drafter
 
 
-class FirstOf:
+class ChainedDrafter:
     """A drafter made of others, the cheapest first."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:

@@ -14,14 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MOST_DRAFTED, PLAIN_EVERY, RunningCosts
+from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MAX_DRAFTED, PLAIN_EVERY, RunningCosts
 
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
 """Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
-LEAST_ACCEPTANCE = 0.1
+MIN_ACCEPTANCE = 0.1
 ACCEPTANCE_MEMORY = 0.95
 """Weight of the guesses before when one more has been judged."""
-LEAST_TRUST, MOST_TRUST, TRUST_STEP = 0.1, 2.0, 0.1
+MIN_TRUST, MAX_TRUST, TRUST_STEP = 0.1, 2.0, 0.1
 """Bounds of the power to which a drafter's word is raised, and by what share a surprise changes it."""
 GAIN = 1.05
 """A draft has to promise, and drafts have to earn, so much more tokens a second than none."""
@@ -37,12 +37,12 @@ ALLOWANCE = 0.01
 """What trials may cost, in tokens of plain decoding a pass; what they gain is theirs too."""
 FIRST_PURSE, FULL_PURSE = 0.25, 1.0
 """Tokens that trials may cost at once: in the beginning, and when much has been saved."""
-LEAST_REST = 8
+MIN_REST = 8
 """Tokens: to ask costs a small model some hundredths of one."""
 
 
 @dataclass(frozen=True)
-class Learnt:
+class DraftStats:
     """What drafts have come to, to go on from another time."""
 
     acceptance: float
@@ -55,7 +55,7 @@ class Learnt:
     purse: float
 
 
-class Pace:
+class DraftController:
     """Costs and chances of one model and its drafter in answers of one kind; kept from answer to answer."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class Pace:
         return self._stood / self._judged
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> DraftStats:
         """What has been seen, with the weight of EVIDENCE steps at most: another text may be another case."""
         share = min(1.0, EVIDENCE / max(1, self._steps))
         tokens, cost = share * self._earned_tokens, share * self._earned_cost
         purse = self._purse - ALLOWANCE * self.rest
-        return Learnt(self.acceptance, self._trust, tokens, cost, min(self._steps, EVIDENCE), purse)
+        return DraftStats(self.acceptance, self._trust, tokens, cost, min(self._steps, EVIDENCE), purse)
 
-    def begin(self, learnt: Learnt) -> None:
+    def begin(self, learnt: DraftStats) -> None:
         """Go on from what was seen another time."""
         self._stood, self._judged = EVIDENCE * learnt.acceptance, float(EVIDENCE)
         self._earned_tokens, self._earned_cost, self._steps = learnt.tokens, learnt.cost, int(learnt.steps)
@@ -154,12 +154,12 @@ class Pace:
         trust = self._trust
         for place, chance in enumerate(chances[: stood + 1]):
             surprise = chance**trust - (place < stood)
-            trust = min(MOST_TRUST, max(LEAST_TRUST, trust * math.exp(TRUST_STEP * surprise)))
+            trust = min(MAX_TRUST, max(MIN_TRUST, trust * math.exp(TRUST_STEP * surprise)))
         self._trust = trust
 
     def length(self, most: int) -> int:
         """Tokens to draft now, `most` at most; 0: none."""
-        most = min(most, MOST_DRAFTED)
+        most = min(most, MAX_DRAFTED)
         if most < 1 or self.costs.times_plain:
             return 0
         rates = self._rates(most)
@@ -176,7 +176,7 @@ class Pace:
 
     def _take_rest(self) -> None:
         """Until there is something to try drafts with: that is saved now."""
-        self.rest = max(LEAST_REST, math.ceil(-self._purse / ALLOWANCE))
+        self.rest = max(MIN_REST, math.ceil(-self._purse / ALLOWANCE))
         self._purse += ALLOWANCE * self.rest
         if self.rest >= PLAIN_EVERY:
             self.costs.time_plain()
@@ -196,7 +196,7 @@ class Pace:
         scale = self.costs.scale
         if scale is None:
             return [0.0] * length
-        each, stands = self.costs.each / self._worth(scale), max(self.acceptance, LEAST_ACCEPTANCE)
+        each, stands = self.costs.each / self._worth(scale), max(self.acceptance, MIN_ACCEPTANCE)
         return self._said((each + self._row_chance(scale, length)) / stands, length)
 
     def _row_chance(self, scale: float, length: int) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_DRAFTED = 7
+MAX_DRAFTED = 7
 """Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Of a pass: a draft may have leaves beside it."""
 ROW_SHARE = 0.08
 """What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
@@ -65,7 +65,7 @@ class RunningCosts:
         """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
         self.begin = self.each = 0.0
         """Seconds that a draft takes whatever its length, and those of each guess."""
-        self._shape = [1 + ROW_SHARE * index for index in range(MOST_ROWS)]
+        self._shape = [1 + ROW_SHARE * index for index in range(MAX_ROWS)]
         """Of passes of 1, 2, … rows."""
         self._since_plain, self._plain_run = 0, 0
 
@@ -77,7 +77,7 @@ class RunningCosts:
         self.scale, self.plain = one, None
         # More rows never take less, nor longer than one by one: what says so was measured while others ran.
         known = {rows: min(rows, max(1.0, found / one)) for rows, found in costs.passes.items()}
-        self._shape = [_on_lines(known, rows) for rows in range(1, MOST_ROWS + 1)]
+        self._shape = [_on_lines(known, rows) for rows in range(1, MAX_ROWS + 1)]
         if costs.drafted_token is not None:
             self.begin, self.each = costs.draft, costs.drafted_token
         self.time_plain()
@@ -134,7 +134,7 @@ class RunningCosts:
         return COLD * self.of_draft(guesses) + READ_SHARE * self.each * text
 
     def of_pass(self, rows: int) -> float:
-        """Seconds of a pass of so many rows, MOST_ROWS at most; 0 before one was seen."""
+        """Seconds of a pass of so many rows, MAX_ROWS at most; 0 before one was seen."""
         return (self.scale or 0.0) * self._shape[rows - 1]
 
 

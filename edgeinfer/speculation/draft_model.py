@@ -6,17 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.kv_cache import shared_prefix
-from edgeinfer.engine.protocols import Engine, GuessingEngine
+from edgeinfer.engine.protocols import DraftingEngine, Engine
 from edgeinfer.sampling.penalties import penalties_are_on
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.sampling.settings import SamplerSettings
-from edgeinfer.speculation.autoregressive_drafter import OneByOne
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED
+from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer_kernels.draft_loop import Guesses, Manner, Wanted
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 
 
-class DraftModel(OneByOne):
+class DraftModel(AutoregressiveDrafter):
     """A small engine with a cache of its own, which follows the text that the large one writes.
 
     Where the engine goes from token to token by itself, and the way to choose them is simple enough for that,
@@ -35,11 +35,11 @@ class DraftModel(OneByOne):
         self.name = name
         super().__init__(engine.vocabulary_size, vocabulary_size, leaves)
         self._engine = engine
-        self._guessing = engine if isinstance(engine, GuessingEngine) else None
+        self._guessing = engine if isinstance(engine, DraftingEngine) else None
         self._most_given = self._guessing.most_given if self._guessing else 0
         self._choices = min(engine.vocabulary_size, vocabulary_size)
         self._asked: SamplerSettings | None = None
-        self._manner: Manner | None = None
+        self._manner: DraftSampling | None = None
         """How guesses are chosen for an answer with the settings that were asked for last."""
         self._random = np.random.default_rng()
         self._on_close = on_close
@@ -62,7 +62,7 @@ class DraftModel(OneByOne):
         manner = self._manner
         if self._guessing is None or not self._most_given or manner is None or self.leaves:
             return super().propose(history, settings, least, further)
-        if not least or len(history) + MOST_DRAFTED > self._engine.context:
+        if not least or len(history) + MAX_DRAFTED > self._engine.context:
             return Draft(())
         drawn = settings.temperature > 0 and settings.seed is None
         numbers = self._random.random(len(least), np.float32).tolist() if drawn else ()
@@ -70,7 +70,7 @@ class DraftModel(OneByOne):
         if len(missed) > self._most_given:
             self._engine.append(missed[:-1])
             missed = missed[-1:]
-        wanted = Wanted(least, further, self._choices, manner, numbers)
+        wanted = DraftRequest(least, further, self._choices, manner, numbers)
         found = self._guessing.guesses(missed, wanted)
         distributions = _distributions(found) if drawn else None
         return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
@@ -83,7 +83,7 @@ class DraftModel(OneByOne):
 
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits behind `history`; the cache keeps what it has in common with it."""
-        if len(history) + MOST_DRAFTED > self._engine.context:
+        if len(history) + MAX_DRAFTED > self._engine.context:
             return None
         return self._engine.append(self._missed(history))
 
@@ -96,17 +96,17 @@ class DraftModel(OneByOne):
             self._on_close()
 
 
-def manner_of(settings: SamplerSettings) -> Manner | None:
+def manner_of(settings: SamplerSettings) -> DraftSampling | None:
     """How guesses are chosen by themselves for an answer with these settings; None: they need its sampler."""
     if penalties_are_on(settings) or settings.dry_multiplier > 0 or settings.logit_bias:
         return None
     if settings.temperature == 0:
-        return Manner()
+        return DraftSampling()
     if settings.typical_p < 1 or settings.xtc_probability > 0 or settings.mirostat:
         return None
-    return Manner(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return DraftSampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
 
 
-def _distributions(found: Guesses) -> tuple[Distribution, ...]:
+def _distributions(found: DraftedTokens) -> tuple[Distribution, ...]:
     """What each guess was drawn from."""
     return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in found.candidates)

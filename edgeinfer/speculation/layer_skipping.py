@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.native_engine import Transformer
-from edgeinfer.speculation.autoregressive_drafter import OneByOne
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
 
 KEPT_SHARE, KEPT_BELOW = 0.5, 0.3
 """Of the layers: what is kept, and what of all lies below the gap. Measured on the built-in model, a gap from
@@ -26,13 +26,13 @@ def kept_layers(count: int) -> list[int]:
     return [*range(below), *range(count - (kept - below), count)]
 
 
-class LayerSkipping(OneByOne):
+class LayerSkipping(AutoregressiveDrafter):
     """The drafter that is a part of the engine it guesses for."""
 
     name = "self"
     nbytes = 0
 
-    def __init__(self, engine: Transformer, layers: Sequence[int]) -> None:
+    def __init__(self, engine: NativeEngine, layers: Sequence[int]) -> None:
         super().__init__(engine.vocabulary_size, engine.vocabulary_size)
         self._engine = engine
         self._layers = tuple(layers)

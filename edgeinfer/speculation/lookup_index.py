@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-MOST_PLACES = 8
+MAX_PLACES = 8
 """Places of a run that are compared, the last ones."""
-MOST_BEHIND = 32
+MAX_BEHIND = 32
 """Tokens before a place that are compared with those before the end of the text."""
 MULTIPLIER = 0x9E3779B97F4A7C15
 """Source: Knuth, The Art of Computer Programming 3, section 6.4: 2^64 over the golden ratio, made odd."""
 
 
-class ReferenceIndex:
+class LookupIndex:
     """All runs of some lengths in `texts`; 12 bytes a token and length, and 4 for the token."""
 
     def __init__(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class ReferenceIndex:
         wanted = _key(text[-length:])
         stop = int(np.searchsorted(keys, wanted, side="right"))
         best, longest = -1, 0
-        for end in ends[max(0, stop - MOST_PLACES) : stop][::-1]:
+        for end in ends[max(0, stop - MAX_PLACES) : stop][::-1]:
             agreeing = self._agreeing(text, int(end))
             if agreeing > longest:
                 best, longest = int(end), agreeing
@@ -60,8 +60,8 @@ class ReferenceIndex:
         return keys[order], ends[order]
 
     def _agreeing(self, text: Sequence[int], end: int) -> int:
-        """How many tokens before `end` are the last ones of `text`, MOST_BEHIND at most."""
-        most = min(MOST_BEHIND, len(text), end)
+        """How many tokens before `end` are the last ones of `text`, MAX_BEHIND at most."""
+        most = min(MAX_BEHIND, len(text), end)
         for count in range(most):
             if int(self._tokens[end - 1 - count]) != text[-1 - count]:
                 return count

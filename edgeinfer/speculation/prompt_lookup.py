@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer.speculation.lookup_index import ReferenceIndex
+from edgeinfer.speculation.lookup_index import LookupIndex
 
 LONGEST, SHORTEST = 4, 2
 """Tokens at the end of the text that are looked for, in turn."""
@@ -25,7 +25,7 @@ class PromptLookup:
 
     def __init__(self, references: Sequence[Sequence[int]] = ()) -> None:
         texts = [text for text in references if len(text) > SHORTEST]
-        self._references = ReferenceIndex(texts, range(SHORTEST, LONGEST + 1)) if texts else None
+        self._references = LookupIndex(texts, range(SHORTEST, LONGEST + 1)) if texts else None
         self._ends = _Ends()
         self._text: list[int] = []
         self._source: Sequence[int] | None = None

@@ -5,17 +5,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.generation.sampled_token import Chosen
+from edgeinfer.generation.sampled_token import SampledToken
 from edgeinfer.sampling import Sampler, SamplerSettings
-from edgeinfer.speculation.draft_controller import Learnt, Pace
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED, MeasuredCosts
+from edgeinfer.speculation.draft_controller import DraftController, DraftStats
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
 from edgeinfer.speculation.drafts import Draft, Drafter
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import leaf_taken, verify
 
 KINDS = ("greedy", "seeded", "drawn")
 """Of answers: a pass costs more where tokens are drawn, and guesses stand less often."""
-MEASURED_ROWS = (1, MOST_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
+MEASURED_ROWS = (1, MAX_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
 """The passes that are timed when a model is first loaded, each behind one to warm up. What no time is left
 for is taken to lie on a line, though on a GPU further rows cost by steps.
 """
@@ -58,12 +58,12 @@ class Speculator:
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
         self.drafter = drafter
-        self.paces = {kind: Pace() for kind in KINDS}
+        self.paces = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] | None = None
         self._looked: tuple[int, float] | None = None
         """Guesses that were made for the draft of this step, and in how many seconds; None: nobody looked."""
 
-    def pace_of(self, settings: SamplerSettings) -> Pace:
+    def pace_of(self, settings: SamplerSettings) -> DraftController:
         """That of an answer with these settings."""
         if settings.temperature == 0:
             return self.paces["greedy"]
@@ -78,13 +78,13 @@ class Speculator:
             passes = self._passes(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
             found[rows] = min(passes[1:])
             spent += found[rows] + sum(passes[1:])
-        short, long = (self._quickest_draft(length) for length in (1, MOST_DRAFTED))
+        short, long = (self._quickest_draft(length) for length in (1, MAX_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
             return MeasuredCosts(found, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
         return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
 
-    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, Learnt]) -> None:
+    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
         """Take these costs for the first answer's; go on from what was learnt of some kinds of answers."""
         for kind, pace in self.paces.items():
             pace.costs.measured(costs)
@@ -98,7 +98,7 @@ class Speculator:
         settings, least, found = SamplerSettings(temperature=0), [0.0] * length, list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
-            draft = self.drafter.propose([0] * MOST_DRAFTED, settings, least)
+            draft = self.drafter.propose([0] * MAX_DRAFTED, settings, least)
             found.append((time.perf_counter() - begin, len(draft.ids)))
         seconds, tokens = min(found)
         return (tokens, seconds) if tokens else None
@@ -145,7 +145,7 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
-    ) -> list[Chosen]:
+    ) -> list[SampledToken]:
         """Read the last token of `history`, all others of which are in the cache, and the draft behind it.
 
         The tokens that follow; the cache then holds the history and those of them before the last.

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.speculation.drafts import Draft
-from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class TreePass:
     of that; what the branch writes there in the same pass it writes to the copies too.
     """
 
-    engine: Transformer
+    engine: NativeEngine
     draft: Draft
     start: int
     """Where the token before the draft stands."""
@@ -30,9 +30,9 @@ class TreePass:
     def of(cls, engine: Engine, draft: Draft) -> "TreePass | None":
         """None: the draft has no leaves, or the engine can't read or hold them."""
         leaves = len(draft.leaves)
-        if not leaves or not isinstance(engine, Transformer) or not engine.cache.layers:
+        if not leaves or not isinstance(engine, NativeEngine) or not engine.cache.layers:
             return None
-        if not isinstance(engine.backend, PlacingBackend):
+        if not isinstance(engine.backend, PackingBackend):
             return None
         start = len(engine.ids)
         first_page = -(-(start + 1 + len(draft.ids)) // PAGE)

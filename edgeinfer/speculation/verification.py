@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.generation.sampled_token import Chosen
+from edgeinfer.generation.sampled_token import SampledToken
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafts import Draft
@@ -23,7 +23,7 @@ def verify(
     history: Sequence[int],
     sampler: Sampler,
     end_ids: Collection[int],
-) -> list[Chosen]:
+) -> list[SampledToken]:
     """The tokens that follow `history`: the drafted ones that stand, and one more unless one of them ends it.
 
     `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: behind the history, behind each
@@ -34,7 +34,7 @@ def verify(
     if best is not None:
         return _as_far_as_best(draft.ids, best, logits, end_ids)
     said = list(history)
-    found: list[Chosen] = []
+    found: list[SampledToken] = []
     for index in range(len(draft.ids) + 1):
         guess = draft.ids[index] if index < len(draft.ids) else None
         if guess is None or draft.distributions is None:
@@ -45,12 +45,12 @@ def verify(
         sampler.accept(chosen)
         said.append(chosen)
         leaf = (index, chosen) in leaves
-        found.append(Chosen(chosen, logits[index], leaf or chosen == guess))
+        found.append(SampledToken(chosen, logits[index], leaf or chosen == guess))
         if leaf and chosen not in end_ids:
             behind = logits[1 + len(draft.ids) + leaves.index((index, chosen))]
             following = sampler.sample(behind, said)
             sampler.accept(following)
-            found.append(Chosen(following, behind))
+            found.append(SampledToken(following, behind))
         if chosen != guess or chosen in end_ids:
             break
     return found
@@ -61,18 +61,18 @@ def _as_far_as_best(
     best: Sequence[int],
     logits: npt.NDArray[np.float32],
     end_ids: Collection[int],
-) -> list[Chosen]:
+) -> list[SampledToken]:
     """The best tokens behind the history and behind each guess, up to the first that wasn't guessed."""
-    found: list[Chosen] = []
+    found: list[SampledToken] = []
     for index, chosen in enumerate(best):
         guessed = index < len(guesses) and chosen == guesses[index]
-        found.append(Chosen(chosen, logits[index], guessed))
+        found.append(SampledToken(chosen, logits[index], guessed))
         if not guessed or chosen in end_ids:
             break
     return found
 
 
-def leaf_taken(draft: Draft, found: Sequence[Chosen]) -> int | None:
+def leaf_taken(draft: Draft, found: Sequence[SampledToken]) -> int | None:
     """Which leaf has a token behind it in what was found; None: the long branch has them all."""
     place = len(found) - 2
     if place < 0 or not found[place].drafted or place >= len(draft.ids):

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.generation.sampled_token import Chosen
+from edgeinfer.generation.sampled_token import SampledToken
 from edgeinfer.sampling import Sampler
 from edgeinfer.speculation.speculator import DraftCount
 from edgeinfer.structured.constraint import Constraint
 
 
-class CertainTokens:
+class ForcedTokens:
     """Those of one answer. `together`: tokens that are read in one pass at most; `count` hears of them."""
 
     def __init__(self, engine: Engine, together: int, count: DraftCount) -> None:
@@ -22,11 +22,11 @@ class CertainTokens:
         self.unread = 0
         """Tokens of the history before its last that the engine has still to read."""
 
-    def choose(self, constraint: Constraint, sampler: Sampler, most: int) -> list[Chosen]:
+    def choose(self, constraint: Constraint, sampler: Sampler, most: int) -> list[SampledToken]:
         """The tokens that have to follow, `most` at most; the sampler has accepted them."""
-        found: list[Chosen] = []
+        found: list[SampledToken] = []
         while len(found) < most and (forced := constraint.forced()) and sampler.take(forced[0]):
-            found.append(Chosen(forced[0], None, True))
+            found.append(SampledToken(forced[0], None, True))
         self.unread += len(found)
         return found
 

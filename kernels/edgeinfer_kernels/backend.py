@@ -33,7 +33,7 @@ class CachingBackend(Protocol):
 
 
 @runtime_checkable
-class ForgettingBackend(Protocol):
+class EvictingBackend(Protocol):
     """A backend that has keys and values on a device, and itself forgets in all of its caches."""
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
@@ -112,7 +112,7 @@ class Backend(Protocol[X]):
 
 
 @runtime_checkable
-class PlacingBackend(Protocol):
+class PackingBackend(Protocol):
     """A backend that reads tokens of several texts in one step."""
 
     most_placed: int

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
-class Manner:
+class DraftSampling:
     """How a token is chosen from logits. temperature 0: the best one; otherwise from what top-k (0: all),
     top-p and min-p leave, in this order, by the softmax of logits / temperature.
     """
@@ -20,7 +20,7 @@ class Manner:
     min_p: float = 0.0
 
 
-class Wanted(NamedTuple):
+class DraftRequest(NamedTuple):
     """What guesses are asked for, len(least) at most.
 
     They end before a guess i whose chance of being reached, the product of its own and those before, is below
@@ -32,11 +32,11 @@ class Wanted(NamedTuple):
     least: Sequence[float]
     further: Sequence[float]
     choices: int
-    manner: Manner
+    manner: DraftSampling
     numbers: Sequence[float] = ()
 
 
-class Guesses(NamedTuple):
+class DraftedTokens(NamedTuple):
     """Tokens in a row, each with its chance where it stands, float32.
 
     `read`: how many tokens have been read, those that were given among them; the last guess isn't unless
@@ -51,7 +51,7 @@ class Guesses(NamedTuple):
 
 
 @runtime_checkable
-class GuessingBackend(Protocol):
+class DraftingBackend(Protocol):
     """A backend that goes from token to token by itself."""
 
     @property
@@ -59,7 +59,7 @@ class GuessingBackend(Protocol):
         """Tokens that it reads before a first guess, at most; 0: it can't guess with this model."""
         ...
 
-    def guesses(self, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
+    def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
         """Read `ids` at positions start…, then guess and read on; it ends where no logit is a finite number.
 
         A backend may draw from fewer candidates than the manner leaves, and says so.

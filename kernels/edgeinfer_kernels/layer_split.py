@@ -14,7 +14,7 @@ from edgeinfer_kernels.weights import (
 
 
 @dataclass(frozen=True)
-class LayerDivision:
+class LayerSplit:
     """What of one layer lies on the device; all else is the host's.
 
     Attention and its cache do (with them a mixture's router and shared expert), or nothing does. Of a dense
@@ -32,14 +32,14 @@ STEP_TOKENS = 8
 """Tokens of a step that the host takes its turns of, however few it is to compute of a prompt."""
 
 
-def host_batch(batch: int, send_from: int | None) -> int:
-    """Tokens that the host computes at a time, of steps of `batch` at most, where prompts of `send_from`
+def host_batch(batch: int, stream_min_tokens: int | None) -> int:
+    """Tokens that the host computes at a time, of steps of `batch` at most, where prompts of `stream_min_tokens`
     tokens and more have its weights sent (None: none).
     """
-    return batch if send_from is None else min(batch, max(send_from - 1, STEP_TOKENS))
+    return batch if stream_min_tokens is None else min(batch, max(stream_min_tokens - 1, STEP_TOKENS))
 
 
-WHOLLY_ON_HOST = LayerDivision(attention=False)
+WHOLLY_ON_HOST = LayerSplit(attention=False)
 
 
 class Block(NamedTuple):
@@ -63,7 +63,7 @@ class Turns:
     behind: tuple[int, ...]
 
 
-def turns_of(weights: DecoderWeights, divisions: Sequence[LayerDivision]) -> Turns:
+def turns_of(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> Turns:
     """Host blocks that follow each other are one turn, as far as no sum has to be made on the device."""
     host: list[list[Block]] = [[]]
     within: list[int] = []
@@ -87,7 +87,7 @@ def turns_of(weights: DecoderWeights, divisions: Sequence[LayerDivision]) -> Tur
     return Turns(tuple(map(tuple, host)), tuple(within), tuple(behind))
 
 
-def has_host_part(layer: LayerWeights, division: LayerDivision) -> bool:
+def has_host_part(layer: LayerWeights, division: LayerSplit) -> bool:
     """Whether the host computes any of a layer's feed-forward."""
     second = layer.feed_forward
     if isinstance(second, ExpertWeights):
@@ -95,13 +95,13 @@ def has_host_part(layer: LayerWeights, division: LayerDivision) -> bool:
     return division.neurons < second.ffn_up.rows
 
 
-def _device_adds(layer: LayerWeights, division: LayerDivision) -> bool:
+def _device_adds(layer: LayerWeights, division: LayerSplit) -> bool:
     """Whether the device has a part of a feed-forward to add to the host's."""
     return division.neurons > 0 or isinstance(layer.feed_forward, ExpertWeights)
 
 
 def device_half(
-    specification: DecoderSpecification, weights: DecoderWeights, divisions: Sequence[LayerDivision]
+    specification: DecoderSpecification, weights: DecoderWeights, divisions: Sequence[LayerSplit]
 ) -> tuple[DecoderSpecification, DecoderWeights]:
     """The layers that have anything on the device, with what of their weights lies there.
 
@@ -121,7 +121,7 @@ def device_half(
 
 
 def _device_part(
-    second: FeedForwardWeights | ExpertWeights, division: LayerDivision
+    second: FeedForwardWeights | ExpertWeights, division: LayerSplit
 ) -> FeedForwardWeights | ExpertWeights:
     if isinstance(second, ExpertWeights):
         return second.of_experts(division.experts)
@@ -139,7 +139,7 @@ def _check_divisible(second: FeedForwardWeights) -> None:
         )
 
 
-def host_feed_forward(layer: LayerWeights, division: LayerDivision) -> FeedForwardWeights | ExpertWeights:
+def host_feed_forward(layer: LayerWeights, division: LayerSplit) -> FeedForwardWeights | ExpertWeights:
     """What the host has of the feed-forward of a layer whose attention is on the device; without what is
     added behind down where the device adds it.
     """

@@ -80,7 +80,7 @@ class FeedForwardSpecification:
 
 
 Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
-LEAST_WEIGHT_SUM = 2.0**-14
+MIN_WEIGHT_SUM = 2.0**-14
 """What the chosen experts' weights are divided by at least: the smallest normal float16."""
 
 
@@ -89,8 +89,8 @@ class ExpertsSpecification:
     """One layer's mixture of experts: of `count` feed-forwards those `used` that the router likes best.
 
     With scores s = router(h) the chosen are the largest s, the lower number first among equals. Their weights
-    are softmax(s) over all experts, sigmoid(s), or softmax over the chosen (`gating`); `normalised`: divided
-    by their sum, LEAST_WEIGHT_SUM at least; then times `scale`. The result is Σ weight · expert(h), and a
+    are softmax(s) over all experts, sigmoid(s), or softmax over the chosen (`gating`); `normalized`: divided
+    by their sum, MIN_WEIGHT_SUM at least; then times `scale`. The result is Σ weight · expert(h), and a
     shared expert's where the weights have one. `early`: the router reads the layer's input, before attention
     and without a norm.
     """
@@ -100,7 +100,7 @@ class ExpertsSpecification:
     count: int
     used: int
     gating: Gating
-    normalised: bool
+    normalized: bool
     scale: float = 1.0
     early: bool = False
     residual_scale: float = 1.0

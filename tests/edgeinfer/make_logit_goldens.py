@@ -16,11 +16,11 @@ GOLDENS = Path(__file__).parent / "data" / "logits.npz"
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24).tolist()
 KEPT = [0, 1, 5, 6, 7, 12, 22, 23]
 """Positions whose logits are kept: the first, around a window of six, the last."""
-QUANTISED = ("Q4_K", "Q6_K", "Q8_0")
+QUANTIZED = ("Q4_K", "Q6_K", "Q8_0")
 CONTEXT = 128
 
 
-def quantised(model: RandomModel) -> RandomModel:
+def quantized(model: RandomModel) -> RandomModel:
     """The same architecture, wide enough for blocks of 256, in a mix of formats."""
     factors = {
         name: np.linspace(1.0, float(values[-1]), 16, dtype=np.float32)
@@ -35,7 +35,7 @@ def quantised(model: RandomModel) -> RandomModel:
         heads=8,
         kv_heads=8 if model.kv_heads == model.heads else 4,
         head_dim=32,
-        formats=QUANTISED,
+        formats=QUANTIZED,
         rope_tensors=factors,
     )
 
@@ -57,7 +57,7 @@ def main() -> None:
     goldens: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in ZOO.items():
-            for suffix, variant in (("", model), (" quantised", quantised(model))):
+            for suffix, variant in (("", model), (" quantised", quantized(model))):
                 path = variant.write(Path(folder) / "model.gguf")
                 goldens[name + suffix] = llama_cpp_logits(path, IDS)[KEPT]
     np.savez_compressed(GOLDENS, **goldens)

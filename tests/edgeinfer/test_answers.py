@@ -10,9 +10,14 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.shared_prefix import BranchesInTurn, CacheFullError, PagedBranches, branches_of
+from edgeinfer.generation.shared_prefix import (
+    AlternatingSequences,
+    CacheFullError,
+    PagedSequences,
+    branches_of,
+)
 from tests.edgeinfer.fake_engine import END, FakeEngine, drawn, model_on
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
@@ -87,7 +92,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
 def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     got = tiny.generate(PROMPT, **settings)
-    monkeypatch.setattr("edgeinfer.generation.beam_search.branches_of", BranchesInTurn)
+    monkeypatch.setattr("edgeinfer.generation.beam_search.branches_of", AlternatingSequences)
     want = tiny.generate(PROMPT, **settings)
     assert [answer.ids for answer in got] == [answer.ids for answer in want]
     means = [answer.mean_logprob or 0.0 for answer in got]
@@ -139,7 +144,7 @@ def test_enough_beams_find_the_best_answers_of_all() -> None:
 def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
     engine = FakeEngine(drawn)
     model = model_on(engine)
-    assert isinstance(branches_of(engine), BranchesInTurn)
+    assert isinstance(branches_of(engine), AlternatingSequences)
     got = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
     reads = sum(engine.read)
     want = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
@@ -149,10 +154,10 @@ def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
 
 def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
     engine = tiny.engine
-    assert isinstance(engine, Transformer)
+    assert isinstance(engine, NativeEngine)
     engine.rewind(0)
     engine.append(tiny.tokenizer.encode(PROMPT * 3)[:36])
-    branches = PagedBranches(engine)
+    branches = PagedSequences(engine)
     free = branches.free_pages
     first = branches.fork()
     branches.read([(first, 5)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.errors import CatalogueError, NotPulledError, UnknownModelError
+from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
 from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.quant_names import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_catalogue
@@ -252,6 +252,6 @@ WRONG = {
 @pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=list(WRONG.values()))
 def test_an_entry_that_cannot_be_read_is_named(text: str, message: str, tmp_path: Path) -> None:
     own = write_own(tmp_path, text)
-    with pytest.raises(CatalogueError) as caught:
+    with pytest.raises(RegistryError) as caught:
         read_catalogue(own)
     assert str(caught.value).startswith(f"{own}: {message}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgeinfer.engine.device_sampling import DeviceChoice
+from edgeinfer.engine.device_sampling import DeviceSampler
 from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplerSettings
 
@@ -51,7 +51,7 @@ class FakeBackend:
 
 def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool) -> list[int]:
     sampler, cache, history = Sampler(settings, VOCABULARY), KVCache(64), [1]
-    choice = DeviceChoice.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
+    choice = DeviceSampler.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
     assert (choice is not None) == on_device
     for position in range(30):
         chosen = choice.next(history) if choice else None
@@ -85,7 +85,7 @@ def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
 def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> None:
     settings = SamplerSettings(temperature=0.0)
     backend = FakeBackend(settings)
-    choice = DeviceChoice.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
     assert choice is not None
     choice.next([1], ahead)
     assert backend.rooms == [ahead]
@@ -106,13 +106,13 @@ def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> N
 )
 def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplerSettings) -> None:
     backend, sampler = FakeBackend(settings), Sampler(settings, VOCABULARY)
-    assert DeviceChoice.offered(backend, KVCache(8), sampler) is None
+    assert DeviceSampler.offered(backend, KVCache(8), sampler) is None
 
 
 def test_penalties_are_given_the_last_tokens_only() -> None:
     settings = SamplerSettings(repeat_penalty=1.1, repeat_last_n=4, seed=1)
     backend = FakeBackend(settings)
-    choice = DeviceChoice.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
     assert choice is not None
     for length in (1, 3, 6):
         choice.next(list(range(length)))
@@ -121,4 +121,4 @@ def test_penalties_are_given_the_last_tokens_only() -> None:
 
 def test_a_backend_that_cannot_choose_offers_nothing() -> None:
     settings = SamplerSettings()
-    assert DeviceChoice.offered(object(), KVCache(8), Sampler(settings, VOCABULARY)) is None
+    assert DeviceSampler.offered(object(), KVCache(8), Sampler(settings, VOCABULARY)) is None

@@ -44,7 +44,7 @@ def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
             assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-6)
         near, far = together[0] @ together[1], together[0] @ together[2]
         assert near > far
-        last = model.embed(TEXTS[0], pooling="last", normalise=False)
+        last = model.embed(TEXTS[0], pooling="last", normalize=False)
         ids = model._encoding.of_text(TEXTS[0])
         assert model.text_vectors([TEXTS[0]] * 2).tokens == 2 * len(ids)
         model.engine.rewind(0)

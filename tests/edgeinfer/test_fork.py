@@ -10,7 +10,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.structured.helper_thread import HelperThread
 from edgeinfer_kernels.cpu.layout.packed_matrix import allocate
@@ -113,7 +113,7 @@ def test_a_child_of_a_model_on_a_gpu_is_told_so(
 
     monkeypatch.setattr(native_engine, "FORKABLE_BACKENDS", ())
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:
-        assert isinstance(model.engine, Transformer)
+        assert isinstance(model.engine, NativeEngine)
 
         def work() -> bytes:
             try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
@@ -24,7 +24,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantised
+from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantized
 from tests.random_models import ZOO, RandomModel
 
 Logits = npt.NDArray[np.floating]
@@ -37,7 +37,7 @@ SLACK = 1e-5
 
 def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
     model = replace(ZOO[name], seed=seed)
-    return quantised(model) if variant == "quantised" else model
+    return quantized(model) if variant == "quantised" else model
 
 
 def logits_of(path: Path, backend_name: str) -> Logits:
@@ -53,7 +53,7 @@ def logits_of(path: Path, backend_name: str) -> Logits:
             kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights))
             backend = CpuBackend(specification, weights, cache.layers, kernels, batch=16, threads=2)
         batch = len(IDS) if backend_name == "exact" else 16
-        engine = Transformer(specification, backend, cache, batch)
+        engine = NativeEngine(specification, backend, cache, batch)
         try:
             return engine.append_all(IDS)[KEPT]
         finally:

@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
@@ -197,7 +197,7 @@ def test_two_models_of_one_file_live_side_by_side(loaded: Model, zoo_file: ZooFi
 
 def test_an_engine_refuses_what_does_not_fit_its_cache(loaded: Model) -> None:
     engine = loaded.engine
-    assert isinstance(engine, Transformer)
+    assert isinstance(engine, NativeEngine)
     engine.rewind(0)
     with pytest.raises(ContextOverflowError, match="257 tokens don't fit the context of 256"):
         engine.append([5] * 257)

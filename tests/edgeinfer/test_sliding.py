@@ -12,9 +12,9 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.context_shift import Sliding
+from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.reference import backend as reference
 from edgeinfer_kernels.reference.backend import attention_weights
@@ -91,7 +91,7 @@ def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, en
 
 def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
     answer = model.generate(PROMPT, max_tokens=120, temperature=0.0, on_full="slide")
-    whole, rule = [*PROMPT, *answer.ids], Sliding(4, CONTEXT)
+    whole, rule = [*PROMPT, *answer.ids], ContextShift(4, CONTEXT)
     for end in range(len(PROMPT), len(whole)):
         rest = rule.rest(whole[:end], rule.left_out(end))
         assert len(rest) <= CONTEXT
@@ -115,7 +115,7 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     assert engine.read == [15]
     assert engine.gone == [list(range(4, 20))] * 2
     assert second.left_out_tokens == 32
-    rule = Sliding(4, CONTEXT)
+    rule = ContextShift(4, CONTEXT)
     assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
 
 
@@ -157,7 +157,7 @@ def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) 
 
 def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
     engine = one_layer.engine
-    assert isinstance(engine, Transformer)
+    assert isinstance(engine, NativeEngine)
     ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
     engine.append(ids)
     engine.forget(range(5, 37))
@@ -228,7 +228,7 @@ def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
     model.generate(PROMPT, max_tokens=50, temperature=0.0, on_full="heavy-hitters")
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, on_full="heavy-hitters")
-    rule = Sliding(4, CONTEXT)
+    rule = ContextShift(4, CONTEXT)
     assert engine.ids == rule.rest(text, rule.left_out(len(text)))
 
 
@@ -265,7 +265,7 @@ def test_votes_are_the_attention_of_the_last_tokens(
     ids = np.random.default_rng(3).integers(3, 60, 50).tolist()
     with edgeinfer.load(zoo_file(name), device="cpu", draft=None, context=96, kv=kv) as loaded:
         engine = loaded.engine
-        assert isinstance(engine, Transformer)
+        assert isinstance(engine, NativeEngine)
         assert isinstance(engine.backend, CpuBackend)
         engine.append(ids)
         before = engine.append([5])

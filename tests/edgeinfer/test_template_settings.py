@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import edgeinfer
-from edgeinfer.errors import CatalogueError, SettingError
+from edgeinfer.errors import RegistryError, SettingError
 from edgeinfer.registry.registry import find_model
 
 TEMPLATE = (
@@ -59,5 +59,5 @@ def test_models_toml_gives_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with edgeinfer.load("calm", chat_template=TEMPLATE, draft=None) as model:
         assert prompt_of(model) == "hi calm?"
     own.write_text(f'[calm]\nfile = "{file}"\nthinking = "never"\n')
-    with pytest.raises(CatalogueError, match="saw 'never', wanted one of on, off"):
+    with pytest.raises(RegistryError, match="saw 'never', wanted one of on, off"):
         edgeinfer.load("calm")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.errors import CatalogueError
+from edgeinfer.errors import RegistryError
 from edgeinfer.registry.entries import read_catalogue
 from edgeinfer.registry.toml_files import MAX_BYTES, TomlError, read_toml
 
@@ -33,7 +33,7 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
         assert text.startswith(f"{path}: ")
         assert len(text) < 500
         assert "\n" not in text
-    with pytest.raises(CatalogueError) as caught:
+    with pytest.raises(RegistryError) as caught:
         read_catalogue(path)
     assert len(str(caught.value)) < 1000
 
@@ -49,14 +49,14 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
 def test_entries_of_the_wrong_type_are_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "models.toml"
     path.write_text(content)
-    with pytest.raises(CatalogueError, match=r"saw|no such|file|wanted"):
+    with pytest.raises(RegistryError, match=r"saw|no such|file|wanted"):
         read_catalogue(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
 def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "models.toml")
-    with pytest.raises(CatalogueError, match="no regular file, wanted one in TOML"):
+    with pytest.raises(RegistryError, match="no regular file, wanted one in TOML"):
         read_catalogue(tmp_path / "models.toml")
     with pytest.raises(TomlError, match="no regular file"):
         read_toml(Path("/dev/zero"))

@@ -16,7 +16,7 @@ from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import DIGEST_BYTES, KernelCache, objects_folder
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_tui.options.settings import sound_settings
 from tests.faults.outcomes import Case, report
 
@@ -123,7 +123,7 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
 
 
 def figure_cases(folder: Path, count: int) -> Iterator[Case]:
-    figures = RememberedFigures(folder / "figures", "machine")
+    figures = MeasuredFigures(folder / "figures", "machine")
     figures.keep({f"figure {index}": float(index) for index in range(20)})
     path, known = folder / "figures" / "measured.json", figures.known()
 

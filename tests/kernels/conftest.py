@@ -17,7 +17,7 @@ from tests.kernels.row_matrices import FLOATS
 ISA_NAMES = [isa.name for isa in detect().available]
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
 """Kernels by tiles on processors that have none; here only."""
-QUANTISED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
+QUANTIZED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
 
 
@@ -43,9 +43,9 @@ def objects() -> dict[str, dict[str, bytes]]:
     shared = [BLOCKS, EXPERTS, SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
     plain = dict(zip(shared, KernelCache(root, last, others).objects(shared), strict=True))
     # What is built for emulated tiles holds the plain rows of its instruction set too.
-    with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTISED_ROWS)
-    found = {last.name: {**plain, **dict(zip(QUANTISED_ROWS, with_tiles, strict=True))}}
-    units = [*shared, *QUANTISED_ROWS]
+    with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTIZED_ROWS)
+    found = {last.name: {**plain, **dict(zip(QUANTIZED_ROWS, with_tiles, strict=True))}}
+    units = [*shared, *QUANTIZED_ROWS]
     for isa in others:
         found[isa.name] = dict(zip(units, KernelCache(root, isa).objects(units), strict=True))
     return found

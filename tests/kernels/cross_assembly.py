@@ -9,7 +9,7 @@ import sys
 
 import llvmlite.binding as llvm
 
-from edgeinfer_kernels.cpu.compiler.build_object import linked_module, optimise, stop_before_linking
+from edgeinfer_kernels.cpu.compiler.build_object import linked_module, optimize, stop_before_linking
 from edgeinfer_kernels.cpu.compiler.units import Target
 
 
@@ -21,7 +21,7 @@ def assembly(unit: str, triple: str, target: Target) -> str:
     module = linked_module(unit, target)
     module.triple = triple
     module.data_layout = str(machine.target_data)
-    optimise(module, machine)
+    optimize(module, machine)
     return str(machine.emit_assembly(module))
 
 

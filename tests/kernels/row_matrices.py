@@ -86,9 +86,9 @@ def multiply(
         exact = x.astype(np.float64)
         columns = -(-matrix.columns // 4) * 4
     else:
-        quantised, exact = quantised_rows(x)
+        quantized, exact = quantised_rows(x)
         columns = matrix.columns
-        rows = quantised.view(np.float32)
+        rows = quantized.view(np.float32)
     memory = interleave(matrix, kernels)
     out = np.full((tokens, padded(matrix.rows)), np.nan, np.float32)
     scratch = allocate(ROWS_SCRATCH)

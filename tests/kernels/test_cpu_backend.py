@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.backend import BlockBackend
@@ -32,12 +32,12 @@ Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], Block
 
 def engine_for(
     path: Path, build: Build, kind: CacheType = "f32", batch: int = 64, context: int = CONTEXT
-) -> Transformer:
+) -> NativeEngine:
     file = GGUFFile.open(path)
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     specification = config.specification(rope_factors(file, config, context))
     cache = KVCache.allocate(specification, context, kind)
-    return Transformer(
+    return NativeEngine(
         specification, build(specification, read_weights(file, config), cache.layers), cache, batch
     )
 

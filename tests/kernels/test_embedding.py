@@ -11,18 +11,18 @@ from edgeinfer_kernels.cpu.embedding import Embedding, Scratch, embedding_scratc
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.weights import Matrix
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.row_matrices import FLOATS, random_matrix
 
 Floats = npt.NDArray[np.float32]
 THREADS = 2
-QUANTISED = [name for name in FIELDS if name not in FLOATS]
+QUANTIZED = [name for name in FIELDS if name not in FLOATS]
 
 
 def write(matrix: Matrix, kernels: Kernels, ids: list[int], x: Floats, scale: float = 1.0) -> None:
-    arena, team, stride = Arena(), Team(kernels, THREADS), embedding_scratch(matrix)
+    arena, team, stride = Arena(), ThreadPool(kernels, THREADS), embedding_scratch(matrix)
     scratch = np.empty(THREADS * stride, np.uint8)
     Embedding(matrix, arena, kernels, team, Scratch(address(scratch), stride), scale).write(ids, x)
     team.close()
@@ -36,7 +36,7 @@ def written(matrix: Matrix, kernels: Kernels, ids: list[int], scale: float = 1.0
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_a_row_is_decoded_to_the_bits_of_the_codec(
     kernels_for: Callable[[str], Kernels], isa: str, name: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_row_is_decoded_to_the_bits_of_the_codec(
             )
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_any_bits_of_a_row_are_decoded_as_the_codec_does(kernels: Kernels, name: str) -> None:
     whole = random_matrix(name, 64, 512)
     raw = np.random.default_rng(3).integers(0, 256, whole.raw.shape, dtype=np.uint8)

@@ -210,10 +210,10 @@ def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> Non
         ("sigmoid", True, [6 / 11, 5 / 11]),
     ],
 )
-def test_weights_follow_the_gating(gating: Gating, normalised: bool, wanted: list[float]) -> None:
+def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: list[float]) -> None:
     norm = NormSpecification("rms", 1e-5)
     scores = np.log(np.array([[1.0, 2.0, 4.0, 1.0]]))
-    facts = ExpertsSpecification("silu", norm, 4, 2, gating, normalised)
+    facts = ExpertsSpecification("silu", norm, 4, 2, gating, normalized)
     chosen, weights = route(scores, facts)
     assert chosen.tolist() == [[2, 1]]
     assert np.allclose(weights, [wanted])
@@ -221,12 +221,12 @@ def test_weights_follow_the_gating(gating: Gating, normalised: bool, wanted: lis
 
 
 def test_equal_scores_choose_the_lower_expert_and_tiny_sums_are_not_divided_by() -> None:
-    facts = ExpertsSpecification("silu", NormSpecification("rms", 1e-5), 4, 2, "sigmoid", normalised=True)
+    facts = ExpertsSpecification("silu", NormSpecification("rms", 1e-5), 4, 2, "sigmoid", normalized=True)
     chosen, weights = route(np.full((1, 4), -30.0), facts)
     assert chosen.tolist() == [[0, 1]]
     assert np.allclose(weights, 2.0**14 / (1 + np.exp(30.0)))
 
 
 def test_kernels_and_formulas_have_the_same_constants() -> None:
-    for name in ("CLAMPED_SWIGLU_SLOPE", "CLAMPED_SWIGLU_LIMIT", "LEAST_WEIGHT_SUM"):
+    for name in ("CLAMPED_SWIGLU_SLOPE", "CLAMPED_SWIGLU_LIMIT", "MIN_WEIGHT_SUM"):
         assert getattr(abi, name) == getattr(specification, name)

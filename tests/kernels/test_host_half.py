@@ -14,20 +14,20 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
-from edgeinfer_kernels.cpu.cpu_shard import HostHalf, MailboxRows
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import Block, LayerDivision, turns_of
+from edgeinfer_kernels.layer_split import Block, LayerSplit, turns_of
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, built_kernels
 from tests.kernels.row_matrices import random_matrix
 from tests.random_models import ZOO
 
-HERE, THERE, HALF = LayerDivision(False), LayerDivision(True, neurons=96), LayerDivision(True, neurons=64)
-SECOND = LayerDivision(True)
+HERE, THERE, HALF = LayerSplit(False), LayerSplit(True, neurons=96), LayerSplit(True, neurons=64)
+SECOND = LayerSplit(True)
 BATCH, WIDTH, USED, CONTEXT = 8, 64, 3, 32
 MODELS = {**ZOO, "arcee in Q8_0": replace(ZOO["arcee"], formats=("Q8_0",))}
 SECONDS = 20.0
@@ -52,8 +52,8 @@ class PlainMailbox:
         )
 
     @property
-    def addresses(self) -> MailboxRows:
-        return MailboxRows(
+    def addresses(self) -> ExchangeRows:
+        return ExchangeRows(
             address(self.words), address(self.rows), 4 * WIDTH, address(self.ids), address(self.weights)
         )
 
@@ -61,12 +61,12 @@ class PlainMailbox:
 @contextmanager
 def host_half(
     name: str,
-    divisions: list[LayerDivision],
+    divisions: list[LayerSplit],
     kernels: Kernels,
     folder: Path,
     in_file: Sequence[Block] = (),
     sparse: SparseLayers | None = None,
-) -> Iterator[tuple[HostHalf, PlainMailbox]]:
+) -> Iterator[tuple[CpuShard, PlainMailbox]]:
     with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts = config.specification(rope_factors(file, config, CONTEXT))
@@ -76,7 +76,7 @@ def host_half(
             if not division.attention
         }
         mailbox = PlainMailbox.empty()
-        host = HostHalf(
+        host = CpuShard(
             facts,
             read_weights(file, config),
             divisions,
@@ -141,7 +141,7 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
     ],
 )
 def test_serving_a_device_gives_what_taking_turn_after_turn_does(
-    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerDivision], tokens: int
+    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     with host_half(name, divisions, kernels, tmp_path) as (host, mailbox):
         count = len(host.turns.host)
@@ -178,11 +178,11 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
     ("name", "divisions"),
     [
         ("llama", [HERE, HALF, SECOND]),
-        ("granitemoe", [HERE, SECOND, LayerDivision(True, experts=(1, 4, 6))]),
+        ("granitemoe", [HERE, SECOND, LayerSplit(True, experts=(1, 4, 6))]),
     ],
 )
 def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
-    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerDivision], tokens: int
+    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     found = []
     left = [Block("attention", 0), *(Block("feed_forward", layer) for layer in range(3))]

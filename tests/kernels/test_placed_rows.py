@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.engine.native_engine import Transformer
-from edgeinfer_kernels.backend import PAGE, Places, PlacingBackend
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
@@ -31,17 +31,17 @@ def page_tables(prompt: int) -> npt.NDArray[np.int64]:
     return tables
 
 
-def copy_begun_page(engine: Transformer, prompt: int, tables: npt.NDArray[np.int64]) -> None:
+def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
     begun = prompt // PAGE * PAGE
     for table in tables:
         for layer in engine.cache.layers:
             layer.copy(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
 
 
-def together(engine: Transformer, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
+def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
     """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
     backend = engine.backend
-    assert isinstance(backend, PlacingBackend)
+    assert isinstance(backend, PackingBackend)
     found: list[list[Logits]] = [[] for _ in TAILS]
     for index in range(max(map(len, TAILS))):
         texts = [text for text, tail in enumerate(TAILS) if index < len(tail)]
@@ -52,7 +52,7 @@ def together(engine: Transformer, prompt: int, tables: npt.NDArray[np.int64]) ->
     return found
 
 
-def alone(engine: Transformer, prompt: Sequence[int], tail: Sequence[int]) -> Logits:
+def alone(engine: NativeEngine, prompt: Sequence[int], tail: Sequence[int]) -> Logits:
     engine.rewind(0)
     engine.append(prompt)
     return np.stack([engine.append([token]) for token in tail])
@@ -111,7 +111,7 @@ def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: 
     for layer in engine.cache.layers:
         layer.copy(PAGE, 9 * PAGE, prompt - PAGE)
     backend = engine.backend
-    assert isinstance(backend, PlacingBackend)
+    assert isinstance(backend, PackingBackend)
     x = backend.embed([stem, *guesses])
     copies = ((9 * PAGE + prompt - PAGE,), (), ())
     backend.all_layers_at(x, Places(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies))
@@ -124,7 +124,7 @@ def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: 
 def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
     backend = engine.backend
-    assert isinstance(backend, PlacingBackend)
+    assert isinstance(backend, PackingBackend)
     count = backend.most_placed + 1
     x = backend.embed([3] * count)
     with pytest.raises(ValueError, match="17 tokens at places of their own; 16 go in one step"):

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cpu.layout.unpacked_rows import MOST_KEPT, ReturnedRows
+from edgeinfer_kernels.cpu.layout.unpacked_rows import MAX_KEPT, UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 
 
@@ -12,14 +12,14 @@ def at(array: npt.NDArray[np.float32]) -> int:
 
 
 def test_memory_that_somebody_holds_is_not_given_out_again() -> None:
-    room = ReturnedRows(64)
-    held = [room.rows(5) for _ in range(MOST_KEPT + 2)]
+    room = UnpackedRows(64)
+    held = [room.rows(5) for _ in range(MAX_KEPT + 2)]
     assert len({at(rows) for rows in held}) == len(held)
     assert all(rows.shape == (5, 64) and rows.dtype == np.float32 for rows in held)
 
 
 def test_a_part_of_a_row_holds_all_of_it() -> None:
-    room = ReturnedRows(64)
+    room = UnpackedRows(64)
     first = room.rows(5)
     place, part = at(first), first[2, 3:10]
     del first
@@ -31,7 +31,7 @@ def test_a_part_of_a_row_holds_all_of_it() -> None:
 
 
 def test_single_rows_and_long_steps_are_as_fresh_as_ever() -> None:
-    room = ReturnedRows(64)
+    room = UnpackedRows(64)
     for count in (1, STEP_TOKENS + 1):
         assert room.rows(count).shape == (count, 64)
         assert room.rows(count).base is None

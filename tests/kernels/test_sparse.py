@@ -60,18 +60,18 @@ def sparse_kernels(isa: str, formats: tuple[str, ...] = tuple(NEURON_FORMATS)) -
     return built_kernels(isa, units)
 
 
-def by_lanes(quantised: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
+def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
     """A token's blocks of activations, sixteen interleaved by words; zeros behind the last."""
     words = np.zeros((-(-blocks // 16) * 16, ACTIVATION_BYTES // 4), np.uint32)
-    words[:blocks] = quantised.view(np.uint32).reshape(blocks, -1)
+    words[:blocks] = quantized.view(np.uint32).reshape(blocks, -1)
     return np.ascontiguousarray(words.reshape(-1, 16, ACTIVATION_BYTES // 4).swapaxes(1, 2))
 
 
 def neuron_rows(
-    kernels: Kernels, matrix: Matrix, quantised: npt.NDArray[np.uint8], wanted: list[int]
+    kernels: Kernels, matrix: Matrix, quantized: npt.NDArray[np.uint8], wanted: list[int]
 ) -> Rows:
     """The products of the wanted rows, NaN elsewhere."""
-    laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantised, matrix.columns // 32)
+    laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantized, matrix.columns // 32)
     assert lanes.nbytes == lane_activations_bytes(matrix.columns)
     assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
     neurons, out = np.array([*wanted, *[0] * ROWS_AHEAD], np.int32), np.full(matrix.rows, np.nan, np.float32)
@@ -89,7 +89,7 @@ def neuron_rows(
 def neuron_sums(
     kernels: Kernels,
     matrix: Matrix,
-    quantised: npt.NDArray[np.uint8],
+    quantized: npt.NDArray[np.uint8],
     first: int = 0,
     laid_out: npt.NDArray[np.uint8] | None = None,
 ) -> Rows:
@@ -103,16 +103,16 @@ def neuron_sums(
             fields[getattr(NEURON_COLUMNS, name) // 8] = getattr(layout, name)
     fields[NEURON_COLUMNS.weights // 8] = address(laid_out)
     out, scratch = (
-        np.full((len(quantised), layout.outputs), np.nan, np.float32),
+        np.full((len(quantized), layout.outputs), np.nan, np.float32),
         allocate(ACTIVE_LISTS * ACTIVE_BYTES),
     )
     kernels.function(f"neuron_sums_{matrix.format}", 10)(
         address(fields),
         first,
         layout.outputs,
-        address(quantised),
-        quantised.strides[0],
-        len(quantised),
+        address(quantized),
+        quantized.strides[0],
+        len(quantized),
         address(out),
         out.strides[0],
         address(scratch),
@@ -127,9 +127,9 @@ def neuron_sums(
 def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
     matrix = random_matrix(name, 63, columns)
     x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
-    quantised, exact = quantised_rows(x)
+    quantized, exact = quantised_rows(x)
     wanted = [62, 0, 17, 33, 34]
-    got = neuron_rows(sparse_kernels(isa), matrix, quantised[0], wanted)
+    got = neuron_rows(sparse_kernels(isa), matrix, quantized[0], wanted)
     want = (exact @ matrix.decoded().astype(np.float64).T)[0]
     np.testing.assert_allclose(got[wanted], want[wanted], rtol=0, atol=2e-5 * np.abs(want).max())
     assert np.isnan(np.delete(got, wanted)).all()
@@ -146,9 +146,9 @@ def test_sums_of_active_neurons_equal_the_exact_product(
     x = random.standard_normal((tokens, 512)).astype(np.float32)
     x[random.random(x.shape) >= active] = 0
     x[:, 64:128] = 0  # blocks without any active neuron
-    quantised, exact = quantised_rows(x)
+    quantized, exact = quantised_rows(x)
     want = exact @ matrix.decoded().astype(np.float64).T
-    got = neuron_sums(sparse_kernels(isa), matrix, quantised)
+    got = neuron_sums(sparse_kernels(isa), matrix, quantized)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
@@ -188,16 +188,16 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     kernels, matrix = sparse_kernels(ISA_NAMES[0]), random_matrix(name, 128, 256)
     x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
     x[:, ::2] = 0
-    quantised, layout = quantised_rows(x)[0], ColumnLayout.of(matrix)
+    quantized, layout = quantised_rows(x)[0], ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix)
-    want = neuron_sums(kernels, matrix, quantised, laid_out=laid_out)
+    want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
     supers = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
     blocks = supers.reshape(-1, layout.blocks_a_super, layout.block_bytes)[:, :, layout.factor_bytes :]
     neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
     neurons[:, :, ::2] ^= 255
-    assert np.array_equal(want, neuron_sums(kernels, matrix, quantised, laid_out=laid_out))
+    assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
     neurons[:, :, 1] ^= 255
-    assert not np.array_equal(want, neuron_sums(kernels, matrix, quantised, laid_out=laid_out))
+    assert not np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
 
 
 def decoder(

@@ -11,10 +11,10 @@ from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
 
-def add_up(kernels: Kernels, team: Team) -> int:
+def add_up(kernels: Kernels, team: ThreadPool) -> int:
     """Let the team read 1 MiB of ones; the sum over its threads' int32 words."""
     memory = np.ones(1 << 18, np.int32)
     sums = np.zeros(CACHE_LINE // 8 * team.threads, np.int64)
@@ -25,7 +25,7 @@ def add_up(kernels: Kernels, team: Team) -> int:
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 7])
 def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
-    team = Team(kernels, threads)
+    team = ThreadPool(kernels, threads)
     share = (1 << 20) // threads // 256 * 256
     assert [add_up(kernels, team) for _ in range(50)] == [share // 4 * threads] * 50
     team.close()
@@ -33,7 +33,7 @@ def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: int) -> None:
-    team = Team(kernels, threads)
+    team = ThreadPool(kernels, threads)
     memory = np.ones(1 << 16, np.int32)
     sums = [np.zeros(CACHE_LINE // 8 * threads, np.int64) for _ in range(40)]
     calls = [np.array([memory.nbytes, address(each)], np.int64) for each in sums]
@@ -51,7 +51,7 @@ def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: in
 
 
 def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
-    team = Team(kernels, 2)
+    team = ThreadPool(kernels, 2)
     for pause in (0.0, 0.05, 0.2):
         time.sleep(pause)
         assert add_up(kernels, team) == 1 << 18
@@ -59,7 +59,7 @@ def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
 
 
 def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
-    team = Team(kernels, 3)
+    team = ThreadPool(kernels, 3)
     add_up(kernels, team)
     time.sleep(0.3)
     before = time.process_time()
@@ -69,7 +69,7 @@ def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
 
 
 def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
-    team = Team(kernels, 2)
+    team = ThreadPool(kernels, 2)
     found: list[int] = []
     callers = [
         threading.Thread(target=lambda: found.extend(add_up(kernels, team) for _ in range(50)))
@@ -86,7 +86,7 @@ def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_gets_threads_of_its_own(kernels: Kernels) -> None:
-    team = Team(kernels, 2)
+    team = ThreadPool(kernels, 2)
     add_up(kernels, team)
     child = os.fork()
     if child == 0:
@@ -98,7 +98,7 @@ def test_a_forked_child_gets_threads_of_its_own(kernels: Kernels) -> None:
 
 def test_closing_ends_the_threads(kernels: Kernels) -> None:
     before = threading.active_count()
-    team = Team(kernels, 4)
+    team = ThreadPool(kernels, 4)
     assert threading.active_count() == before + 3
     team.close()
     team.close()
@@ -107,7 +107,7 @@ def test_closing_ends_the_threads(kernels: Kernels) -> None:
 
 def test_a_forgotten_team_ends_its_threads(kernels: Kernels) -> None:
     before = threading.active_count()
-    team = Team(kernels, 3)
+    team = ThreadPool(kernels, 3)
     del team
     assert threading.active_count() == before
 

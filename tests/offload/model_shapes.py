@@ -11,11 +11,11 @@ from edgeinfer_kernels.sizes.model_sizes import (
 )
 from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
-WISHES = PlanWishes(8192)
+WISHES = PlanOptions(8192)
 
 
 def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -> FeedForwardSizes:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Habits, replay
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, ExpertUsage, replay
 
 EXPERTS, USED = 64, 4
 
@@ -17,22 +17,22 @@ def trace(hot: list[int], tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
 
 def test_what_is_hot_gets_the_slots_and_stays() -> None:
     hot = [3, 17, 40, 41, 60, 63]
-    slots = ExpertSlots(EXPERTS, USED, [range(6)])
+    slots = ExpertCachePolicy(EXPERTS, USED, [range(6)])
     cold_start = replay(trace(hot, 600), slots)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(hot)
     assert sorted(slots.slots[0][hot]) == list(range(6))
     settled = replay(trace(hot, 600, seed=1), slots)
     assert settled.copies <= 1
-    never = replay(trace(hot, 600), ExpertSlots(EXPERTS, USED, [range(6)]), swapping=False)
+    never = replay(trace(hot, 600), ExpertCachePolicy(EXPERTS, USED, [range(6)]), swapping=False)
     assert settled.hit_rate > cold_start.hit_rate > 0.6 > 0.3 > never.hit_rate
 
 
 def test_slots_follow_when_other_experts_become_hot() -> None:
     first, second = [1, 2, 3, 4, 5, 6], [50, 51, 52, 53, 54, 55]
-    slots = ExpertSlots(EXPERTS, USED, [first])
+    slots = ExpertCachePolicy(EXPERTS, USED, [first])
     replay(trace(first, 1000), slots)
     changed = replay(trace(second, 600, seed=2), slots)
-    fixed = replay(trace(second, 600, seed=2), ExpertSlots(EXPERTS, USED, [first]), swapping=False)
+    fixed = replay(trace(second, 600, seed=2), ExpertCachePolicy(EXPERTS, USED, [first]), swapping=False)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(second)
     assert changed.hit_rate > 0.4 > 0.1 > fixed.hit_rate
 
@@ -40,9 +40,9 @@ def test_slots_follow_when_other_experts_become_hot() -> None:
 def test_experts_that_are_used_alike_hardly_change() -> None:
     random = np.random.default_rng(3)
     alike = np.array([[random.choice(EXPERTS, USED, replace=False) for _ in range(2000)]])
-    assert replay(alike, ExpertSlots(EXPERTS, USED, [range(16)])).copies < 40
-    restless = Habits(certainty=0.0, cost=0.0)
-    assert replay(alike, ExpertSlots(EXPERTS, USED, [range(16)], restless)).copies > 400
+    assert replay(alike, ExpertCachePolicy(EXPERTS, USED, [range(16)])).copies < 40
+    restless = ExpertUsage(certainty=0.0, cost=0.0)
+    assert replay(alike, ExpertCachePolicy(EXPERTS, USED, [range(16)], restless)).copies > 400
 
 
 def test_experts_of_tokens_that_take_turns_come_also_behind_even_routing() -> None:
@@ -50,7 +50,7 @@ def test_experts_of_tokens_that_take_turns_come_also_behind_even_routing() -> No
     even, few = (
         np.array([[random.choice(128, 8, replace=False) for _ in range(count)]]) for count in (600, 6)
     )
-    slots = ExpertSlots(128, 8, [range(72)])
+    slots = ExpertCachePolicy(128, 8, [range(72)])
     assert replay(even, slots).copies == 0
     turns = np.tile(few, (1, 100, 1))
     before = replay(turns[:, :60], slots).hit_rate
@@ -61,16 +61,16 @@ def test_experts_of_tokens_that_take_turns_come_also_behind_even_routing() -> No
 
 
 def test_nothing_is_proposed_before_anything_was_seen_nor_where_nothing_can_change() -> None:
-    assert ExpertSlots(4, 2, [[0, 1]]).proposals() == []
+    assert ExpertCachePolicy(4, 2, [[0, 1]]).proposals() == []
     empty: list[list[int]] = [[]]
     for residents in (empty, [[0, 1, 2, 3]]):
-        slots = ExpertSlots(4, 1, residents, Habits(cost=0.0, certainty=0.0))
+        slots = ExpertCachePolicy(4, 1, residents, ExpertUsage(cost=0.0, certainty=0.0))
         slots.note(np.array([[0, 0, 5, 9]]))
         assert slots.proposals() == []
 
 
 def test_what_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_again() -> None:
-    slots = ExpertSlots(4, 1, [[0, 1], [2, 3]], Habits(certainty=0.0, cost=4.0))
+    slots = ExpertCachePolicy(4, 1, [[0, 1], [2, 3]], ExpertUsage(certainty=0.0, cost=4.0))
     slots.note(np.array([[10, 30, 60, 0], [100, 0, 0, 0]]))
     first, second = slots.proposals()
     assert (first.layer, first.expert, first.leaves, first.slot) == (1, 0, 2, 0)
@@ -84,8 +84,8 @@ def test_what_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_ag
 
 
 def test_a_look_finds_several_experts_of_a_layer_but_not_too_many() -> None:
-    habits = Habits(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
-    slots = ExpertSlots(8, 4, [[0, 1, 2, 3]] * 2, habits)
+    habits = ExpertUsage(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
+    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]] * 2, habits)
     slots.note(np.array([[0, 0, 0, 0, 9, 9, 9, 9]] * 2))
     found = slots.proposals()
     assert len(found) == 3
@@ -94,8 +94,8 @@ def test_a_look_finds_several_experts_of_a_layer_but_not_too_many() -> None:
 
 
 def test_looks_become_rare_where_nothing_changes_and_frequent_again_where_something_does() -> None:
-    habits = Habits(look_after=16, look_seldom=128)
-    slots = ExpertSlots(8, 4, [[0, 1, 2, 3]], habits)
+    habits = ExpertUsage(look_after=16, look_seldom=128)
+    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]], habits)
     waits = []
     for _ in range(5):
         slots.note(np.array([[20, 20, 20, 20, 0, 0, 0, 0]]))
@@ -109,7 +109,7 @@ def test_looks_become_rare_where_nothing_changes_and_frequent_again_where_someth
 
 def test_a_slot_is_nobodys_while_it_is_written() -> None:
     asked = np.full((1, 40, 1), 7)
-    slots = ExpertSlots(EXPERTS, 1, [[0]], Habits(certainty=0.0, cost=4.0, look_after=8))
+    slots = ExpertCachePolicy(EXPERTS, 1, [[0]], ExpertUsage(certainty=0.0, cost=4.0, look_after=8))
     slow = replay(asked, slots, tokens_a_copy=10)
     assert slow.copies == 1
     assert slow.hits == 40 - 8 - 10

@@ -7,7 +7,7 @@ import pytest
 from edgeinfer_kernels.sizes.model_sizes import MatrixSize, ModelSizes
 from edgeinfer_offload.machine.hardware import CPU_BLOCK_SECONDS
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanWishes
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
 from edgeinfer_offload.planner.planner import CHANGING_WORTH, STAYING, plan_memory
 from tests.offload.model_shapes import (
     GIB,
@@ -28,9 +28,9 @@ def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
     plan = planned(dense_model(), 8)
     assert plan.device == plan.head == plan.embedding == "gpu"
     assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
-    assert plan.why_not is None
+    assert plan.limit_reason is None
     assert plan.next_gibibyte is None
-    assert plan.prediction.send_from is None
+    assert plan.prediction.stream_min_tokens is None
     assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
 
 
@@ -40,7 +40,7 @@ def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() 
     assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
     assert plan.bytes_on("gpu") == 0
     assert plan.file_bytes == dense_model().table.nbytes
-    assert plan.why_not == "nothing is on a GPU: there is no GPU"
+    assert plan.limit_reason == "nothing is on a GPU: there is no GPU"
     head = next(item for item in plan.items if item.item == "head")
     assert head.bound == "CPU memory"
     assert head.ms_per_token == pytest.approx(1000 * (head.bytes / (0.9 * 50e9) + CPU_BLOCK_SECONDS))
@@ -50,9 +50,9 @@ def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so(
     for vram in (0, 0.5):
         plan = planned(dense_model(), vram)
         assert plan.device == "cpu"
-        assert plan.why_not is not None
-        assert plan.why_not.startswith("nothing is on the GPU: its buffers and libraries alone take ")
-        assert plan.why_not.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
+        assert plan.limit_reason is not None
+        assert plan.limit_reason.startswith("nothing is on the GPU: its buffers and libraries alone take ")
+        assert plan.limit_reason.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
 
 
 def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
@@ -151,7 +151,7 @@ def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_noth
         wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, changing_experts=True)
         plan = plan_memory(model, laptop(), wishes)
         assert (plan.head, plan.wishes.disk) == ("gpu", True)
-        assert plan.prediction.send_from is None
+        assert plan.prediction.stream_min_tokens is None
         assert plan.bytes_on("cpu") <= GIB
         assert any(layer.rest == "disk" and layer.attention == "gpu" for layer in plan.layers)
         assert not any(layer.changing for layer in plan.layers)
@@ -183,14 +183,14 @@ def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
 def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
     plan = planned(dense_model(), 8, kv="f32")
     assert plan.device == "cpu"
-    assert plan.why_not == "nothing is on a GPU: keys and values in f32 run on the CPU only"
+    assert plan.limit_reason == "nothing is on a GPU: keys and values in f32 run on the CPU only"
 
 
 def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
     plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8)
     assert plan.device == "cpu"
-    assert plan.why_not is not None
-    assert "output.weight: TQ2_0 has no kernel on the GPU" in plan.why_not
+    assert plan.limit_reason is not None
+    assert "output.weight: TQ2_0 has no kernel on the GPU" in plan.limit_reason
     with pytest.raises(PlanError, match="TQ2_0 has no kernel"):
         planned(
             replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8, device="gpu"
@@ -206,8 +206,8 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
 
 
 def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
-    wishes = PlanWishes(4096, vram=4 * GIB, changing_experts=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanWishes(4096, vram=4 * GIB))
+    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     changing = plan_memory(mixture_model(), laptop(), wishes)
     slots = [len(layer.gpu_experts) for layer in changing.layers]
     assert len(set(slots)) == 1
@@ -218,8 +218,8 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     spare = len(slots) + on_their_way / (one / slots[0])
     assert before - spare - len(slots) < sum(slots) <= before
     assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
-    assert changing.why_not is not None
-    assert changing.why_not.startswith("experts change places as they are asked for")
+    assert changing.limit_reason is not None
+    assert changing.limit_reason.startswith("experts change places as they are asked for")
     # What is promised is even routing, for which whole layers are a little better.
     assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= CHANGING_WORTH
     there = sum(
@@ -230,8 +230,8 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
 
 
 def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routing_were_slower() -> None:
-    wishes = PlanWishes(4096, vram=4 * GIB, changing_experts=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanWishes(4096, vram=4 * GIB))
+    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
     assert not any(layer.changing for layer in short.layers)
     assert short.prediction == fixed.prediction
@@ -243,9 +243,9 @@ def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routin
 
 
 def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
-    plan = plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB, changing_experts=True))
+    plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, changing_experts=True))
     assert plan == replace(
-        plan_memory(dense_model(), laptop(), PlanWishes(4096, vram=2 * GIB)), wishes=plan.wishes
+        plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), wishes=plan.wishes
     )
 
 

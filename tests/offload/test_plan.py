@@ -11,7 +11,7 @@ from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES, sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import PlanWishes, Repacking, SparseLayer, SparseWish
+from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from tests.offload.model_shapes import (
     GIB,
@@ -61,12 +61,12 @@ def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
     plans = []
     for activity in ((), hot_first):
         one = SparseLayer(held, held // 3 + held // 6, held // 6, 0, held, activity)
-        wish = SparseWish(dict.fromkeys(range(32), one), 0, 0)
+        wish = SparseOptions(dict.fromkeys(range(32), one), 0, 0)
         plans.append(plan_memory(model, laptop(), replace(WISHES, vram=3 * GIB, sparse=wish)))
     dense = planned(model, 3)
     assert plans[1].ms_per_token < plans[0].ms_per_token < 0.8 * dense.ms_per_token
     for plan in plans:
-        assert plan.prediction.send_from is None
+        assert plan.prediction.stream_min_tokens is None
         assert any(0 < layer.hot_neurons < layer.neurons for layer in plan.layers)
         for item in plan.items:
             if item.item.endswith(", by neuron"):
@@ -135,9 +135,11 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
 def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:
     plan = planned(mixture_model(), 3)
     left = plan.vram_bytes - plan.bytes_on("gpu")
-    assert plan.why_not is not None
+    assert plan.limit_reason is not None
     room = f"{left / MIB:.1f} MiB are left of 3072 MiB"
-    assert re.fullmatch(rf"next on the GPU would be layer \d+ experts with \d+ MiB; {room}", plan.why_not)
+    assert re.fullmatch(
+        rf"next on the GPU would be layer \d+ experts with \d+ MiB; {room}", plan.limit_reason
+    )
 
 
 def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
@@ -150,8 +152,8 @@ def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
 
 def test_a_prompt_streams_weights_over_the_link_from_some_length_on() -> None:
     found = planned(dense_model(), 4, context=1024).prediction
-    assert found.send_from is not None
-    assert 8 < found.send_from < 512
+    assert found.stream_min_tokens is not None
+    assert 8 < found.stream_min_tokens < 512
     short, long = (planned(dense_model(), 4, context=1024, prompt=n).prediction for n in (4, 512))
     assert long.prefill_tokens_per_second > 5 * short.prefill_tokens_per_second
 
@@ -170,7 +172,7 @@ def test_the_speeds_measured_on_an_h200_are_predicted_within_fifteen_percent(
     model = dense_model(kind=kind) if shape == "8B" else dense_model(16, 2048, 8192, kind)
     if kind == "Q8_0":
         model = replace(model, head=replace(model.head, format="Q8_0"))
-    found = plan_memory(model, server(), PlanWishes(4160, depth=64)).prediction
+    found = plan_memory(model, server(), PlanOptions(4160, depth=64)).prediction
     assert 1 / found.seconds == pytest.approx(measured_empty, rel=0.15)
     if measured_full:
         assert 1 / found.seconds_full == pytest.approx(measured_full, rel=0.15)

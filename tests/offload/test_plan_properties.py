@@ -11,7 +11,7 @@ from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.hardware import Link, Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.placement_problem import PROMPT_WORTH
-from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanWishes
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
 
@@ -72,7 +72,7 @@ def check(plan: MemoryPlan, model: ModelSizes) -> None:
 def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
     sizes, before = MODELS[model], float("inf")
     for gibibytes in BUDGETS:
-        wishes = PlanWishes(4096, vram=int(gibibytes * GIB))
+        wishes = PlanOptions(4096, vram=int(gibibytes * GIB))
         plan = plan_memory(sizes, MACHINES[machine], wishes)
         check(plan, sizes)
         assert plan.ms_per_token <= before * PROMPT_WORTH
@@ -98,7 +98,7 @@ def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> 
         Link(between(1e9, 6e10), 2e10, 4e9, 4e9, between(1e-6, 1e-3)),
     )
     for name, model in MODELS.items():
-        wishes = PlanWishes(
+        wishes = PlanOptions(
             int(between(64, 65536)),
             kv="q8_0" if seed % 3 == 0 else "f16",
             vram=int(between(1, 9 * GIB)),
@@ -112,7 +112,7 @@ def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> 
             assert plan.bytes_on("cpu") <= plan.ram_bytes
 
 
-def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanWishes) -> tuple[MemoryPlan | None, str]:
+def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanOptions) -> tuple[MemoryPlan | None, str]:
     """The plan, or what is told in its stead."""
     try:
         return plan_memory(model, machine, wishes), ""
@@ -122,11 +122,11 @@ def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanWishes) -> tup
 
 def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
     model = dense_model()
-    from edgeinfer_offload.planner.placement_problem import ModelPlacing
+    from edgeinfer_offload.planner.placement_problem import PlacementProblem
     from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice
 
     for gibibytes in (2, 3, 4, 5):
-        placing = ModelPlacing(model, laptop(), PlanWishes(4096, vram=gibibytes * GIB))
+        placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         ends = placing._ends(GPU, CPU, None)
         room = placing.vram - placing.least_gpu_bytes
         fitting = []
@@ -138,5 +138,5 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
             found = placing.search.placement(choices, ends)
             if found.gpu_bytes <= room:
                 fitting.append(found.seconds)
-        plan = plan_memory(model, laptop(), PlanWishes(4096, vram=gibibytes * GIB))
+        plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         assert plan.prediction.seconds <= PROMPT_WORTH * min(fitting) + 1e-5

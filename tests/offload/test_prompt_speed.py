@@ -7,12 +7,12 @@ import pytest
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from edgeinfer_offload.planner.prompt_speed import BESIDE
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
 
-WISHES = PlanWishes(1024)
+WISHES = PlanOptions(1024)
 
 
 def planned(model: ModelSizes, machine: Machine, vram: float, prompt: int = 512) -> MemoryPlan:
@@ -41,7 +41,7 @@ def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
 def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -> None:
-    least = planned(model, laptop(), 3).prediction.send_from
+    least = planned(model, laptop(), 3).prediction.stream_min_tokens
     assert least is not None
     assert 8 < least < 512
     below, at = (
@@ -49,7 +49,7 @@ def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -
     )
     assert at == pytest.approx(below, rel=0.1)
     unsent = planned(model, with_link(laptop(), 1e-3), 3).prediction
-    assert unsent.send_from is None or unsent.send_from > 512
+    assert unsent.stream_min_tokens is None or unsent.stream_min_tokens > 512
     assert planned(model, laptop(), 3).prediction.prompt_seconds < unsent.prompt_seconds
 
 

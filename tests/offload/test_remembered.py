@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from edgeinfer_offload.machine import measured_figures
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 
 def test_figures_are_kept_and_added_to(tmp_path: Path) -> None:
-    figures = RememberedFigures(tmp_path / "new", "one machine")
+    figures = MeasuredFigures(tmp_path / "new", "one machine")
     assert figures.known() == {}
     figures.keep({"reading": 1e9})
     figures.keep({"copying": 2e9, "reading": 3e9})
-    assert RememberedFigures(tmp_path / "new", "one machine").known() == {"reading": 3e9, "copying": 2e9}
+    assert MeasuredFigures(tmp_path / "new", "one machine").known() == {"reading": 3e9, "copying": 2e9}
 
 
 def test_all_can_be_forgotten(tmp_path: Path) -> None:
-    figures = RememberedFigures(tmp_path, "one machine")
+    figures = MeasuredFigures(tmp_path, "one machine")
     figures.forget()
     figures.keep({"reading": 1e9})
     figures.forget()
@@ -30,19 +30,19 @@ def test_all_can_be_forgotten(tmp_path: Path) -> None:
 def test_another_machine_or_another_way_of_measuring_forgets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RememberedFigures(tmp_path, "8 cores").keep({"reading": 1e9})
-    assert RememberedFigures(tmp_path, "16 cores").known() == {}
+    MeasuredFigures(tmp_path, "8 cores").keep({"reading": 1e9})
+    assert MeasuredFigures(tmp_path, "16 cores").known() == {}
     monkeypatch.setattr(measured_figures, "REVISION", measured_figures.REVISION + 1)
-    assert RememberedFigures(tmp_path, "8 cores").known() == {}
-    RememberedFigures(tmp_path, "8 cores").keep({"copying": 2e9})
-    assert RememberedFigures(tmp_path, "8 cores").known() == {"copying": 2e9}
+    assert MeasuredFigures(tmp_path, "8 cores").known() == {}
+    MeasuredFigures(tmp_path, "8 cores").keep({"copying": 2e9})
+    assert MeasuredFigures(tmp_path, "8 cores").known() == {"copying": 2e9}
 
 
 @pytest.mark.parametrize(
     "figures_there", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5]
 )
 def test_a_file_that_was_changed_is_measured_anew(tmp_path: Path, figures_there: object) -> None:
-    figures = RememberedFigures(tmp_path, "m")
+    figures = MeasuredFigures(tmp_path, "m")
     figures.keep({"reading": 1e9})
     content = json.loads((tmp_path / "measured.json").read_text())
     (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": figures_there}))
@@ -54,13 +54,13 @@ def test_a_file_that_was_changed_is_measured_anew(tmp_path: Path, figures_there:
 @pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b'{"machine": 1}', b"null", b"1e999"])
 def test_a_damaged_file_knows_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "measured.json").write_bytes(content)
-    assert RememberedFigures(tmp_path, "m").known() == {}
+    assert MeasuredFigures(tmp_path, "m").known() == {}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
 def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "measured.json")
-    assert RememberedFigures(tmp_path, "m").known() == {}
+    assert MeasuredFigures(tmp_path, "m").known() == {}
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +68,13 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    RememberedFigures(tmp_path, "m").keep({"reading": 1e9})
+    MeasuredFigures(tmp_path, "m").keep({"reading": 1e9})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_can_be_written_figures_are_known_while_the_program_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    figures = RememberedFigures(tmp_path / "file" / "cache", "one machine")
+    figures = MeasuredFigures(tmp_path / "file" / "cache", "one machine")
     figures.keep({"reading": 1e9})
     assert figures.figure("copying", lambda: 2e9) == 2e9
     assert figures.known() == {"reading": 1e9, "copying": 2e9}

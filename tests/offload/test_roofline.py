@@ -37,9 +37,9 @@ def test_the_table_is_reproduced(work: Work, row: tuple[float, float, float, flo
 
 
 def test_the_turning_point_divides_what_is_bound_by_memory_from_what_is_bound_by_arithmetic() -> None:
-    assert A6000.turning_point == pytest.approx(202, abs=0.5)
-    assert Work(A6000.turning_point * 0.99, 1).bound(A6000) == "memory"
-    assert Work(A6000.turning_point * 1.01, 1).bound(A6000) == "compute"
+    assert A6000.ridge_point == pytest.approx(202, abs=0.5)
+    assert Work(A6000.ridge_point * 0.99, 1).bound(A6000) == "memory"
+    assert Work(A6000.ridge_point * 1.01, 1).bound(A6000) == "compute"
 
 
 def test_a_decoded_token_of_the_table_takes_eighteen_milliseconds() -> None:

@@ -16,7 +16,7 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantised
 from edgeinfer_quant_formats.quantizer.type_choice import (
     Override,
     TypeChoice,
-    TypeWishes,
+    TypeOptions,
     choose_types,
     unmatched,
 )
@@ -34,7 +34,7 @@ def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
 def choices(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, TypeChoice]:
     tied = OUTPUT not in model.shapes()
     facts = ModelFacts.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
-    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeWishes(**wishes))
+    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeOptions(**wishes))
 
 
 def formats(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, str]:

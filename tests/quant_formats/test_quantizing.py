@@ -21,7 +21,7 @@ ARCEE = MixModel("arcee", 2)
 EXPERTS = MixModel("qwen3moe", 1, heads=32, key_heads=4, experts=4)
 
 
-def quantise(source: Path, mix: str, processes: int = 1, importance: Importance | None = None) -> Path:
+def quantize(source: Path, mix: str, processes: int = 1, importance: Importance | None = None) -> Path:
     target = source.with_name(f"{mix}-{processes}.gguf")
     with GGUFFile.open(source) as file:
         plan = plan_quantization(file, find_mix(mix), importance=importance)
@@ -39,7 +39,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
-    with GGUFFile.open(source) as file, GGUFFile.open(quantise(source, mix)) as written:
+    with GGUFFile.open(source) as file, GGUFFile.open(quantize(source, mix)) as written:
         plan = plan_quantization(file, find_mix(mix))
         assert list(written.tensors) == list(file.tensors)
         for tensor in plan.tensors:
@@ -56,8 +56,8 @@ def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
 def test_workers_and_small_pieces_change_no_byte(small_pieces: None, tmp_path: Path) -> None:
     source = ARCEE.write(tmp_path / "source.gguf")
     importance = importance_for(ARCEE.shapes())
-    alone = quantise(source, "Q4_K_M", 1, importance).read_bytes()
-    assert quantise(source, "Q4_K_M", 3, importance).read_bytes() == alone
+    alone = quantize(source, "Q4_K_M", 1, importance).read_bytes()
+    assert quantize(source, "Q4_K_M", 3, importance).read_bytes() == alone
 
 
 def importance_for(shapes: Mapping[str, tuple[int, ...]]) -> Importance:
@@ -70,7 +70,7 @@ def importance_for(shapes: Mapping[str, tuple[int, ...]]) -> Importance:
 
 def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: None, tmp_path: Path) -> None:
     source, importance = EXPERTS.write(tmp_path / "source.gguf"), importance_for(EXPERTS.shapes())
-    with GGUFFile.open(source) as file, GGUFFile.open(quantise(source, "Q4_0", 1, importance)) as written:
+    with GGUFFile.open(source) as file, GGUFFile.open(quantize(source, "Q4_0", 1, importance)) as written:
         for name in ("blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"):
             weights, columns = file.decode(name), importance.tensors[name]
             weights = weights.reshape(-1, weights.shape[-2], weights.shape[-1])
@@ -83,8 +83,8 @@ def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: N
 def test_what_the_importance_does_not_name_is_told(tmp_path: Path) -> None:
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q4_K_M"), importance=Importance({}))
-        quantised = [name for name, info in file.tensors.items() if is_quantised(name, info.shape, "arcee")]
-        assert set(plan.without_importance) == set(quantised) - {"token_embd.weight", "output.weight"}
+        quantized = [name for name, info in file.tensors.items() if is_quantised(name, info.shape, "arcee")]
+        assert set(plan.without_importance) == set(quantized) - {"token_embd.weight", "output.weight"}
 
 
 def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_pat
 
 def test_tensors_of_the_format_wanted_are_copied_and_others_told(tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
-    first = quantise(source, "Q4_K_S")
+    first = quantize(source, "Q4_K_S")
     with GGUFFile.open(first) as file:
         plan = plan_quantization(file, find_mix("Q5_K_S"))
         again = {tensor.info.name for tensor in plan.tensors if tensor.is_requantised}
         assert "blk.0.attn_q.weight" in again
         assert "token_embd.weight" not in again  # Q6_K in both
-    second = quantise(first, "Q4_K_S", processes=2)
+    second = quantize(first, "Q4_K_S", processes=2)
     assert second.read_bytes() == first.read_bytes()
 
 
@@ -140,7 +140,7 @@ def test_all_parts_of_a_set_become_one_file(tmp_path: Path) -> None:
         numbers = {"split.no": np.uint16(part), "split.count": np.uint16(2), "split.tensors.count": 2}
         with GGUFWriter(path, {"general.architecture": "llama", **numbers}) as writer:
             writer.add_tensor(f"blk.{part}.ffn_up.weight", weights, "F32")
-    with GGUFFile.open(quantise(tmp_path / "m-00001-of-00002.gguf", "Q8_0")) as written:
+    with GGUFFile.open(quantize(tmp_path / "m-00001-of-00002.gguf", "Q8_0")) as written:
         assert len(written.tensors) == 2
         assert not [key for key in written.metadata if key.startswith("split.")]
 
@@ -158,7 +158,7 @@ def test_a_weight_that_does_not_fit_names_its_tensor_and_leaves_nothing(
         with GGUFWriter(tmp_path / "source.gguf", {"general.architecture": "llama"}) as writer:
             writer.add_tensor("blk.0.ffn_up.weight", weights, "F32")
         with pytest.raises(FormatError, match=rf"tensor blk\.0\.ffn_up\.weight: .*{message}"):
-            quantise(tmp_path / "source.gguf", mix, processes)
+            quantize(tmp_path / "source.gguf", mix, processes)
         assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
 
 

@@ -10,7 +10,7 @@ import edgeinfer as library
 from edgeinfer.planning import model_plan
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import measure
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.planner.plan_text import _Line
 from tests.edgeinfer.description.test_file_sizes import write_mixture
@@ -107,7 +107,7 @@ def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: py
 def test_a_machine_can_be_measured_anew(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    figures = RememberedFigures(tmp_path, "one machine")
+    figures = MeasuredFigures(tmp_path, "one machine")
     figures.keep({"2 threads": 1.0})
     monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0

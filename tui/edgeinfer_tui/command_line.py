@@ -11,7 +11,7 @@ from edgeinfer_tui import interrupts
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.output.terminal_output import discard, guarded_output, reserve_standard_descriptors
 
-OBJECTS_A_COLLECTION = 50_000
+OBJECTS_PER_COLLECTION = 50_000
 """Python's 700 would have the collector look through all imported modules' objects again and again."""
 
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
     interrupts.end_program()
     reserve_standard_descriptors()
-    gc.set_threshold(OBJECTS_A_COLLECTION)
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
         code = exit_code(arguments)
     except KeyboardInterrupt:

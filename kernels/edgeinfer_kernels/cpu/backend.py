@@ -10,7 +10,7 @@ from edgeinfer_kernels.backend import Activations, Places
 from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.draft_loop import MOST_GUESSES, GuessLoop
+from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
@@ -22,18 +22,18 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
-from edgeinfer_kernels.cpu.layout.unpacked_rows import ReturnedRows
+from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import CALL, ENDS_BY_TOKEN, HEAD, STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.schedule import LayerBlocks, Programs
+from edgeinfer_kernels.cpu.runtime.schedule import LayerBlocks, StepSchedules
 from edgeinfer_kernels.cpu.runtime.step_args import PlaceTable, fill_call
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
     matrices_by_neuron,
     predictor_matrices,
 )
-from edgeinfer_kernels.draft_loop import Guesses, Wanted
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.reference.backend import last_norm
@@ -77,7 +77,7 @@ class CpuBackend:
         head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
-        team: Team | None = None,
+        team: ThreadPool | None = None,
     ) -> None:
         self.specification = specification
         self.weights = weights
@@ -87,7 +87,7 @@ class CpuBackend:
         self._kernels = kernels
         self.routing = routing
         sparse = sparse or {}
-        self.team = team or Team(self._kernels, threads or usable_cpus())
+        self.team = team or ThreadPool(self._kernels, threads or usable_cpus())
         self._has_own_team = team is None
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
@@ -183,7 +183,7 @@ class CpuBackend:
         x, stride = self._workspace.rows("x")
         runner = self._functions["run_program"]
         by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
-        self._programs = Programs(self._arena, runner, layers, x, stride, by_token)
+        self._programs = StepSchedules(self._arena, runner, layers, x, stride, by_token)
         self._layers_run = self._programs.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
@@ -192,8 +192,8 @@ class CpuBackend:
         if self._head:
             head = self._functions["head_block"], self._head
             self._step_run = self._programs.whole(before, head, self._call_address)
-        self._guess_loop: GuessLoop | None = None
-        self._logits_room = ReturnedRows(padded(self.specification.vocabulary_size))
+        self._guess_loop: DraftLoop | None = None
+        self._logits_room = UnpackedRows(padded(self.specification.vocabulary_size))
 
     def _layer_blocks(self, layer: int) -> LayerBlocks:
         name, block = self._feed_forward[layer]
@@ -240,18 +240,18 @@ class CpuBackend:
 
     @property
     def most_given(self) -> int:
-        """As `GuessingBackend.most_given`: kernels must decode the embeddings, and logits be finished as they
+        """As `DraftingBackend.most_given`: kernels must decode the embeddings, and logits be finished as they
         leave the head but for their scale.
         """
         possible = self._head and self._embedding.block and not self.specification.logit_soft_cap
-        return min(MOST_GUESSES, self.batch) if possible else 0
+        return min(MAX_GUESSES, self.batch) if possible else 0
 
-    def guesses(self, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
-        """As `GuessingBackend.guesses`: one run of the team for all guesses."""
+    def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
+        """As `DraftingBackend.guesses`: one run of the team for all guesses."""
         if self._guess_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._call, self._head_fields
-            made = GuessLoop(self.specification, self._kernels, self._programs, steps, block, head)
+            made = DraftLoop(self.specification, self._kernels, self._programs, steps, block, head)
             self._guess_loop = made
         return self._guess_loop.run(self.team, ids, start, wanted)
 

@@ -91,7 +91,7 @@ class BlockBuilder:
             group_bytes=group_bytes(matrix),
             rows=matrix.rows,
             columns=kernel_columns(name, matrix.columns),
-            quantised=0 if is_float_format(matrix) else 1,
+            quantized=0 if is_float_format(matrix) else 1,
             bias=self.arena.keep(rows),
             expert_stride=placed.expert_stride,
             bias_stride=4 * padded(matrix.rows),
@@ -109,10 +109,10 @@ class BlockBuilder:
         it. `strides`: bytes of a row of both where there are several rows a token.
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
-        quantised, quantised_stride = 0, 0
+        quantized, quantised_stride = 0, 0
         takers = [matrix for matrix in readers if not is_float_format(matrix)]
         if takers:
-            quantised, quantised_stride = self.workspace.rows(f"{name}.quantised")
+            quantized, quantised_stride = self.workspace.rows(f"{name}.quantised")
         if strides is not None:
             float_stride, quantised_stride = strides
         tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
@@ -120,7 +120,7 @@ class BlockBuilder:
             INPUT,
             floats=floats,
             float_stride=float_stride,
-            quantised=quantised,
+            quantized=quantized,
             quantised_stride=quantised_stride,
             columns=columns,
             tile_tokens=TILE_TOKENS if tiles else NEVER,
@@ -151,7 +151,7 @@ class BlockBuilder:
             scale=bits(facts.scale),
             soft_cap=bits(facts.soft_cap),
             rope_dim=facts.rope.dimensions if facts.rope else 0,
-            rope_halves=int(facts.rope.halves) if facts.rope else 0,
+            rope_neox=int(facts.rope.halves) if facts.rope else 0,
             qk_norm=QK_NORMS[facts.qk_norm],
             cache_kind=CACHE_KINDS[cache.keys.dtype.name],
             key_cache=self.arena.keep(cache.keys),

@@ -25,7 +25,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
 from edgeinfer_kernels.cpu.runtime.abi import CALL, EXPERTS, SERVICE
 from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseBuilder,
     SparseLayers,
@@ -35,7 +35,7 @@ from edgeinfer_kernels.cpu.sparse import (
 )
 from edgeinfer_kernels.expert_routing import PairCounts
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import Block, LayerDivision, host_feed_forward, turns_of
+from edgeinfer_kernels.layer_split import Block, LayerSplit, host_feed_forward, turns_of
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -47,7 +47,7 @@ from edgeinfer_kernels.specification import (
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 
-class MailboxRows(NamedTuple):
+class ExchangeRows(NamedTuple):
     """Addresses of a MAILBOX and of what lies behind it: rows of `row_bytes`, the chosen experts (int64) and
     their weights (float32), those of a token together.
     """
@@ -59,7 +59,7 @@ class MailboxRows(NamedTuple):
     weights: int
 
 
-class HostHalf:
+class CpuShard:
     """What `divisions` leave to the host of a decoder's layers, in the kernels' layout; and the embedding.
 
     Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
@@ -73,10 +73,10 @@ class HostHalf:
         self,
         specification: DecoderSpecification,
         weights: DecoderWeights,
-        divisions: Sequence[LayerDivision],
+        divisions: Sequence[LayerSplit],
         caches: Mapping[int, LayerCache],
         kernels: Kernels,
-        mailbox: MailboxRows,
+        mailbox: ExchangeRows,
         *,
         batch: int,
         threads: int,
@@ -91,7 +91,7 @@ class HostHalf:
         self._divisions = list(divisions)
         self._second = self._feed_forwards()
         self._sparse = self._sparse_parts(sparse or {})
-        self.team = Team(kernels, threads)
+        self.team = ThreadPool(kernels, threads)
         sizes = ModelSizes.of(specification, weights)
         moved, mapped = self._matrices(in_file)
         placed = repack(moved, kernels, self._arena, threads, on_placed)
@@ -251,7 +251,7 @@ class HostHalf:
             fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `ForgettingBackend.forget`, in the caches that are here."""
+        """As `EvictingBackend.forget`, in the caches that are here."""
         for index, cache in self.caches.items():
             forget(cache, self.specification.layers[index].attention, gone, end)
 

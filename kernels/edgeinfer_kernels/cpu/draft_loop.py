@@ -13,18 +13,18 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     EMBED,
     GUESSING,
     HEAD,
-    LOGITS_A_PART,
-    MOST_CANDIDATES,
+    LOGITS_PER_PART,
+    MAX_CANDIDATES,
     PART_BYTES,
 )
-from edgeinfer_kernels.cpu.runtime.schedule import Programs
+from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules
 from edgeinfer_kernels.cpu.runtime.step_args import fill_call
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
-from edgeinfer_kernels.draft_loop import Guesses, Manner, Wanted
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification
 
-MOST_GUESSES = 16
+MAX_GUESSES = 16
 WIDEST_REACH = 80.0
 """Nats below the best logit beyond which nothing is a candidate."""
 TURN, ONE = "5q", bits(1.0)
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 
-class GuessLoop:
+class DraftLoop:
     """The loop of one backend, with the buffers that it writes to.
 
     `steps`: all steps of a token, its embedding (`embed`, an EMBED) first and its head last, and their
@@ -44,7 +44,7 @@ class GuessLoop:
         self,
         specification: DecoderSpecification,
         kernels: Kernels,
-        programs: Programs,
+        programs: StepSchedules,
         steps: tuple[int, int],
         embed: int,
         head: tuple[Integers, Integers],
@@ -54,12 +54,12 @@ class GuessLoop:
         self._embed = int_fields(embed, len(EMBED))
         size = padded(specification.vocabulary_size)
         self._logits = np.zeros(size, np.float32)
-        self._given, self._least = np.zeros(MOST_GUESSES, np.int64), np.zeros(MOST_GUESSES, np.float32)
+        self._given, self._least = np.zeros(MAX_GUESSES, np.int64), np.zeros(MAX_GUESSES, np.float32)
         self._further = np.zeros_like(self._least)
         self._ids, self._chances = np.zeros_like(self._given), np.zeros_like(self._least)
         self._numbers, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
-        self._candidates = np.zeros((MOST_GUESSES, MOST_CANDIDATES), np.int64)
-        self._weights = np.zeros((MOST_GUESSES, MOST_CANDIDATES), np.float32)
+        self._candidates = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.int64)
+        self._weights = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.float32)
         self._call_pairs = np.zeros((len(programs.calls), 2), np.int64)
         self._call_pairs[:, 0] = [address(call) for _, call in programs.calls]
         keep = self._arena.keep
@@ -74,26 +74,26 @@ class GuessLoop:
             x=programs.x,
             logits=keep(self._logits),
             logit_scale=bits(specification.logit_scale),
-            parts=keep(np.zeros(-(-size // LOGITS_A_PART) * PART_BYTES, np.uint8)),
+            parts=keep(np.zeros(-(-size // LOGITS_PER_PART) * PART_BYTES, np.uint8)),
             least=keep(self._least),
             further=keep(self._further),
             candidates=keep(self._candidates),
             weights=keep(self._weights),
             candidate_counts=keep(self._counts),
-            sorted_logits=keep(np.zeros(MOST_CANDIDATES, np.float32)),
+            sorted_logits=keep(np.zeros(MAX_CANDIDATES, np.float32)),
             ids=keep(self._ids),
             chances=keep(self._chances),
         )
         self._fields = int_fields(self._block, len(GUESSING))
         self._logits_address, self._given_address = address(self._logits), address(self._given)
         self._numbers_address = address(self._numbers)
-        self._choice: tuple[int, Manner] | None = None
+        self._choice: tuple[int, DraftSampling] | None = None
 
-    def run(self, team: Team, ids: Sequence[int], start: int, wanted: Wanted) -> Guesses:
-        """As `GuessingBackend.guesses`, for MOST_GUESSES of ids and of guesses at most."""
+    def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
+        """As `DraftingBackend.guesses`, for MAX_GUESSES of ids and of guesses at most."""
         fields, given, most = self._fields, len(ids), len(wanted.least)
-        if not 0 < given <= MOST_GUESSES or not 0 < most <= MOST_GUESSES:
-            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MOST_GUESSES} of each")
+        if not 0 < given <= MAX_GUESSES or not 0 < most <= MAX_GUESSES:
+            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_GUESSES} of each")
         if self._choice != (wanted.choices, wanted.manner):
             self._choose(wanted.choices, wanted.manner)
         programs = self._programs
@@ -112,14 +112,14 @@ class GuessLoop:
         pack_into(TURN, fields.data, GUESSING.most, most, at, 0, 1, ONE)
         team.run(self._function, self._block, 0)
         found = int(fields[GUESSING.count // 8])
-        return Guesses(
+        return DraftedTokens(
             self._ids[:found].tolist(),
             self._chances[:found].tolist(),
             given + int(fields[GUESSING.passes // 8]) - 1,
             self._drawn_from(found) if wanted.numbers else (),
         )
 
-    def _choose(self, choices: int, manner: Manner) -> None:
+    def _choose(self, choices: int, manner: DraftSampling) -> None:
         """From now on guesses are chosen in this manner."""
         reach = -math.log(manner.min_p) if manner.min_p > 0 else WIDEST_REACH
         for name, value in {

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     RowLayout,
@@ -18,14 +18,14 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 )
 from edgeinfer_kernels.cpu.runtime.abi import CALL, EMBED, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.step_args import fill_call
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
 from edgeinfer_quant_formats import block_format
 
 
 def embedding_scratch(matrix: MatrixFacts) -> int:
     """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, of which one is used."""
-    return ROWS_A_GROUP * block_format(matrix.format).block_bytes
+    return ROWS_PER_GROUP * block_format(matrix.format).block_bytes
 
 
 class Scratch(NamedTuple):
@@ -44,7 +44,13 @@ class Embedding:
     """
 
     def __init__(
-        self, matrix: Matrix, arena: Arena, kernels: Kernels, team: Team, scratch: Scratch, scale: float = 1.0
+        self,
+        matrix: Matrix,
+        arena: Arena,
+        kernels: Kernels,
+        team: ThreadPool,
+        scratch: Scratch,
+        scale: float = 1.0,
     ) -> None:
         self._matrix, self._team, self._scale = matrix, team, np.float32(scale)
         self.block = 0

@@ -49,7 +49,7 @@ class ExpertBlockBuilder:
             router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
             early=int(facts.early),
             gating=GATING_CODES[facts.gating],
-            normalised=int(facts.normalised),
+            normalized=int(facts.normalized),
             weight_scale=bits(facts.scale),
             scores=scores,
             scores_stride=scores_stride,

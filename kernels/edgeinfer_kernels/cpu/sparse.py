@@ -17,11 +17,11 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate, padded_v
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     INPUT,
-    MOST_NEURONS_A_PIECE,
+    MAX_NEURONS_PER_PIECE,
     NEURON_COLUMNS,
     NEURON_ROWS,
-    NEURONS_A_BLOCK,
-    OUTPUTS_A_TILE,
+    NEURONS_PER_BLOCK,
+    OUTPUTS_PER_TILE,
     SPARSE_FEED_FORWARD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
@@ -38,7 +38,7 @@ from edgeinfer_kernels.specification import (
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
-PIECES_A_THREAD = 8
+PIECES_PER_THREAD = 8
 SparseLayers = Mapping[int, NeuronPredictor | None]
 """The layers that are sparse, each with its predictor or None."""
 
@@ -54,8 +54,8 @@ def why_dense(
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"
-    if weights.ffn_up.columns % NEURONS_A_BLOCK or weights.ffn_up.rows % NEURONS_A_BLOCK:
-        return f"{weights.ffn_up.name} isn't a multiple of {NEURONS_A_BLOCK} in both its sizes"
+    if weights.ffn_up.columns % NEURONS_PER_BLOCK or weights.ffn_up.rows % NEURONS_PER_BLOCK:
+        return f"{weights.ffn_up.name} isn't a multiple of {NEURONS_PER_BLOCK} in both its sizes"
     return None
 
 
@@ -111,7 +111,7 @@ def bytes_of_a_token(
     every block, as they are read for one active neuron.
     """
     layout = ColumnLayout.of(weights.ffn_down)
-    weights_of_down = layout.blocks * NEURONS_A_BLOCK * layout.neuron_bytes
+    weights_of_down = layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
     found = layout.nbytes - weights_of_down + active * weights_of_down
     for matrix in rows_by_neuron(weights, predictor):
         is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
@@ -148,10 +148,10 @@ class SparseBuilder:
     def _block(self, index: int, dense: int, builder: BlockBuilder) -> int:
         weights, predictor = dense_layer(self._weights, index), self._layers[index]
         sizes, neurons = self._sizes, weights.ffn_up.rows
-        share = neurons // (self._threads * PIECES_A_THREAD) // NEURONS_A_BLOCK * NEURONS_A_BLOCK
+        share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
         outputs = ColumnLayout.of(weights.ffn_down).outputs
-        tiles = -(-outputs // OUTPUTS_A_TILE // self._threads)
+        tiles = -(-outputs // OUTPUTS_PER_TILE // self._threads)
         return self._arena.fill(
             SPARSE_FEED_FORWARD,
             dense=dense,
@@ -159,8 +159,8 @@ class SparseBuilder:
             up_rows=rows.get(id(weights.ffn_up), 0),
             down=self._columns(weights.ffn_down),
             **(self._predictor(predictor, builder) if predictor else {}),
-            neurons_a_piece=min(max(NEURONS_A_BLOCK, share), MOST_NEURONS_A_PIECE),
-            outputs_a_piece=tiles * OUTPUTS_A_TILE,
+            neurons_a_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
+            outputs_a_piece=tiles * OUTPUTS_PER_TILE,
             sums=self._memory,
             sums_stride=sizes.sums,
             scratch=self._memory + sizes.shared,
@@ -198,7 +198,7 @@ class SparseBuilder:
             INPUT,
             floats=floats,
             float_stride=sizes.predicted,
-            quantised=floats + SPARSE_TOKENS * sizes.predicted,
+            quantized=floats + SPARSE_TOKENS * sizes.predicted,
             quantised_stride=sizes.predicted_quantised,
             columns=predictor.rank,
         )

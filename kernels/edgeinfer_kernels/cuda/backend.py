@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
-from edgeinfer_kernels.cuda.decode.device_sampling import DeviceChoices
+from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_errors import device_errors
@@ -26,16 +26,16 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronise,
 )
-from edgeinfer_kernels.cuda.offload.cpu_stages import Host, PromptTurns, StepTurns
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
-    ChangingLayer,
     CountingHost,
-    ExpertRefills,
-    SlotPolicy,
+    ExpertCache,
+    ExpertCacheLayer,
+    ExpertPolicy,
 )
-from edgeinfer_kernels.cuda.offload.streamed_layers import SendingHost
+from edgeinfer_kernels.cuda.offload.streamed_layers import StreamingHost
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
@@ -50,7 +50,7 @@ from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
 from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows, SampledSettings
 from edgeinfer_kernels.layer_split import device_half, host_feed_forward, turns_of
 from edgeinfer_kernels.reference.backend import last_norm
-from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MOST_TOKENS, RECENT
+from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
@@ -58,8 +58,8 @@ DEPENDENT_LAUNCH_FROM = 90
 """The compute capability from which a kernel may start before the one ahead of it has ended."""
 
 
-class ServingHost(Host, SendingHost, CountingHost, Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
+class ServingHost(Host, StreamingHost, CountingHost, Protocol):
+    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
 
 class CudaBackend:
@@ -89,7 +89,7 @@ class CudaBackend:
         *,
         tuning: Tuning | None = None,
         on_placed: OnPlaced | None = None,
-        mailbox: Mailbox | None = None,
+        mailbox: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
         divisions = self._options.divisions
@@ -128,12 +128,12 @@ class CudaBackend:
         step_turns = None
         if turns is not None:
             assert mailbox is not None, "a divided decoder has a mailbox"
-            step_turns = StepTurns(turns, mailbox)
-            self._parts.prefill.turns = self._prompt_turns = PromptTurns(turns, mailbox, device)
+            step_turns = DecodeExchange(turns, mailbox)
+            self._parts.prefill.turns = self._prompt_turns = PrefillExchange(turns, mailbox, device)
         self.step = DecodeStep(launches, step_turns)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._caches = DeviceCaches(self._parts.model)
-        self._choices = DeviceChoices(self._steps, self._parts.drawing, cuda=self._cuda)
+        self._choices = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
         self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, device)
         self._pending: tuple[int, ...] = ()
@@ -186,7 +186,7 @@ class CudaBackend:
         self._steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
-    def refill_experts(self, policy: SlotPolicy) -> str | None:
+    def refill_experts(self, policy: ExpertPolicy) -> str | None:
         """From now on experts of changing layers change as the policy says, whose rows are these layers; or,
         in words, why they stay.
         """
@@ -199,8 +199,8 @@ class CudaBackend:
             if isinstance(here, DeviceExperts) and here.changing:
                 theirs = host_feed_forward(self._whole[1].layers[index], division)
                 assert isinstance(theirs, ExpertWeights)
-                layers.append(ChangingLayer.of(here, theirs, self._server.asked[index], self._server))
-        self._steps.refills = ExpertRefills(layers, policy, self.device)
+                layers.append(ExpertCacheLayer.of(here, theirs, self._server.asked[index], self._server))
+        self._steps.refills = ExpertCache(layers, policy, self.device)
         return self._steps.refills.ended
 
     @property
@@ -210,7 +210,7 @@ class CudaBackend:
         return 0 if refills is None else refills.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
-        return DeviceRows(0, tokens, tokens <= MOST_TOKENS)
+        return DeviceRows(0, tokens, tokens <= MAX_TOKENS)
 
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
@@ -292,7 +292,7 @@ class CudaBackend:
             synchronise(self.device)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `ForgettingBackend.forget`; what was begun ahead is forgotten too."""
+        """As `EvictingBackend.forget`; what was begun ahead is forgotten too."""
         check_gone(gone, end)
         with device_errors():
             self._check_open()

@@ -7,11 +7,11 @@ import torch
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.streamed_layers import SentLayers, can_send
+from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_send
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision, device_half
+from edgeinfer_kernels.layer_split import LayerSplit, device_half
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification
@@ -25,9 +25,9 @@ class DeviceOptions:
     kv: CacheType = "f16"
     """How keys and values are stored: "f16", "q8_0" or "q4_0"."""
     chunk: int = CHUNK
-    divisions: tuple[LayerDivision, ...] = ()
+    divisions: tuple[LayerSplit, ...] = ()
     """What of each layer of the whole decoder is on the device; none: all of it."""
-    send_from: int | None = None
+    stream_min_tokens: int | None = None
     """Tokens of a prompt from which on weights of the host are sent here; None: never."""
 
 
@@ -58,7 +58,7 @@ class DeviceParts:
     workspace: Workspace
     prefill: Prefill
     drawing: Drawing
-    sent: SentLayers | None
+    sent: StreamedLayers | None
 
     @classmethod
     def take(
@@ -82,8 +82,8 @@ class DeviceParts:
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         drawing, sent = Drawing(specification.vocabulary_size, arena), None
-        if divisions and options.send_from is not None and can_send(weights, divisions):
-            sent = SentLayers(specification, weights, divisions, model, arena, options.send_from)
+        if divisions and options.stream_min_tokens is not None and can_send(weights, divisions):
+            sent = StreamedLayers(specification, weights, divisions, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, drawing, sent)
 

@@ -37,7 +37,7 @@ from edgeinfer_kernels.weights import (
 Array = npt.NDArray[np.floating]
 
 
-def normalise(x: Array, norm: NormSpecification, weight: Vector | None, bias: Vector | None = None) -> Array:
+def normalize(x: Array, norm: NormSpecification, weight: Vector | None, bias: Vector | None = None) -> Array:
     """The norm over the last axis; without a weight there is no norm and x comes back."""
     if weight is None:
         return x
@@ -49,7 +49,7 @@ def normalise(x: Array, norm: NormSpecification, weight: Vector | None, bias: Ve
 
 def last_norm(specification: DecoderSpecification, weights: DecoderWeights, x: Array) -> Array:
     """The norm in front of the head."""
-    return normalise(x, specification.norm, weights.output_norm, weights.output_norm_bias)
+    return normalize(x, specification.norm, weights.output_norm, weights.output_norm_bias)
 
 
 def activate(x: Array, activation: Activation) -> Array:
@@ -171,9 +171,9 @@ class ReferenceBackend:
         if bias is not None:
             row = row + bias
         if facts.qk_norm == "row":
-            row = normalise(row, facts.norm, norm)
+            row = normalize(row, facts.norm, norm)
         heads = row.reshape(len(row), -1, facts.head_dim)
-        return normalise(heads, facts.norm, norm) if facts.qk_norm == "head" else heads
+        return normalize(heads, facts.norm, norm) if facts.qk_norm == "head" else heads
 
     def attention_block(self, layer: int, x: Array, start: int) -> None:
         facts = self.specification.layers[layer].attention
@@ -184,7 +184,7 @@ class ReferenceBackend:
             experts = self.weights.layers[layer].feed_forward
             assert isinstance(experts, ExpertWeights)
             self._scores = self._times(x, experts.ffn_gate_inp)
-        h = normalise(x, facts.norm, w.attn_norm, w.attn_norm_bias)
+        h = normalize(x, facts.norm, w.attn_norm, w.attn_norm_bias)
         q = self._head(self._times(h, w.attn_q), facts, w.attn_q_bias, w.attn_q_norm)
         k = self._head(self._times(h, w.attn_k), facts, w.attn_k_bias, w.attn_k_norm)
         v = self._times(h, w.attn_v) + (0 if w.attn_v_bias is None else w.attn_v_bias)
@@ -198,7 +198,7 @@ class ReferenceBackend:
         y = self._times(mixed.reshape(len(x), -1), w.attn_output)
         if w.attn_output_bias is not None:
             y = y + w.attn_output_bias
-        x += normalise(y, facts.norm, w.attn_post_norm) * facts.residual_scale
+        x += normalize(y, facts.norm, w.attn_post_norm) * facts.residual_scale
 
     def feed_forward_block(self, layer: int, x: Array) -> None:
         facts = self.specification.layers[layer].feed_forward
@@ -208,8 +208,8 @@ class ReferenceBackend:
             self._experts(layer, x, facts, w)
             return
         assert isinstance(w, FeedForwardWeights)
-        y = self._dense(normalise(x, facts.norm, w.ffn_norm, w.ffn_norm_bias), facts, w)
-        x += normalise(y, facts.norm, w.ffn_post_norm) * facts.residual_scale
+        y = self._dense(normalize(x, facts.norm, w.ffn_norm, w.ffn_norm_bias), facts, w)
+        x += normalize(y, facts.norm, w.ffn_post_norm) * facts.residual_scale
 
     def _dense(
         self, h: Array, facts: FeedForwardSpecification | ExpertsSpecification, w: FeedForwardWeights
@@ -222,7 +222,7 @@ class ReferenceBackend:
         return self._biased(hidden, w.ffn_down, w.ffn_down_bias)
 
     def _experts(self, layer: int, x: Array, facts: ExpertsSpecification, w: ExpertWeights) -> None:
-        h = normalise(x, facts.norm, w.ffn_norm)
+        h = normalize(x, facts.norm, w.ffn_norm)
         if not facts.early:
             self._scores = self._times(h, w.ffn_gate_inp)
         assert self._scores is not None

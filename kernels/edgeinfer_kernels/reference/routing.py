@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.specification import LEAST_WEIGHT_SUM, ExpertsSpecification
+from edgeinfer_kernels.specification import MIN_WEIGHT_SUM, ExpertsSpecification
 
 Array = npt.NDArray[np.floating]
 
@@ -21,6 +21,6 @@ def route(scores: Array, facts: ExpertsSpecification) -> tuple[npt.NDArray[np.in
     else:
         all_weights = softmax(scores) if facts.gating == "softmax" else 1 / (1 + np.exp(-scores))
         weights = np.take_along_axis(all_weights, chosen, axis=1)
-    if facts.normalised:
-        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), LEAST_WEIGHT_SUM)
+    if facts.normalized:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), MIN_WEIGHT_SUM)
     return chosen, np.asarray(weights * facts.scale)

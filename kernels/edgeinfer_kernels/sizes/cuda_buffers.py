@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX_BYTES
-from edgeinfer_kernels.cuda.tuning.step_shapes import MOST_SPLITS, next_power_of_two
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, ROW_MULTIPLE, PlaneShapes, padded_blocks
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -27,10 +27,10 @@ from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ExpertSizes, Matri
 
 CHUNK = 512
 """Tokens of a prompt that are read in one step."""
-MOST_TOKENS = 8
+MAX_TOKENS = 8
 """Tokens of a decode step at most."""
-EVERY_WIDTH = tuple(range(1, MOST_TOKENS + 1))
-FEW_WIDTHS = (1, 2, 4, MOST_TOKENS)
+EVERY_WIDTH = tuple(range(1, MAX_TOKENS + 1))
+FEW_WIDTHS = (1, 2, 4, MAX_TOKENS)
 """Tokens of the steps that are made ready where only a prompt's last tokens come several at a time: kernels
 of one width take up to fifteen seconds to compile.
 """
@@ -100,7 +100,7 @@ def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
 
 def _step_bytes(sizes: ModelSizes) -> int:
     """The buffers of a decode step; see `workspace.py`."""
-    width, tokens, layers, mixtures = sizes.width, MOST_TOKENS, sizes.layers, _mixtures(sizes)
+    width, tokens, layers, mixtures = sizes.width, MAX_TOKENS, sizes.layers, _mixtures(sizes)
 
     def activations(columns: int, floats: bool, rows_a_token: int = 1) -> int:
         return taken(rows_a_token * tokens * (44 if floats else 12) * padded_blocks(columns), 4)
@@ -111,7 +111,7 @@ def _step_bytes(sizes: ModelSizes) -> int:
         sum(padded_rows(run.rows) for run in row_runs((layer.q, layer.k, layer.v))) for layer in layers
     )
     tiles = [
-        (layer.kv_heads * MOST_SPLITS * attention_rows(layer.heads, layer.kv_heads, tokens), layer.head_dim)
+        (layer.kv_heads * MAX_SPLITS * attention_rows(layer.heads, layer.kv_heads, tokens), layer.head_dim)
         for layer in layers
     ]
     programs = padded_rows(sizes.head.rows) // ROW_MULTIPLE

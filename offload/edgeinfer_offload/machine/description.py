@@ -39,7 +39,7 @@ RAM_SHARE = 0.8
 """Of the specified bandwidth of main memory: what reading reaches."""
 FREE_SHARE = 0.75
 """Of main memory: what other programs leave."""
-OPERATIONS_A_BYTE = 100
+OPERATIONS_PER_BYTE = 100
 """Float16 operations for a byte read: what most cards have, where a description doesn't say."""
 WANTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
 
@@ -153,7 +153,7 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
         graphics = replace(graphics, total_bytes=int(described.vram), free_bytes=int(described.vram))
     if described.vram_rate:
         rate = READ_SHARE * described.vram_rate
-        assumed = graphics.operations_per_second or OPERATIONS_A_BYTE * PROMPT_SHARE * described.vram_rate
+        assumed = graphics.operations_per_second or OPERATIONS_PER_BYTE * PROMPT_SHARE * described.vram_rate
         graphics = replace(graphics, bytes_per_second=rate, operations_per_second=assumed)
     if described.operations:
         graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)

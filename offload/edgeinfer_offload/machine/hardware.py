@@ -28,7 +28,7 @@ CPU_EXPERTS_SECONDS = 15e-6
 """What starting some of a mixture's experts on the thread team takes: six barriers of 12 threads."""
 CPU_EXPERTS_SHARE = 0.9
 """Of the rate of large matrices: what reading a few experts here and there reaches."""
-SYNCHRONISE_SECONDS = 9e-6
+SYNCHRONIZE_SECONDS = 9e-6
 """What a token costs the host when a GPU has worked on it: replay and synchronisation, an H200's."""
 DIVIDED_SECONDS = 160e-6
 """The same of a divided model, for which nothing can run ahead: the embedding, a recorded step's launch, the

@@ -13,13 +13,13 @@ from edgeinfer_kernels.cpu.runtime.bandwidth import read_bandwidth as measure_re
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes, usual_bandwidths
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
 from edgeinfer_offload.machine.host_memory import host_memory
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
 FREE_SHARE = 4
 """The part of free memory that measuring may take."""
-WORTH_A_THREAD = 1.05
+WORTH_PER_THREAD = 1.05
 """More threads are taken only if they read at least this much faster."""
 
 
@@ -96,14 +96,14 @@ def best_threads(rates: dict[int, float]) -> int:
     """The count that reads fastest; of two that are about equal, the smaller."""
     best = min(rates)
     for count in sorted(rates):
-        if rates[count] > rates[best] * WORTH_A_THREAD:
+        if rates[count] > rates[best] * WORTH_PER_THREAD:
             best = count
     return best
 
 
-def remembered_figures(cache_folder: Path) -> RememberedFigures:
+def remembered_figures(cache_folder: Path) -> MeasuredFigures:
     """What has been measured on this machine: its processor, memory and GPUs as they are now."""
     gpus = ", ".join(f"{gpu.name} {gpu.total_bytes}" for gpu in list_gpus())
     memory = psutil.virtual_memory().total >> 30
     parts = (platform.node(), detect().name, usable_cpus(), f"{memory} GiB", gpus, driver_version())
-    return RememberedFigures(cache_folder, " | ".join(map(str, parts)))
+    return MeasuredFigures(cache_folder, " | ".join(map(str, parts)))

@@ -17,7 +17,7 @@ PART = ".part"
 MAX_FILE_BYTES = 16 << 20
 
 
-class RememberedFigures:
+class MeasuredFigures:
     """Name -> number, in `folder`; all are forgotten when `fingerprint` isn't that of the file."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.compiler.features import choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BuildProgress, Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import row_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
-from edgeinfer_kernels.cpu.runtime.bandwidth import LEAST_READ
+from edgeinfer_kernels.cpu.runtime.bandwidth import MIN_READ
 from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, cached_speed, kernel_speed, step_speed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
@@ -30,7 +30,7 @@ from edgeinfer_offload.machine.measure import reading_bytes, remembered_bandwidt
 UNKNOWN = float("inf")
 """A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
 MEBIBYTE = 1 << 20
-LEAST_MEBIBYTES = 4
+MIN_MEBIBYTES = 4
 """Of weights that a rate is measured on."""
 PROMPT_SHARE = 0.5
 """Of a plain float16 product's speed: what prompts reach with weights dequantised on the way; an H200's."""
@@ -107,12 +107,12 @@ def _unknown_formats(
 
 def _few(model_bytes: int) -> str:
     """What is added to the name of a format's rate for a model that caches may hold: how much is read."""
-    return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < LEAST_READ else ""
+    return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < MIN_READ else ""
 
 
 def _read_mebibytes(model_bytes: int) -> int:
     """A power of two, so that few models are measured for."""
-    return int(2 ** round(log2(max(model_bytes / MEBIBYTE, LEAST_MEBIBYTES))))
+    return int(2 ** round(log2(max(model_bytes / MEBIBYTE, MIN_MEBIBYTES))))
 
 
 _SECONDS = (" block", " token")

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN
-from edgeinfer_offload.planner.placement_problem import ModelPlacing
+from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.plan_types import LayerPlacement, PlannedItem
 
 
 def spilled(
-    items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: ModelPlacing
+    items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: PlacementProblem
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
     """Items and layers with as many of the CPU's weights on the disk as main memory is short of, and the
     seconds that a prompt waits for the disk.
@@ -45,7 +45,7 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
             layers[item.layer] = replace(layers[item.layer], **place)  # type: ignore[arg-type]
 
 
-def _wait(items: list[PlannedItem], placing: ModelPlacing) -> float:
+def _wait(items: list[PlannedItem], placing: PlacementProblem) -> float:
     """Add the time that items on the disk wait for it, if the system's cache can't hold them; seconds of a
     prompt.
     """

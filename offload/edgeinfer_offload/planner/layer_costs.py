@@ -20,7 +20,7 @@ from edgeinfer_offload.machine.hardware import (
     Graphics,
     Machine,
 )
-from edgeinfer_offload.planner.plan_types import PlanWishes, SparseLayer
+from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer
 
 Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
@@ -49,7 +49,7 @@ class Cost:
 class Pricing:
     """Prices of a machine for one plan: how deep the cache is read, how it is stored, what may be used."""
 
-    def __init__(self, machine: Machine, wishes: PlanWishes, use_gpu: bool) -> None:
+    def __init__(self, machine: Machine, wishes: PlanOptions, use_gpu: bool) -> None:
         self.machine = machine
         self.kv = wishes.kv
         self.context = wishes.context
@@ -149,7 +149,7 @@ def layer_costs(
     routing: Sequence[Sequence[float]] | None,
     sparse: Mapping[int, SparseLayer],
 ) -> list[LayerCosts]:
-    """The costs of every layer; equal layers are counted once. `routing`, `sparse`: see `PlanWishes`."""
+    """The costs of every layer; equal layers are counted once. `routing`, `sparse`: see `PlanOptions`."""
 
     @cache
     def priced(

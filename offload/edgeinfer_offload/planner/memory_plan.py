@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer_offload.planner.plan_text import mebibytes, plan_text
-from edgeinfer_offload.planner.plan_types import PlanFacts, PlannedItem
+from edgeinfer_offload.planner.plan_types import PlanData, PlannedItem
 
 
 class PlanError(ValueError):
@@ -14,7 +14,7 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class MemoryPlan(PlanFacts):
+class MemoryPlan(PlanData):
     """Where everything lies, and what decoding one token from there costs."""
 
     def explain(self, details: bool = False) -> str:
@@ -41,10 +41,10 @@ class MemoryPlan(PlanFacts):
                 "decode_tokens_per_second_full": _inverse(prediction.seconds_full),
                 "prompt_tokens": prediction.prompt,
                 "prefill_tokens_per_second": prediction.prefill_tokens_per_second,
-                "send_weights_from_tokens": prediction.send_from,
+                "send_weights_from_tokens": prediction.stream_min_tokens,
                 "decode_tokens_per_second_with_one_gibibyte_more": self.next_gibibyte,
             },
-            "why_not": self.why_not,
+            "limit_reason": self.limit_reason,
             "steps": list(self.steps),
             "machine": _finite(dataclasses.asdict(self.machine)),
         }

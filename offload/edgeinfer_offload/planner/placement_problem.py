@@ -8,10 +8,18 @@ from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_offload.machine.hardware import DIVIDED_SECONDS, SYNCHRONISE_SECONDS, Machine
+from edgeinfer_offload.machine.hardware import DIVIDED_SECONDS, SYNCHRONIZE_SECONDS, Machine
 from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
-from edgeinfer_offload.planner.placement_search import CPU, GPU, Budget, Choice, Ends, Placement, Search
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanWishes
+from edgeinfer_offload.planner.placement_search import (
+    CPU,
+    GPU,
+    Budget,
+    Choice,
+    NonLayerPlacement,
+    Placement,
+    Search,
+)
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanOptions
 
 LIBRARY_BYTES = 344 << 20
 """What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
@@ -21,10 +29,10 @@ STAGING_BYTES = 24 << 20
 """Pinned main memory through which weights reach the GPU."""
 
 
-class ModelPlacing:
+class PlacementProblem:
     """One model on one machine with one set of wishes."""
 
-    def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> None:
+    def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> None:
         self.sizes, self.machine, self.wishes = sizes, machine, wishes
         self.refusal = self._gpu_refusal()
         self.pricing = Pricing(machine, wishes, use_gpu=self.refusal is None)
@@ -75,7 +83,7 @@ class ModelPlacing:
         alone = replace(
             wishes, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
         )
-        placing = ModelPlacing(draft, self.machine, alone)
+        placing = PlacementProblem(draft, self.machine, alone)
 
         def on(side: int, workspace: int) -> Cost:
             whole = placing.whole(side)
@@ -127,7 +135,7 @@ class ModelPlacing:
         """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
         between CPU and GPU, the mailbox too, and what prompts take.
         """
-        logits = 4 * cuda_buffers.MOST_TOKENS * padded(self.sizes.vocabulary)
+        logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
         mailbox = cuda_buffers.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
         return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
 
@@ -139,14 +147,14 @@ class ModelPlacing:
             return 0
         return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
 
-    def _ends(self, head: int, embedding: int, draft: int | None) -> Ends:
+    def _ends(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
         costs = [(head, self.head[head])]
         if draft is not None and self.draft:
             cost = self.draft[draft]
             costs.append((draft, cost and replace(cost, seconds=DRAFT_WEIGHT * cost.seconds)))
         placed = [(side, cost) for side, cost in costs if cost]
         taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
-        return Ends(
+        return NonLayerPlacement(
             start=embedding,
             head=head,
             embedding=embedding,
@@ -173,7 +181,7 @@ class ModelPlacing:
         attending = self._attending.best(self._budget(vram, host_attends=False))
         return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
 
-    def _all_ends(self) -> list[Ends]:
+    def _all_ends(self) -> list[NonLayerPlacement]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
         if self.draft and self.draft[GPU]:
             drafts.append(GPU)
@@ -318,7 +326,7 @@ class ModelPlacing:
         if not chosen.uses_gpu:
             return self.machine.processor.token_seconds
         divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
-        return DIVIDED_SECONDS if divided else SYNCHRONISE_SECONDS
+        return DIVIDED_SECONDS if divided else SYNCHRONIZE_SECONDS
 
     def works_on_cpu(self, chosen: Placement) -> bool:
         """Whether the CPU computes any part of a token."""

@@ -149,7 +149,7 @@ def _at_once(own: Array, other: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Ends:
+class NonLayerPlacement:
     """What lies outside the layers: where a token begins and ends, what that takes and costs."""
 
     start: int
@@ -166,7 +166,7 @@ class Placement:
     """A candidate: its layers' choices and its ends; `seconds` of a token, those for the disk included."""
 
     choices: tuple[Choice, ...]
-    ends: Ends
+    ends: NonLayerPlacement
     seconds: float
     gpu_bytes: float
     cpu_bytes: float
@@ -202,7 +202,11 @@ class Search:
     """
 
     def __init__(
-        self, costs: Sequence[LayerCosts], ends: Sequence[Ends], hand_over: float, attend: bool = False
+        self,
+        costs: Sequence[LayerCosts],
+        ends: Sequence[NonLayerPlacement],
+        hand_over: float,
+        attend: bool = False,
     ) -> None:
         self._attend = attend
         self._tables = _shared_tables(costs, hand_over, attend)
@@ -218,7 +222,7 @@ class Search:
                     best = self._along(begin, end, order, ends, budget, room, best)
         return best
 
-    def placement(self, choices: Sequence[Choice], ends: Ends) -> Placement:
+    def placement(self, choices: Sequence[Choice], ends: NonLayerPlacement) -> Placement:
         """A placement with its cost, as the search counts it."""
         seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
         for table, choice in zip(self._tables, choices, strict=True):
@@ -231,7 +235,7 @@ class Search:
         return Placement(tuple(choices), ends, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
     @cached_property
-    def _paths(self) -> dict[Ends, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
+    def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
         """For each kind of ends the pairs of placements between which layers change over one by one."""
         nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
         attention = tuple(self._least(table, GPU, 0) for table in self._tables)
@@ -252,7 +256,7 @@ class Search:
         possible = isfinite(table.part(choice).seconds[CPU])
         return choice if possible else Choice(CPU, CPU, 0)
 
-    def _frontier(self, ends: Ends) -> list[tuple[Choice, ...]]:
+    def _frontier(self, ends: NonLayerPlacement) -> list[tuple[Choice, ...]]:
         """Placements that are the fastest for their bytes, from few bytes to many."""
         least, most = self._at_price(1.0, ends), self._at_price(0.0, ends)
         return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
@@ -268,7 +272,7 @@ class Search:
         yield middle
         yield from self._between(middle, large, depth + 1)
 
-    def _at_price(self, price: float, ends: Ends) -> Placement:
+    def _at_price(self, price: float, ends: NonLayerPlacement) -> Placement:
         """The placement with the least seconds + price · GPU bytes."""
         scores = {side: (0.0 if side == ends.start else np.inf) for side in SIDES}
         came: list[dict[int, tuple[int, int]]] = []
@@ -295,7 +299,7 @@ class Search:
         begin: Sequence[Choice],
         end: Sequence[Choice],
         order: Sequence[int],
-        ends: Ends,
+        ends: NonLayerPlacement,
         budget: Budget,
         room: float,
         best: Placement | None,
@@ -333,7 +337,7 @@ class Search:
     def _out(self, layer: int, choice: Choice) -> int:
         return self._tables[layer].part(choice).out
 
-    def _after(self, layer: int, choices: Sequence[Choice], ends: Ends) -> Array:
+    def _after(self, layer: int, choices: Sequence[Choice], ends: NonLayerPlacement) -> Array:
         """Seconds of what follows the layer directly, by the side on which the layer leaves off."""
         if layer + 1 == len(choices):
             return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])

@@ -29,7 +29,7 @@ def placed_layer(
     weights_place: Place,
     changing: bool = False,
 ) -> PlacedLayer:
-    """`routing`, `by_neuron`: this layer's of `PlanWishes`. `weights_place`: where the CPU's weights lie,
+    """`routing`, `by_neuron`: this layer's of `PlanOptions`. `weights_place`: where the CPU's weights lie,
     "cpu", or "disk" if they stay in the file. `changing`: if its experts are divided, the CPU has all.
     """
     places: tuple[Place, Place] = (weights_place, "gpu")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edgeinfer_offload.planner.plan_types import DRAFT, PlanFacts, PlannedItem
+from edgeinfer_offload.planner.plan_types import DRAFT, PlanData, PlannedItem
 
-MOST_RANGES = 4
+MAX_RANGES = 4
 """Ranges of layers that a line names; more are only counted."""
 HEAD = ("item", "device", "MiB", "ms/token", "bound by")
 
@@ -28,7 +28,7 @@ class _Line:
         return self.item, self.device, size, milliseconds, bound
 
 
-def plan_text(plan: PlanFacts, details: bool = False) -> str:
+def plan_text(plan: PlanData, details: bool = False) -> str:
     """All of a plan; `details`: every layer in lines of its own."""
     lines = [_Line(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
     if not details:
@@ -42,7 +42,7 @@ def plan_text(plan: PlanFacts, details: bool = False) -> str:
     return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_remarks(plan)])
 
 
-def _milliseconds(plan: PlanFacts) -> float | None:
+def _milliseconds(plan: PlanData) -> float | None:
     """What a token takes; None: nothing was measured."""
     return None if plan.machine.origin == "unmeasured" else plan.ms_per_token
 
@@ -80,12 +80,12 @@ def _layers(numbers: Sequence[int]) -> str:
             ranges.append([number, number])
     if len(numbers) == 1:
         return f"layer {numbers[0]}"
-    if len(ranges) > MOST_RANGES:
+    if len(ranges) > MAX_RANGES:
         return f"{len(numbers)} layers:"
     return "layers " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-def _memory(plan: PlanFacts) -> list[str]:
+def _memory(plan: PlanData) -> list[str]:
     lines = []
     if plan.bytes_on("gpu"):
         lines.append(
@@ -105,7 +105,7 @@ def _memory(plan: PlanFacts) -> list[str]:
     return lines
 
 
-def _repacked(plan: PlanFacts) -> str:
+def _repacked(plan: PlanData) -> str:
     done = plan.repacking
     assert done is not None
     if not done.bytes:
@@ -117,7 +117,7 @@ def _repacked(plan: PlanFacts) -> str:
     )
 
 
-def _speed(plan: PlanFacts) -> list[str]:
+def _speed(plan: PlanData) -> list[str]:
     found = plan.prediction
     if _milliseconds(plan) is None:
         return []
@@ -128,15 +128,15 @@ def _speed(plan: PlanFacts) -> list[str]:
         f"{plan.wishes.context} full), without drafting",
         f"prompt: {found.prefill_tokens_per_second:.0f} tokens/s for {found.prompt} tokens",
     ]
-    if found.send_from:
-        lines[-1] += f"; from {found.send_from} tokens on weights in main memory are sent to the GPU"
+    if found.stream_min_tokens:
+        lines[-1] += f"; from {found.stream_min_tokens} tokens on weights in main memory are sent to the GPU"
     if plan.next_gibibyte:
         lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.next_gibibyte)} tokens/s")
     return lines
 
 
-def _remarks(plan: PlanFacts) -> list[str]:
-    lines = [plan.why_not] if plan.why_not else []
+def _remarks(plan: PlanData) -> list[str]:
+    lines = [plan.limit_reason] if plan.limit_reason else []
     lines += [f"so that it fits, {step}" for step in plan.steps]
     if plan.machine.origin == "described":
         lines.append("the machine was described, not measured: expect these speeds to be off by a quarter")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -61,7 +61,7 @@ class SparseLayer:
 
 
 @dataclass(frozen=True)
-class SparseWish:
+class SparseOptions:
     """The layers that are to be sparse, and the memory that they share: once, and for every thread."""
 
     layers: Mapping[int, SparseLayer]
@@ -70,7 +70,7 @@ class SparseWish:
 
 
 @dataclass(frozen=True)
-class PlanWishes:
+class PlanOptions:
     """What a plan has to keep to.
 
     `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
@@ -93,7 +93,7 @@ class PlanWishes:
     disk: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None
-    sparse: SparseWish | None = None
+    sparse: SparseOptions | None = None
     draft: ModelSizes | None = None
     changing_experts: bool = False
     kv_may_shrink: bool = False
@@ -126,9 +126,9 @@ class LayerPlacement:
     changing: bool = False
 
     @property
-    def division(self) -> LayerDivision:
+    def division(self) -> LayerSplit:
         """As the two halves of a divided decoder are told."""
-        return LayerDivision(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
+        return LayerSplit(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
 
     @property
     def has_some_experts(self) -> bool:
@@ -175,7 +175,7 @@ class Prediction:
     seconds_full: float
     prompt: int
     prompt_seconds: float
-    send_from: int | None
+    stream_min_tokens: int | None
     """Tokens from which on weights in main memory are sent to the GPU for a prompt; None: never."""
 
     @property
@@ -198,7 +198,7 @@ class Repacking:
 
 
 @dataclass(frozen=True)
-class PlanFacts:
+class PlanData:
     """Where everything lies, and what decoding one token from there costs."""
 
     items: tuple[PlannedItem, ...]
@@ -207,7 +207,7 @@ class PlanFacts:
     embedding: Place
     draft: Place | None
     machine: Machine
-    wishes: PlanWishes
+    wishes: PlanOptions
     vram_bytes: int
     """What may be used of the GPU: its free memory, or less if the caller says so; 0 without one."""
     ram_bytes: int
@@ -216,7 +216,7 @@ class PlanFacts:
     """What was given up so that it fits, in this order."""
     next_gibibyte: float | None = None
     """Decode tokens per second with one GiB more of GPU memory; None: without a GPU, or all is there."""
-    why_not: str | None = None
+    limit_reason: str | None = None
     """Why the next part isn't on the GPU."""
     repacking: Repacking | None = None
     """What it cost to bring the weights there; None before it is done."""

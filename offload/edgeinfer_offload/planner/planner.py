@@ -14,7 +14,7 @@ from edgeinfer_offload.machine.hardware import OVERLAP_LOSS, Machine
 from edgeinfer_offload.planner.disk_offload import spilled
 from edgeinfer_offload.planner.layer_costs import Cost
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError, refuse
-from edgeinfer_offload.planner.placement_problem import LIBRARY_BYTES, ModelPlacing
+from edgeinfer_offload.planner.placement_problem import LIBRARY_BYTES, PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, Placement
 from edgeinfer_offload.planner.plan_items import PLACES, bound_by, hand_over_seconds, placed_layer
 from edgeinfer_offload.planner.plan_text import mebibytes
@@ -25,7 +25,7 @@ from edgeinfer_offload.planner.plan_types import (
     LayerPlacement,
     Place,
     PlannedItem,
-    PlanWishes,
+    PlanOptions,
     Prediction,
 )
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
@@ -34,12 +34,12 @@ CHANGING_WORTH = 1.03
 """A plan under which experts change places may take so many times as long as one where they stay, if tokens
 use all experts alike: what they gain where tokens don't isn't known before.
 """
-LEAST_CONTEXT = 256
+MIN_CONTEXT = 256
 """Below that a shorter context is no way out."""
 STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
-def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
+def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> MemoryPlan:
     """The fastest placement within the budgets. Where none fits, what `wishes` allows is given up, step by
     step, and told in the plan's `steps`.
 
@@ -51,14 +51,14 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> Memo
     first: PlanError | None = None
     for eased, steps in _eased(wishes):
         try:
-            return replace(_plan(ModelPlacing(sizes, machine, eased)), steps=steps)
+            return replace(_plan(PlacementProblem(sizes, machine, eased)), steps=steps)
         except PlanError as error:
             first = first or error
     assert first is not None
     raise first
 
 
-def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> MemoryPlan:
+def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> MemoryPlan:
     """The fastest placement; or as many experts on the GPU in each layer, and all in main memory too, if
     there is room for that and even routing is hardly slower so.
     """
@@ -66,8 +66,8 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
     if fixed.wishes.disk:
         some = any(layer.has_some_experts for layer in fixed.layers)
         return replace(fixed, steps=(STAYING, *fixed.steps)) if some else fixed
-    chosen = ModelPlacing(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
-    placing = ModelPlacing(sizes, machine, replace(fixed.wishes, changing_experts=True))
+    chosen = PlacementProblem(sizes, machine, fixed.wishes).choose(fixed.vram_bytes)
+    placing = PlacementProblem(sizes, machine, replace(fixed.wishes, changing_experts=True))
     spread = chosen and placing.spread(chosen, placing.vram)
     if spread is None:
         return fixed
@@ -79,7 +79,7 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanWish
     return fixed if slower else changing
 
 
-def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
+def _eased(wishes: PlanOptions) -> Iterator[tuple[PlanOptions, tuple[str, ...]]]:
     """The wishes, and what they allow to be given up, in order, each on top of those before."""
     steps: tuple[str, ...] = ()
     disk, wishes = wishes.disk, replace(wishes, disk=False)
@@ -97,7 +97,7 @@ def _eased(wishes: PlanWishes) -> Iterator[tuple[PlanWishes, tuple[str, ...]]]:
         yield replace(wishes, context=context, disk=True), steps
 
 
-def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, trained: int) -> int:
+def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions, trained: int) -> int:
     """The most tokens of context with which all of the model fits the one device that `wishes` name; no more
     than the model was `trained` for. 0: none. With "any", main memory; where that has no room, the GPU and
     main memory together, at a context that is shorter than the wished one by as many quarters as it takes.
@@ -106,7 +106,7 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, tra
         here = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
         return here or _divided_context(sizes, machine, wishes)
     side = GPU if wishes.device == "gpu" else CPU
-    placing = ModelPlacing(sizes, machine, wishes)
+    placing = PlacementProblem(sizes, machine, wishes)
     if side == GPU and not placing.can_be_whole:
         return 0
     fixed = sum(item.bytes for item in _refusable(placing, side)) - placing.context_bytes(
@@ -116,17 +116,17 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes, tra
     return bisect_right(range(1, trained + 1), room, key=lambda context: placing.context_bytes(side, context))
 
 
-def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanWishes) -> int:
+def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> int:
     """As `largest_context`; what has no room at the least context has none at any."""
     kept = replace(wishes, disk=False, changing_experts=False)
     try:
-        plan_memory(sizes, machine, replace(kept, context=min(LEAST_CONTEXT, wishes.context)))
-        return plan_memory(sizes, machine, replace(kept, least_context=LEAST_CONTEXT)).wishes.context
+        plan_memory(sizes, machine, replace(kept, context=min(MIN_CONTEXT, wishes.context)))
+        return plan_memory(sizes, machine, replace(kept, least_context=MIN_CONTEXT)).wishes.context
     except PlanError:
         return 0
 
 
-def _refusal(placing: ModelPlacing, side: int) -> PlanError:
+def _refusal(placing: PlacementProblem, side: int) -> PlanError:
     """What doesn't fit if everything is to be on one side: there, or in the main memory that this takes."""
     items, allowed = _refusable(placing, side), placing.vram if side == GPU else placing.ram
     if side == GPU and sum(item.bytes for item in items) <= allowed:
@@ -135,19 +135,19 @@ def _refusal(placing: ModelPlacing, side: int) -> PlanError:
     return refuse(PLACES[side], sum(item.bytes for item in items), allowed, items)
 
 
-def _refusable(placing: ModelPlacing, side: int) -> list[PlannedItem]:
+def _refusable(placing: PlacementProblem, side: int) -> list[PlannedItem]:
     """What the device of that side would have to hold."""
     return _held(placing, side, side)
 
 
-def _held(placing: ModelPlacing, whole: int, side: int) -> list[PlannedItem]:
+def _held(placing: PlacementProblem, whole: int, side: int) -> list[PlannedItem]:
     """What the device of `side` has to hold if everything is on the side `whole`."""
     chosen = placing.whole(whole)
     items, _ = _items(placing, chosen, PromptSpeed(placing, chosen))
     return [item for item in items if item.device == PLACES[side]]
 
 
-def _plan(placing: ModelPlacing) -> MemoryPlan:
+def _plan(placing: PlacementProblem) -> MemoryPlan:
     side = GPU if placing.wishes.device == "gpu" else CPU
     if side == GPU and not placing.can_be_whole:
         raise PlanError(placing.refusal or "the GPU has no kernels for one of the layers")
@@ -157,7 +157,7 @@ def _plan(placing: ModelPlacing) -> MemoryPlan:
     return _plan_of(placing, chosen)
 
 
-def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
+def _plan_of(placing: PlacementProblem, chosen: Placement) -> MemoryPlan:
     speed = PromptSpeed(placing, chosen)
     items, layers = _items(placing, chosen, speed)
     items, layers, waiting = spilled(items, layers, placing)
@@ -176,7 +176,7 @@ def _plan_of(placing: ModelPlacing, chosen: Placement) -> MemoryPlan:
         vram_bytes=placing.vram,
         ram_bytes=placing.ram,
         prediction=_prediction(placing, chosen, items, speed, waiting),
-        why_not=_why_not(placing, chosen, items),
+        limit_reason=_why_not(placing, chosen, items),
     )
 
 
@@ -187,7 +187,7 @@ def _head_place(items: Sequence[PlannedItem]) -> Place:
 
 
 def _items(
-    placing: ModelPlacing, chosen: Placement, speed: PromptSpeed
+    placing: PlacementProblem, chosen: Placement, speed: PromptSpeed
 ) -> tuple[list[PlannedItem], list[LayerPlacement]]:
     """All items of a placement, nothing spilled yet."""
     items: list[PlannedItem] = []
@@ -210,7 +210,7 @@ def _items(
 
 
 def _around_the_layers(
-    placing: ModelPlacing, chosen: Placement, speed: PromptSpeed, overlapped: Sequence[PlannedItem]
+    placing: PlacementProblem, chosen: Placement, speed: PromptSpeed, overlapped: Sequence[PlannedItem]
 ) -> list[PlannedItem]:
     ends, sizes = chosen.ends, placing.sizes
     items = []
@@ -257,14 +257,14 @@ def _around_the_layers(
     return items
 
 
-def _cpu_batch(placing: ModelPlacing, chosen: Placement, speed: PromptSpeed) -> int:
+def _cpu_batch(placing: PlacementProblem, chosen: Placement, speed: PromptSpeed) -> int:
     """Tokens that the CPU computes in one step at most: longer ones send its weights to the GPU."""
-    send_from = speed.send_from if chosen.ends.head == GPU else None
-    return host_batch(placing.wishes.batch, send_from)
+    stream_min_tokens = speed.stream_min_tokens if chosen.ends.head == GPU else None
+    return host_batch(placing.wishes.batch, stream_min_tokens)
 
 
 def _prediction(
-    placing: ModelPlacing,
+    placing: PlacementProblem,
     chosen: Placement,
     items: Sequence[PlannedItem],
     speed: PromptSpeed,
@@ -290,11 +290,11 @@ def _prediction(
         seconds_full=at(wishes.context),
         prompt=prompt,
         prompt_seconds=speed.seconds(prompt, wishes.chunk, wishes.batch) + waiting,
-        send_from=speed.send_from,
+        stream_min_tokens=speed.stream_min_tokens,
     )
 
 
-def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:
+def _why_not(placing: PlacementProblem, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:
     """What keeps the next part off the GPU."""
     if placing.refusal and placing.wishes.device == "any":
         return f"nothing is on a GPU: {placing.refusal}"
@@ -320,7 +320,7 @@ def _why_not(placing: ModelPlacing, chosen: Placement, items: Sequence[PlannedIt
     return f"{following.item} would fit the GPU ({room}), where a token would come no sooner for it"
 
 
-def _slots_told(placing: ModelPlacing, chosen: Placement) -> str:
+def _slots_told(placing: PlacementProblem, chosen: Placement) -> str:
     """That experts change places, and what a further one in each layer takes."""
     taken = [
         float(cost.gpu_bytes[choice.units]) / choice.units

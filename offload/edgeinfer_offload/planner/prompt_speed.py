@@ -7,11 +7,11 @@ from math import ceil
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, MatrixSize
 from edgeinfer_offload.planner.layer_costs import LayerCosts
-from edgeinfer_offload.planner.placement_problem import ModelPlacing
+from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placement
 from edgeinfer_offload.planner.roofline import Roof, Work
 
-MOST_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 16
 """Where the search for the crossover ends."""
 SCORES_SHARE = 0.25
 """Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
@@ -88,11 +88,11 @@ class _Layer:
 
 
 class PromptSpeed:
-    """Seconds of a prompt under a placement. `send_from`: from how many tokens on weights of the CPU are sent
+    """Seconds of a prompt under a placement. `stream_min_tokens`: from how many tokens on weights of the CPU are sent
     to the GPU; None: nothing is there, or never.
     """
 
-    def __init__(self, placing: ModelPlacing, chosen: Placement) -> None:
+    def __init__(self, placing: PlacementProblem, chosen: Placement) -> None:
         machine = placing.machine
         processor, graphics, link = machine.processor, placing.pricing.graphics, machine.link
         self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
@@ -111,7 +111,7 @@ class PromptSpeed:
         embeds = chosen.ends.embedding == CPU
         self._embedded = EMBEDDED_SECONDS * placing.sizes.width if embeds else 0.0
         able = all(layer.attends_on_gpu or not layer.sizes.experts for layer in self._layers)
-        self.send_from = self._crossover() if placing.sends and able else None
+        self.stream_min_tokens = self._crossover() if placing.sends and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """From the first token of a prompt to the logits behind the last, read in chunks."""
@@ -119,7 +119,7 @@ class PromptSpeed:
         total, start = self._head, 0
         while start < prompt:
             tokens = min(step, prompt - start)
-            sends = self.send_from is not None and tokens >= self.send_from
+            sends = self.stream_min_tokens is not None and tokens >= self.stream_min_tokens
             total += self._sent(tokens, start) if sends else self._in_turns(tokens, start)
             start += tokens
         return total
@@ -169,9 +169,9 @@ class PromptSpeed:
         def pays(tokens: int) -> bool:
             return self._sent(tokens, 0) < self._in_turns(tokens, 0)
 
-        if not pays(MOST_TOKENS):
+        if not pays(MAX_TOKENS):
             return None
-        low, high = 1, MOST_TOKENS
+        low, high = 1, MAX_TOKENS
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if pays(middle) else (middle + 1, high)
@@ -195,7 +195,9 @@ def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> flo
     return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
 
 
-def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _chances(
+    placing: PlacementProblem, index: int, units: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """How likely a token is to use each expert of the CPU and of the GPU, where the hottest `units` are; of a
     dense feed-forward, all of it.
     """
@@ -209,7 +211,7 @@ def _chances(placing: ModelPlacing, index: int, units: int) -> tuple[tuple[float
     return tuple(hottest[units:]), tuple(hottest[:units])
 
 
-def _host_bytes(placing: ModelPlacing, costs: LayerCosts, units: int) -> float:
+def _host_bytes(placing: PlacementProblem, costs: LayerCosts, units: int) -> float:
     """Of a feed-forward, what the CPU computes: not what it has besides for experts that change places."""
     nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
     changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
@@ -222,7 +224,7 @@ def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) 
 
 
 def _layer(
-    placing: ModelPlacing, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+    placing: PlacementProblem, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
 ) -> _Layer:
     """Layer `index`'s parts on the CPU and on the GPU."""
     layer = placing.sizes.layers[index]

@@ -18,7 +18,7 @@ class Roof:
     bytes_per_second: float
 
     @property
-    def turning_point(self) -> float:
+    def ridge_point(self) -> float:
         """Operations per byte from which on arithmetic is the limit."""
         return self.operations_per_second / self.bytes_per_second
 
@@ -40,7 +40,7 @@ class Work:
         return min(roof.operations_per_second, roof.bytes_per_second * self.intensity)
 
     def bound(self, roof: Roof) -> Bound:
-        return "memory" if self.intensity < roof.turning_point else "compute"
+        return "memory" if self.intensity < roof.ridge_point else "compute"
 
     def seconds(self, roof: Roof) -> float:
         """At least max(operations/π, bytes/β)."""

@@ -18,8 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Habits:
-    """How `ExpertSlots` judges. Half-lives in tokens; measured on recorded traces, see docs/plan.md."""
+class ExpertUsage:
+    """How `ExpertCachePolicy` judges. Half-lives in tokens; measured on recorded traces, see docs/plan.md."""
 
     slow_half_life: float = 512.0
     fast_half_life: float = 32.0
@@ -57,7 +57,7 @@ class Swap(NamedTuple):
     gain: float
 
 
-class ExpertSlots:
+class ExpertCachePolicy:
     """The slots of some layers with `count` experts each, of which a token uses `used`:
     `residents[layer][slot]` is whom each begins with.
 
@@ -66,9 +66,9 @@ class ExpertSlots:
     """
 
     def __init__(
-        self, count: int, used: int, residents: Sequence[Sequence[int]], habits: Habits | None = None
+        self, count: int, used: int, residents: Sequence[Sequence[int]], habits: ExpertUsage | None = None
     ) -> None:
-        self.habits, self._used = habits or Habits(), used
+        self.habits, self._used = habits or ExpertUsage(), used
         self.look_after = self.habits.look_after
         shape = len(residents), count
         self.slots: Ints = np.full(shape, -1, np.int64)
@@ -187,7 +187,9 @@ class Replayed:
         return self.hits / self.asked if self.asked else 0.0
 
 
-def replay(trace: Ints, slots: ExpertSlots, *, tokens_a_copy: int = 4, swapping: bool = True) -> Replayed:
+def replay(
+    trace: Ints, slots: ExpertCachePolicy, *, tokens_a_copy: int = 4, swapping: bool = True
+) -> Replayed:
     """Go through a `trace` (layers, tokens, used), the experts that each token chose, as decoding would.
 
     `tokens_a_copy`: tokens from the decision for a copy until its expert can be used; one at a time.

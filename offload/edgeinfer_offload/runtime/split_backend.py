@@ -13,7 +13,7 @@ from edgeinfer_kernels.backend import Activations, Rows
 from edgeinfer_kernels.expert_routing import PairCounts
 
 
-class DeviceHalf(Protocol):
+class GpuShard(Protocol):
     """The device's half, as `edgeinfer_kernels.cuda.backend.CudaBackend` with divisions."""
 
     batch: int
@@ -43,7 +43,7 @@ class DeviceHalf(Protocol):
 
 
 class HostPart(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
+    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Embeddings of tokens, in the mailbox."""
@@ -80,7 +80,7 @@ class SplitBackend:
 
     name = "split"
 
-    def __init__(self, host: HostPart, device: DeviceHalf) -> None:
+    def __init__(self, host: HostPart, device: GpuShard) -> None:
         self.host = host
         self.device = device
         self.most_recent = device.most_recent
@@ -115,7 +115,7 @@ class SplitBackend:
         self.device.put_cached(arrays, end)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `ForgettingBackend.forget`, in the caches of both halves."""
+        """As `EvictingBackend.forget`, in the caches of both halves."""
         self.device.forget(gone, end)
         self.host.forget(gone, end)
 

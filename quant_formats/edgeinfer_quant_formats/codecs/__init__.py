@@ -39,7 +39,7 @@ ENCODE_WEIGHTS = 1 << 17
 
 # Beyond every block format's float16 scale, and below where the sums of the searches overflow.
 LARGEST_WEIGHT = np.float32(1e10)
-LEAST_IMPORTANCE = np.float32(1e-6)
+MIN_IMPORTANCE = np.float32(1e-6)
 
 
 def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray[np.float32]:
@@ -126,7 +126,7 @@ def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> 
     if not (np.isfinite(array) & (array >= 0)).all():
         raise FormatError(f"importance from {array.min()} to {array.max()}, wanted finite and at least 0")
     # A column that was never active still counts a little, or its weights would all become zero.
-    array = np.maximum(array, array.max() * LEAST_IMPORTANCE) if array.any() else np.ones_like(array)
+    array = np.maximum(array, array.max() * MIN_IMPORTANCE) if array.any() else np.ones_like(array)
     return array.reshape(-1, kind.block_elements)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 # A single quant of 32 that differs by one of 31 steps makes about 3e-5, rounding at most 1e-6.
-LEAST_SPREAD = np.float32(4e-6)
+MIN_SPREAD = np.float32(4e-6)
 
 
 class Grid(Protocol):
@@ -122,7 +122,7 @@ def search_scale_and_minimum(
         product = weight_sum * square
         spread = product - total * total
         # All quants alike, but for rounding: nothing tells scale from minimum.
-        spread[spread < product * LEAST_SPREAD] = 0
+        spread[spread < product * MIN_SPREAD] = 0
         determinant = reciprocal(spread)
         offset = (square * value_sum - total * along) * determinant
         offset[(offset > 0) | (determinant == 0)] = 0

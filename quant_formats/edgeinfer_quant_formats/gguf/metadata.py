@@ -11,7 +11,7 @@ from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 from edgeinfer_quant_formats.gguf.value_types import SCALAR_DTYPES, ValueType
 
-MOST_KEYS = 65536
+MAX_KEYS = 65536
 SMALLEST_ENTRY_BYTES = 8 + 4 + 1
 # What decoding one key may take beyond the size of its file, and a bound of what Python needs:
 # a str object with its list entry, and four bytes for each byte of text outside Latin-1.
@@ -87,7 +87,7 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
     Raises:
         FormatError: a value that leaves the file, an unknown type, a nested array, a key twice.
     """
-    room = min(MOST_KEYS, (cursor.end - cursor.position) // SMALLEST_ENTRY_BYTES)
+    room = min(MAX_KEYS, (cursor.end - cursor.position) // SMALLEST_ENTRY_BYTES)
     if count > room:
         raise cursor.error(f"{count} metadata keys, wanted at most {room}")
     entries: dict[str, Entry] = {}

@@ -7,8 +7,8 @@ from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.formats import BlockFormat, block_format
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 
-MOST_TENSORS = 65536
-MOST_DIMENSIONS = 4
+MAX_TENSORS = 65536
+MAX_DIMENSIONS = 4
 SMALLEST_RECORD_BYTES = 8 + 4 + 8 + 4 + 8
 
 
@@ -36,7 +36,7 @@ def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> 
             that don't fill whole blocks, a name twice, an offset that is misaligned, bytes outside
             the file or within another tensor.
     """
-    room = min(MOST_TENSORS, (cursor.end - cursor.position) // SMALLEST_RECORD_BYTES)
+    room = min(MAX_TENSORS, (cursor.end - cursor.position) // SMALLEST_RECORD_BYTES)
     if count > room:
         raise cursor.error(f"{count} tensors, wanted at most {room}")
     tensors: dict[str, TensorInfo] = {}
@@ -55,8 +55,8 @@ def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> 
 
 def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> TensorInfo:
     dimensions = cursor.uint32("number of dimensions")
-    if not 1 <= dimensions <= MOST_DIMENSIONS:
-        raise cursor.error(f"{dimensions} dimensions, wanted 1 to {MOST_DIMENSIONS}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise cursor.error(f"{dimensions} dimensions, wanted 1 to {MAX_DIMENSIONS}")
     shape = tuple(cursor.uint64("dimension") for _ in range(dimensions))[::-1]
     type_number = cursor.uint32("type")
     offset = cursor.uint64("offset")

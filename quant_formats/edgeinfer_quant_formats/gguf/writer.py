@@ -14,7 +14,7 @@ from edgeinfer_quant_formats.gguf.cursor import LONGEST_NAME
 from edgeinfer_quant_formats.gguf.file_part import ALIGNMENT_KEY
 from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_quant_formats.gguf.metadata_values import encode_text, encode_value
-from edgeinfer_quant_formats.gguf.tensor_index import MOST_DIMENSIONS, TensorInfo
+from edgeinfer_quant_formats.gguf.tensor_index import MAX_DIMENSIONS, TensorInfo
 from edgeinfer_quant_formats.gguf.tensor_source import TensorSource, blocks_of, shape_of
 from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT, MAGIC
 from edgeinfer_quant_formats.processes import is_alive
@@ -91,8 +91,8 @@ class GGUFWriter:
             nbytes = kind.nbytes(shape)
             if name in self._tensors:
                 raise FormatError("the name is taken, wanted a new one")
-            if len(shape) > MOST_DIMENSIONS:
-                raise FormatError(f"{len(shape)} dimensions, wanted at most {MOST_DIMENSIONS}")
+            if len(shape) > MAX_DIMENSIONS:
+                raise FormatError(f"{len(shape)} dimensions, wanted at most {MAX_DIMENSIONS}")
         except FormatError as error:
             raise FormatError(f"{printable(self.path)}: tensor {printable(name)}: {error}") from None
         self._tensors[name] = TensorInfo(name, shape, kind, self._end, nbytes, part=0)

@@ -21,7 +21,7 @@ from edgeinfer_quant_formats.quantizer.importance_file import Importance
 from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
 from edgeinfer_quant_formats.quantizer.mixes import Mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, TOKEN_EMBEDDINGS, layer_of
-from edgeinfer_quant_formats.quantizer.type_choice import TypeWishes, choose_types
+from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
 
 FILE_TYPE_KEY = "general.file_type"
 VERSION_KEY, VERSION = "general.quantization_version", 2
@@ -85,7 +85,7 @@ class QuantizationPlan:
 
 
 def plan_quantization(
-    file: GGUFFile, mix: Mix, wishes: TypeWishes | None = None, importance: Importance | None = None
+    file: GGUFFile, mix: Mix, wishes: TypeOptions | None = None, importance: Importance | None = None
 ) -> QuantizationPlan:
     """Choose the format of every tensor of an open file. Reads no weights.
 

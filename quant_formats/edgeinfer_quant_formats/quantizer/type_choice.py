@@ -44,7 +44,7 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeWishes:
+class TypeOptions:
     """What the user wants otherwise than the mix has it."""
 
     pure: bool = False
@@ -63,7 +63,7 @@ class TypeChoice:
 
 
 def choose_types(
-    tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeWishes | None = None
+    tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeOptions | None = None
 ) -> dict[str, TypeChoice]:
     """The format of each tensor by name; what is never quantised keeps its own.
 
@@ -72,7 +72,7 @@ def choose_types(
             model's last.
     """
     by_layer = sorted(tensors, key=lambda info: (layer_of(info.name), info.name))
-    chooser = _Chooser(facts, mix, wishes or TypeWishes())
+    chooser = _Chooser(facts, mix, wishes or TypeOptions())
     for info in by_layer:
         chooser.role_counts[role_of(info.name)] += 1
     return {info.name: chooser.choose(info) for info in by_layer}
@@ -84,7 +84,7 @@ class _Chooser:
 
     facts: ModelFacts
     mix: Mix
-    wishes: TypeWishes
+    wishes: TypeOptions
     role_counts: Counter[Role] = field(default_factory=Counter)
     seen: Counter[Role] = field(default_factory=Counter)
 

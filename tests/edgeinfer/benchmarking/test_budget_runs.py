@@ -17,12 +17,12 @@ from edgeinfer.benchmarking.budget_runs import (
 from edgeinfer.benchmarking.random_files import write_random_file
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer.loading.loading import load
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 
 SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)
-PLAN = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
+PLAN = plan_memory(mixture_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
 OURS = PLAN.own_gpu_bytes
 HERE = PLAN.bytes_on("cpu")
 FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4, 0.876)

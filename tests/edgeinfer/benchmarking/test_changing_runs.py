@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.benchmarking import changing_runs
 from edgeinfer.benchmarking.changing_runs import HEAD, changing_rows
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer_kernels.expert_routing import PairCounts
 from edgeinfer_offload.planner import planner
 from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -39,7 +39,7 @@ def test_both_placements_are_run_over_each_kind_of_routing(monkeypatch: pytest.M
         worths.append(planner.CHANGING_WORTH)
         assert options["vram"] == 1000 + 500
         backends.append(Choosing())
-        engine = Transformer.__new__(Transformer)
+        engine = NativeEngine.__new__(NativeEngine)
         engine.backend = backends[-1]
         layer = SimpleNamespace(changing=planner.CHANGING_WORTH > 1)
         yield SimpleNamespace(engine=engine, plan=SimpleNamespace(layers=[layer]))

@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer.benchmarking.divided_runs import CLOSE, HEAD, DividedRow, distance, divided_rows
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 from tests.random_models import ZOO
@@ -24,7 +24,7 @@ def test_the_median_rows_distance_counts() -> None:
 
 
 def test_a_row_shows_both_speeds_and_whether_answers_agree() -> None:
-    plan = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
+    plan = plan_memory(mixture_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
     row = DividedRow("m", 3 * GIB, plan, 12.3456, 321.4, 0.01, 0.02, 0.75)
     cells = dict(zip(HEAD, row.cells(), strict=True))
     assert (cells["GPU memory"], cells["measured ms/token"], cells["prompt t/s"]) == (

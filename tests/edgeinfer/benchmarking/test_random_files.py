@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.benchmarking import random_files
-from edgeinfer.benchmarking.contestants import LlamaCppContestant
+from edgeinfer.benchmarking.contestants import LlamaCppTarget
 from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
 from edgeinfer.benchmarking.shapes import SHAPES, Shape
@@ -71,7 +71,7 @@ def test_the_contestant_llama_cpp_reads_and_rewinds(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"
     write_random_file(path, SMALL, "Q8_0")
-    peer = LlamaCppContestant(path, 64, 1)
+    peer = LlamaCppTarget(path, 64, 1)
     for _ in range(3):
         peer.read(list(range(40)))
         peer.read_all([1, 2])

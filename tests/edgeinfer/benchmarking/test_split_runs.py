@@ -15,7 +15,7 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model
 from tests.random_models import ZOO
@@ -50,14 +50,14 @@ def test_a_mixture_may_leave_experts_only_on_the_cpu() -> None:
 
 
 def test_what_is_placed_and_planned_is_told() -> None:
-    plan = plan_memory(dense_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
+    plan = plan_memory(dense_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
     assert planned_rate(plan, Workload("generate", 8)) == plan.prediction.decode_tokens_per_second
     assert planned_rate(plan, Workload("prompt", 512)) == plan.prediction.prefill_tokens_per_second
     assert planned_rate(plan, Workload("prompt", 32)) == 0
-    divided = plan_memory(mixture_model(), laptop(), PlanWishes(1024, vram=3 * GIB))
+    divided = plan_memory(mixture_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
     share = sum(len(layer.gpu_experts) for layer in divided.layers) / (48 * 128)
     assert placed(divided) == f"48 of 48 attentions, {share:.0%} of experts"
-    assert placed(plan_memory(dense_model(), laptop(), PlanWishes(1024))) == "32 of 32 layers"
+    assert placed(plan_memory(dense_model(), laptop(), PlanOptions(1024))) == "32 of 32 layers"
 
 
 def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:

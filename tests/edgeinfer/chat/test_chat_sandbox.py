@@ -74,7 +74,7 @@ def test_hidden_attributes_are_undefined(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", DOUBLINGS.values(), ids=DOUBLINGS)
 def test_doubling_again_and_again_is_stopped(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_budget, "MOST_CHARACTERS", 500_000)
+    monkeypatch.setattr(chat_budget, "MAX_CHARACTERS", 500_000)
     macro = "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s=['ab']) %}"
     if expression not in ("ns.s + ns.s", "[ns.s]|batch(2, ns.s)|list"):
         macro = macro.replace("['ab']", "'ab'")
@@ -135,13 +135,13 @@ def test_squaring_again_and_again_is_stopped() -> None:
 
 
 def test_loops_in_loops_end_by_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_budget, "MOST_STEPS", 5_000)
+    monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     inner = "{% for b in range(1000) %}{% endfor %}"
     assert "more than 5000 loop turns" in failure("{% for a in range(1000) %}" + inner + "{% endfor %}")
 
 
 def test_loops_in_loops_end_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_budget, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(chat_budget, "MAX_SECONDS", 0.05)
     inner = "{% for b in range(100000) if false %}{% endfor %}"
     assert "still not done after 0.05 seconds" in failure(
         "{% for a in range(1000) %}" + inner + "{% endfor %}"
@@ -149,7 +149,7 @@ def test_loops_in_loops_end_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_macros_that_call_themselves_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_budget, "MOST_STEPS", 5_000)
+    monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
     assert "RecursionError" in failure(macro + "{{ m(500) }}")
     assert "loop turns and macro calls" in failure(macro + "{{ m(30) }}")

@@ -18,7 +18,7 @@ import pytest
 from edgeinfer.history.export import as_json_lines, as_markdown
 from edgeinfer.history.records import StoredChat
 from edgeinfer.history.store import ChatStore, ChatStoreError
-from edgeinfer.history.turn_writer import TurnWriter
+from edgeinfer.history.turn_writer import MessageWriter
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 
@@ -184,7 +184,7 @@ def test_ctrl_c_behind_a_piece_leaves_nothing_out_and_nothing_twice(store: ChatS
     asked = store.add_turn(chat.id, None, "user", "Who?")
     turn = store.begin_turn(chat.id, asked.id).turn
     connection = sqlite3.connect(store.path, factory=InterruptedConnection)
-    writer = TurnWriter(connection, turn)
+    writer = MessageWriter(connection, turn)
     writer.add("A ")
     with pytest.raises(KeyboardInterrupt):
         writer.add("little ")
@@ -205,7 +205,7 @@ def fill(store: ChatStore) -> None:
 def test_a_full_disk_is_told_and_costs_nothing_once_there_is_room(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     asked = store.add_turn(chat.id, None, "user", "Hi")
-    writer = TurnWriter(store._connection, store.begin_turn(chat.id, asked.id).turn, retry_seconds=0)
+    writer = MessageWriter(store._connection, store.begin_turn(chat.id, asked.id).turn, retry_seconds=0)
     writer.add("before. ")
     fill(store)
     for _ in range(40):

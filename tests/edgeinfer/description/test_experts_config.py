@@ -72,7 +72,7 @@ def test_an_architecture_without_experts_refuses_them() -> None:
 
 def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
     found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {name: (facts.gating, facts.normalised, facts.early) for name, facts in found.items()}
+    ways = {name: (facts.gating, facts.normalized, facts.early) for name, facts in found.items()}
     assert ways == {
         "gpt-oss": ("softmax_of_chosen", False, False),
         "granitemoe": ("softmax", True, False),

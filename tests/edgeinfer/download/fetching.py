@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import Fetched, Patience, fetch
+from edgeinfer.download.transfer import Fetched, RetryPolicy, fetch
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.hostile_server import HostileServer
@@ -26,8 +26,8 @@ class Waits:
         self.seconds.append(seconds)
 
 
-def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> Patience:
-    return Patience(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
+def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> RetryPolicy:
+    return RetryPolicy(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
 
 
 def remote_of(server: HostileServer, **known: object) -> RemoteFile:

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.remote_file import RemoteFile
-from edgeinfer.download.transfer import Fetched, Hearing, Patience, fetch
+from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.fetching import SHA256, fetched, hasty, refusal, remote_of
@@ -103,7 +103,7 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
     server.script = [does.stall(1000), does.cut(9000)]
     found: list[Fetched] = []
     said: list[str] = []
-    patience = Patience(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
+    patience = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
@@ -124,7 +124,7 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
 
 
 def _fetch_in_child(url: str, destination: Path) -> None:
-    patience = Patience(stall_seconds=5, poll_seconds=0.01)
+    patience = RetryPolicy(stall_seconds=5, poll_seconds=0.01)
     fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, patience=patience)
 
 

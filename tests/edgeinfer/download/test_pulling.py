@@ -11,7 +11,7 @@ import pytest
 
 from edgeinfer.download import transfer
 from edgeinfer.download.pulling import Pull, Pulled, pull
-from edgeinfer.download.transfer import Hearing, Patience
+from edgeinfer.download.transfer import Hearing, RetryPolicy
 from edgeinfer.errors import DownloadError, UnknownModelError
 from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.registry import find_model
@@ -54,7 +54,7 @@ def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> P
     return Pull(
         models_folder=tmp_path / "models",
         hearing=Hearing(),
-        patience=Patience(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
+        patience=RetryPolicy(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
         endpoint=hub.url("").rstrip("/"),
         others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
         machine=lambda: machine_with(8 * GIBIBYTE),
@@ -117,7 +117,7 @@ def test_a_quantisation_that_is_named_is_fetched_and_checked(
     assert (pulled.name, files_of(pulled, settings)) == ("mini:Q4_K_M", ["me/mini-GGUF/mini-Q4_K_M.gguf"])
     assert pulled.path.read_bytes() == models["Q4_K_M"]
     assert pulled.files[0].sha256 == hashlib.sha256(models["Q4_K_M"]).hexdigest()
-    assert pulled.files[0].vouched_by == "the hub"
+    assert pulled.files[0].digest_source == "the hub"
     found = find_model("mini", models_folder=settings.models_folder, others=settings.others)
     assert (found.path, found.parameters) == (pulled.path, "tiny")
 
@@ -210,7 +210,7 @@ def test_a_file_that_the_catalogue_knows_is_vouched_for_by_it(
     offer(hub, models)
     digest = hashlib.sha256(models["Q4_K_M"]).hexdigest()
     write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{digest}"\nparameters'))
-    assert pull("mini:Q4_K_M", settings).files[0].vouched_by == "models.toml"
+    assert pull("mini:Q4_K_M", settings).files[0].digest_source == "models.toml"
 
 
 @pytest.mark.parametrize("revision", ["", "@main"])
@@ -330,7 +330,7 @@ def test_an_address_elsewhere_is_fetched_without_a_token(
     server.content = models["Q6_K"]
     pulled = pull(server.url("/files/my%20model.gguf?x=1"), settings)
     assert files_of(pulled, settings) == ["127.0.0.1/my model.gguf"]
-    assert (pulled.name, pulled.files[0].vouched_by) == ("my model", "")
+    assert (pulled.name, pulled.files[0].digest_source) == ("my model", "")
     assert pulled.files[0].sha256 == hashlib.sha256(models["Q6_K"]).hexdigest()
     assert "Authorization" not in server.seen[0][1]
 
@@ -364,7 +364,7 @@ def test_an_entry_with_an_address_of_its_own(
     digest = hashlib.sha256(server.content).hexdigest()
     write_own(tmp_path, OWN.replace("URL", server.url()).replace("0" * 64, digest))
     pulled = pull("elsewhere", settings)
-    assert (pulled.name, pulled.files[0].vouched_by) == ("elsewhere", "models.toml")
+    assert (pulled.name, pulled.files[0].digest_source) == ("elsewhere", "models.toml")
     assert find_model("elsewhere", models_folder=settings.models_folder).path == pulled.path
     assert pull("elsewhere", settings).files[0].was_there
 

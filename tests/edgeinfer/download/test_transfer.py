@@ -53,11 +53,11 @@ def test_what_may_pass_is_overcome(
     case: Case, sha256: str | None, server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = list(case.script)
-    remote = remote_of(server, sha256=sha256, vouched_by="models.toml" if sha256 else "")
+    remote = remote_of(server, sha256=sha256, digest_source="models.toml" if sha256 else "")
     patience = hasty(stall_seconds=case.stall_seconds)
     found = fetch(remote, tmp_path / "model.gguf", patience=patience)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
-    assert (found.sha256, found.vouched_by) == (SHA256, "models.toml" if sha256 else "")
+    assert (found.sha256, found.digest_source) == (SHA256, "models.toml" if sha256 else "")
     assert server.ranges() == case.ranges
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
@@ -84,7 +84,7 @@ def test_what_will_not_pass_is_one_line(
     behaviour: Behaviour, message: str, server: HostileServer, tmp_path: Path
 ) -> None:
     server.otherwise = behaviour
-    known = {"size_bytes": len(CONTENT), "sha256": SHA256, "vouched_by": "models.toml"}
+    known = {"size_bytes": len(CONTENT), "sha256": SHA256, "digest_source": "models.toml"}
     assert message in refusal(server, tmp_path, login="set HF_TOKEN", **known)
 
 
@@ -121,20 +121,20 @@ def test_a_digest_that_the_server_gives_is_checked(
     server.headers = {header: value}
     server.script = [does.corrupt(200_000)]
     assert f"{header} says {SHA256}: damaged" in refusal(server, tmp_path)
-    assert fetched(server, tmp_path).vouched_by == header
+    assert fetched(server, tmp_path).digest_source == header
 
 
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:%%%:", "sha-256=x", ""])
 def test_a_digest_that_is_none_is_no_digest(value: str, server: HostileServer, tmp_path: Path) -> None:
     server.headers = {"Repr-Digest": value}
-    assert fetched(server, tmp_path).vouched_by == ""
+    assert fetched(server, tmp_path).digest_source == ""
 
 
 def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kept(
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {"X-Linked-Etag": f'"{SHA256}"'}
-    said = refusal(server, tmp_path, sha256="0" * 64, vouched_by="models.toml")
+    said = refusal(server, tmp_path, sha256="0" * 64, digest_source="models.toml")
     assert f"its X-Linked-Etag says sha256 {SHA256}, models.toml says {'0' * 64}" in said
     assert not partial_path(tmp_path / "model.gguf").exists()
 
@@ -145,7 +145,7 @@ def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_pat
         remote = RemoteFile(hub.url(), "model.gguf", headers={"Authorization": "Bearer secret"})
         server.script = [does.cut(1000)]
         found = fetch(remote, tmp_path / "model.gguf", patience=hasty())
-    assert found.vouched_by == "X-Linked-Etag"
+    assert found.digest_source == "X-Linked-Etag"
     assert [headers.get("Authorization") for _, headers in hub.seen] == ["Bearer secret"] * 2
     assert [(path, headers.get("Authorization")) for path, headers in server.seen] == [("/cdn", None)] * 2
 
@@ -264,7 +264,7 @@ def test_a_file_larger_than_one_answer_may_be_comes_in_several(
         request.wfile.write(body)
 
     for module in ("http_source", "transfer"):
-        monkeypatch.setattr(f"edgeinfer.download.{module}.MOST_PER_REQUEST", 100_000)
+        monkeypatch.setattr(f"edgeinfer.download.{module}.MAX_PER_REQUEST", 100_000)
     server.otherwise, waits = in_bounds, Waits()
     fetch(remote_of(server), tmp_path / "model.gguf", patience=hasty(waits))
     assert server.ranges() == ["0", "100000", "200000", "300000"]

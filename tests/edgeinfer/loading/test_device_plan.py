@@ -25,8 +25,8 @@ def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
     assert plan_devices(request(device="cpu"), laptop()).kind == "cpu"
     nothing = plan_devices(request(vram=0), laptop())
     assert nothing.kind == "cpu"
-    assert nothing.memory.why_not is not None
-    assert "nothing is on the GPU: its buffers and libraries alone take" in nothing.memory.why_not
+    assert nothing.memory.limit_reason is not None
+    assert "nothing is on the GPU: its buffers and libraries alone take" in nothing.memory.limit_reason
     with pytest.raises(GpuUnavailableError, match="nothing is on the GPU"):
         plan_devices(request(device="cuda", vram=0), laptop())
 

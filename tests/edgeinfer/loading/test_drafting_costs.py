@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.speculation.draft_controller import EVIDENCE, Learnt, Pace
+from edgeinfer.speculation.draft_controller import EVIDENCE, DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS
-from edgeinfer_offload.machine.measured_figures import RememberedFigures
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
 
@@ -19,14 +19,14 @@ class CountingSpeculator:
         self._costs = costs
         self.measured = 0
         self.begun: MeasuredCosts | None = None
-        self.paces = {kind: Pace() for kind in KINDS}
+        self.paces = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] = lambda: None
 
     def measure(self) -> MeasuredCosts:
         self.measured += 1
         return self._costs
 
-    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, Learnt]) -> None:
+    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
         self.begun = costs
         for kind, known in learnt.items():
             self.paces[kind].begin(known)
@@ -34,7 +34,7 @@ class CountingSpeculator:
 
 def begun(folder: Path, costs: MeasuredCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
     speculator = CountingSpeculator(costs)
-    begin_drafting(speculator, RememberedFigures(folder, machine), of)  # type: ignore[arg-type]
+    begin_drafting(speculator, MeasuredFigures(folder, machine), of)  # type: ignore[arg-type]
     return speculator
 
 
@@ -53,7 +53,7 @@ def test_costs_that_others_disturbed_are_used_and_not_remembered(tmp_path: Path)
 
 def test_remembered_costs_that_cannot_be_are_measured_again(tmp_path: Path) -> None:
     begun(tmp_path, COSTS)
-    figures = RememberedFigures(tmp_path, "m")
+    figures = MeasuredFigures(tmp_path, "m")
     figures.keep({"a pair: pass of 4": 0.05})
     assert begun(tmp_path, COSTS).measured == 1
     assert begun(tmp_path, COSTS).measured == 0
@@ -74,27 +74,27 @@ def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> N
 
 
 def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) -> None:
-    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, -0.25), begun(tmp_path, COSTS)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, -0.25), begun(tmp_path, COSTS)
     first.paces["greedy"].begin(learnt)
     first.on_close()
     again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
     assert again.paces["greedy"].learnt == learnt
-    assert again.paces["drawn"].learnt == other.paces["greedy"].learnt == Pace().learnt
+    assert again.paces["drawn"].learnt == other.paces["greedy"].learnt == DraftController().learnt
 
 
 def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) -> None:
-    learnt, first = Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5), begun(tmp_path, COSTS)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5), begun(tmp_path, COSTS)
     first.paces["greedy"].begin(learnt)
     first.on_close()
     second = begun(tmp_path, COSTS)
-    second.paces["drawn"].begin(Learnt(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
+    second.paces["drawn"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
     second.on_close()
     assert begun(tmp_path, COSTS).paces["greedy"].learnt == learnt
 
 
 def test_a_model_is_closed_even_where_nothing_can_be_written(tmp_path: Path) -> None:
     first = begun(tmp_path / "cache", COSTS)
-    first.paces["greedy"].begin(Learnt(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5))
+    first.paces["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5))
     (tmp_path / "cache" / "measured.json").unlink()
     (tmp_path / "cache").rmdir()
     (tmp_path / "cache").write_bytes(b"")

@@ -21,7 +21,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.loading import cpu_loading
-from edgeinfer.loading.load_options import MOST_THREADS
+from edgeinfer.loading.load_options import MAX_THREADS
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError
@@ -42,7 +42,7 @@ from tests.random_models import ZOO, RandomModel
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
         ({"threads": True}, "threads: saw True, wanted a whole number of at least 1, or None"),
-        ({"threads": 100_000}, f"threads: saw 100000, wanted {MOST_THREADS} at most"),
+        ({"threads": 100_000}, f"threads: saw 100000, wanted {MAX_THREADS} at most"),
         ({"ram": "much"}, "ram: saw 'much', wanted bytes or a size like \"8GiB\""),
         ({"vram": -1}, 'vram: saw -1, wanted bytes or a size like "8GiB"'),
         (

@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import HUGE_PAGE
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import PlanWishes
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
@@ -38,7 +38,7 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
     with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
         assert model.plan is not None
         engine = model.engine
-        assert isinstance(engine, Transformer)
+        assert isinstance(engine, NativeEngine)
         assert isinstance(engine.backend, CpuBackend)
         planned = {"keys and values": 0, "rest": 0}
         for item in model.plan.items:
@@ -70,7 +70,7 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), threads=2, context=100) as model:
         assert model.plan is not None
         items = {item.item: item for item in model.plan.items}
-        assert isinstance(model.engine, Transformer)
+        assert isinstance(model.engine, NativeEngine)
         specification = model.engine.specification
         assert model.engine.bytes_per_token == sum(item.weights_read for item in items.values())
     for layer in range(3):
@@ -93,7 +93,7 @@ def test_the_largest_context_is_bounded_by_memory_and_training(
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         sizes = file_sizes(file, config)
     machine = Machine(Processor("", 2, 1 << 40, free, 1e10, 1e12))
-    wishes = PlanWishes(64, kv=kind, device="cpu")
+    wishes = PlanOptions(64, kv=kind, device="cpu")
     largest = largest_context(sizes, machine, wishes, trained=256)
 
     def fits(context: int) -> bool:

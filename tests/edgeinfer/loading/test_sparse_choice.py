@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
@@ -35,7 +35,7 @@ def profiled(path: Path, active: list[float]) -> None:
 
 
 def sparse_layers(model: edgeinfer.Model) -> list[int]:
-    assert isinstance(model.engine, Transformer)
+    assert isinstance(model.engine, NativeEngine)
     assert isinstance(model.engine.backend, CpuBackend)
     steps = enumerate(model.engine.backend._feed_forward)
     return [layer for layer, (function, _) in steps if function == "sparse_feed_forward_block"]
@@ -108,7 +108,7 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
 def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
     with edgeinfer.load(path, device="cpu", threads=2, context=100, sparse="exact") as model:
         assert model.plan is not None
-        assert isinstance(model.engine, Transformer)
+        assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
         kept = model.engine.backend._arena._kept
         ours = sum(

@@ -64,7 +64,7 @@ def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
     breaking = [token_id for token_id in range(size) if token_bytes(token_id) == b"\n"]
     assert len(breaking) == 1
     chance = random.Random(1)
-    penalised = 0
+    penalized = 0
     for trial in range(80):
         alphabet = [chance.randrange(5, size) for _ in range(2 + trial % 3)] + breaking * (trial % 2)
         history = [chance.choice(alphabet) for _ in range(chance.randrange(60))]
@@ -77,5 +77,5 @@ def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
         expected = theirs(vocabulary, history, settings)
         breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
         assert dry_penalties(history, settings, breakers) == pytest.approx(expected, rel=1e-4)
-        penalised += bool(expected)
-    assert penalised > 20
+        penalized += bool(expected)
+    assert penalized > 20

@@ -9,46 +9,46 @@ from edgeinfer.sampling import SamplerSettings
 from edgeinfer.sampling.penalties import last_tokens, penalise_repetition
 
 
-def penalised(logits: list[float], history: list[int], **fields: Any) -> list[float]:
+def penalized(logits: list[float], history: list[int], **fields: Any) -> list[float]:
     values = np.array(logits, dtype=np.float32)
     penalise_repetition(values, history, SamplerSettings(**fields))
     return [round(float(value), 5) for value in values]
 
 
 def test_repetition_divides_above_zero_and_multiplies_below() -> None:
-    assert penalised([2.0, -2.0, 0.0, 1.0], [0, 1, 2], repeat_penalty=2.0) == [1.0, -4.0, 0.0, 1.0]
+    assert penalized([2.0, -2.0, 0.0, 1.0], [0, 1, 2], repeat_penalty=2.0) == [1.0, -4.0, 0.0, 1.0]
 
 
 def test_repetition_counts_a_token_once_however_often_it_came() -> None:
-    assert penalised([2.0, 2.0], [0, 0, 0], repeat_penalty=2.0) == [1.0, 2.0]
+    assert penalized([2.0, 2.0], [0, 0, 0], repeat_penalty=2.0) == [1.0, 2.0]
 
 
 def test_presence_is_taken_once_and_frequency_each_time() -> None:
-    assert penalised([1.0, 1.0, 1.0], [0, 0, 0, 1], presence_penalty=0.5) == [0.5, 0.5, 1.0]
-    assert penalised([1.0, 1.0, 1.0], [0, 0, 0, 1], frequency_penalty=0.5) == [-0.5, 0.5, 1.0]
+    assert penalized([1.0, 1.0, 1.0], [0, 0, 0, 1], presence_penalty=0.5) == [0.5, 0.5, 1.0]
+    assert penalized([1.0, 1.0, 1.0], [0, 0, 0, 1], frequency_penalty=0.5) == [-0.5, 0.5, 1.0]
 
 
 def test_the_three_combine_with_the_division_first() -> None:
     settings = {"repeat_penalty": 2.0, "presence_penalty": 0.25, "frequency_penalty": 0.5}
-    assert penalised([4.0, 4.0], [1, 1], **settings) == [4.0, 0.75]
+    assert penalized([4.0, 4.0], [1, 1], **settings) == [4.0, 0.75]
 
 
 def test_a_negative_penalty_invites_repetition() -> None:
-    assert penalised([0.0, 0.0], [1], presence_penalty=-1.0) == [0.0, 1.0]
+    assert penalized([0.0, 0.0], [1], presence_penalty=-1.0) == [0.0, 1.0]
 
 
 def test_only_the_last_tokens_count() -> None:
-    assert penalised([2.0, 2.0, 2.0], [0, 1, 2], repeat_penalty=2.0, repeat_last_n=2) == [2.0, 1.0, 1.0]
-    assert penalised([2.0, 2.0, 2.0], [0, 1, 2], repeat_penalty=2.0, repeat_last_n=-1) == [1.0, 1.0, 1.0]
+    assert penalized([2.0, 2.0, 2.0], [0, 1, 2], repeat_penalty=2.0, repeat_last_n=2) == [2.0, 1.0, 1.0]
+    assert penalized([2.0, 2.0, 2.0], [0, 1, 2], repeat_penalty=2.0, repeat_last_n=-1) == [1.0, 1.0, 1.0]
 
 
 def test_absent_tokens_and_an_empty_history_change_nothing() -> None:
-    assert penalised([1.0, -1.0], [], repeat_penalty=3.0) == [1.0, -1.0]
+    assert penalized([1.0, -1.0], [], repeat_penalty=3.0) == [1.0, -1.0]
 
 
 def test_a_banned_token_stays_banned() -> None:
     settings = {"repeat_penalty": 1.5, "presence_penalty": -9.0}
-    assert penalised([float("-inf"), 1.0], [0], **settings)[0] == float("-inf")
+    assert penalized([float("-inf"), 1.0], [0], **settings)[0] == float("-inf")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.sampling import truncation
-from edgeinfer.sampling.shortlist import FIRST_ASKED, MOST_ASKED, Shortlist
+from edgeinfer.sampling.shortlist import FIRST_ASKED, MAX_ASKED, Shortlist
 
 SIZE = 3000
 
@@ -44,7 +44,7 @@ def test_what_stays_is_what_the_samplers_leave_one_after_the_other(
         want = one_after_the_other(np.where(mask, logits, np.float32(-np.inf)), top_k, top_p, min_p)
         asked = Asked(mask)
         kept = Shortlist(logits, top_k, asked).kept(top_p, min_p)
-        assert asked.times <= MOST_ASKED
+        assert asked.times <= MAX_ASKED
         if kept is not None:
             np.testing.assert_array_equal(kept, want)
             found += 1

@@ -15,7 +15,7 @@ pytest.importorskip("httpx")
 import httpx
 
 from edgeinfer import Model
-from edgeinfer.serving.app import ServingWishes, serving_app
+from edgeinfer.serving.app import ServerOptions, serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, saying
 from tests.random_models import CHAT_TEMPLATE
 
@@ -44,7 +44,7 @@ def fake(text: str = "The fox is here.", context: int = 512, template: str = CHA
 
 @asynccontextmanager
 async def client(model: Model, **wishes: Any) -> AsyncIterator[Any]:
-    app = serving_app(model, ServingWishes(**wishes))
+    app = serving_app(model, ServerOptions(**wishes))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found

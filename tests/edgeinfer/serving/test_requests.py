@@ -156,7 +156,7 @@ def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
 
     async def ask() -> list[int]:
         body = {"messages": HELLO, "temperature": 0}
-        async with client(gate.model(), most_waiting=1) as http:
+        async with client(gate.model(), max_waiting=1) as http:
             first = asyncio.create_task(http.post("/v1/chat/completions", json=body))
             while not gate.reached.is_set():
                 await asyncio.sleep(0.001)

@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from tests.edgeinfer.conftest import ZooFile
@@ -99,7 +99,7 @@ def test_a_snapshot_of_another_cache_is_refused_and_costs_reading_only(
 ) -> None:
     with loaded(zoo_file("llama")) as model:
         engine = model.engine
-        assert isinstance(engine, Transformer)
+        assert isinstance(engine, NativeEngine)
         engine.append(LONG)
         good = engine.snapshot()
         for arrays in (

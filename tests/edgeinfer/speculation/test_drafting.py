@@ -13,7 +13,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplerSettings
-from edgeinfer.speculation.chained_drafter import FirstOf
+from edgeinfer.speculation.chained_drafter import ChainedDrafter
 from edgeinfer.speculation.draft_model import DraftModel, manner_of
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
@@ -212,7 +212,7 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
     want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
     path.write_text(PROMPT + want.text, encoding="utf-8")
-    for draft, kind in (("lookup", PromptLookup), ("auto", FirstOf)):
+    for draft, kind in (("lookup", PromptLookup), ("auto", ChainedDrafter)):
         with edgeinfer.load(
             "tiny", device="cpu", threads=1, draft=draft, references=path, context=256
         ) as model:
@@ -238,7 +238,7 @@ def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) 
 
 def test_the_first_drafter_with_a_guess_makes_it() -> None:
     lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
-    drafter, settings = FirstOf(lookups), SamplerSettings()
+    drafter, settings = ChainedDrafter(lookups), SamplerSettings()
     assert drafter.propose([1, 2], settings, [0.0]).ids == (3,)
     assert drafter.propose([5, 6], settings, [0.0]).ids == (7,)
     assert drafter.propose([8, 8, 0], settings, [0.0]).ids == ()

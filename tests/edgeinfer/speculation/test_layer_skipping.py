@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.engine.native_engine import Transformer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.sampling import SamplerSettings
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
@@ -41,7 +41,7 @@ def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_pat
 
 def test_all_layers_guess_what_the_model_says() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
-        assert isinstance(model.engine, Transformer)
+        assert isinstance(model.engine, NativeEngine)
         drafter = LayerSkipping(model.engine, range(len(model.engine.specification.layers)))
         answer = model.generate("Once upon a time", max_tokens=12, temperature=0.0)
         said = [*answer.prompt_ids, *answer.ids]

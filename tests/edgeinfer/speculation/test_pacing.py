@@ -10,16 +10,16 @@ from edgeinfer.speculation.draft_controller import (
     FIRST_LENGTH,
     FIRST_PURSE,
     TRIALS,
-    Pace,
+    DraftController,
 )
-from edgeinfer.speculation.draft_costs import MOST_DRAFTED, PLAIN_EVERY, PLAIN_RUN, MeasuredCosts
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED, PLAIN_EVERY, PLAIN_RUN, MeasuredCosts
 
 
-def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> Pace:
+def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> DraftController:
     """A pass of n tokens takes 1 + row·(n - 1) seconds; guesses stood as given."""
-    pace = Pace()
+    pace = DraftController()
     for _ in range(50):
-        for rows in (*range(2, MOST_DRAFTED + 2), *[1] * PLAIN_RUN):
+        for rows in (*range(2, MAX_DRAFTED + 2), *[1] * PLAIN_RUN):
             pace.costs.passed(rows, 1 + row * (rows - 1))
         pace.costs.drafted(4, 4 * draft)
     for stood in stands:
@@ -32,7 +32,7 @@ def paced(row: float, draft: float, stands: list[bool], earns: bool = True) -> P
 
 
 def test_nothing_is_drafted_before_a_plain_pass_was_seen() -> None:
-    assert Pace().length(7) == 0
+    assert DraftController().length(7) == 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_length_follows_costs_and_acceptance(
 
 def test_no_more_than_there_is_room_for() -> None:
     pace = paced(0.02, 0.0, [True] * 50)
-    assert [pace.length(room) for room in (-1, 0, 1, 3, 100)] == [0, 0, 1, 3, MOST_DRAFTED]
+    assert [pace.length(room) for room in (-1, 0, 1, 3, 100)] == [0, 0, 1, 3, MAX_DRAFTED]
 
 
 def test_drafting_goes_on_when_guesses_would_stand_again() -> None:
@@ -78,13 +78,13 @@ def test_a_useless_draft_is_given_up_after_its_first_step() -> None:
 
 
 def test_rows_together_are_never_taken_to_cost_more_than_one_by_one() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.measured(MeasuredCosts({1: 1.0, 2: 7.0, 4: 3.0, 8: 0.5}))
     assert [pace.costs.of_pass(rows) for rows in (1, 2, 4, 8)] == [1.0, 2.0, 3.0, 1.0]
 
 
 def test_costs_between_and_beyond_the_measured_ones_lie_on_a_line() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.passed(1, 1.0)
     assert pace.costs.of_pass(3) == pytest.approx(1.16)
     pace.costs.measured(MeasuredCosts({1: 1.0, 5: 2.0}))
@@ -93,7 +93,7 @@ def test_costs_between_and_beyond_the_measured_ones_lie_on_a_line() -> None:
 
 
 def test_a_disturbed_pass_weighs_less_than_a_quick_one() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.passed(1, 1.0)
     pace.costs.passed(1, 3.0)
     assert pace.costs.of_pass(1) == pytest.approx(1.2)
@@ -112,7 +112,7 @@ def test_a_machine_that_slows_down_slows_all_passes_alike() -> None:
 
 
 def test_what_rows_cost_beside_one_is_learnt_from_passes_of_so_many() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.measured(MeasuredCosts({1: 1.0, 4: 1.3, 8: 1.6}))
     for _ in range(80):
         pace.costs.passed(4, 2.0)
@@ -138,7 +138,7 @@ def test_now_and_then_passes_are_made_without_a_draft() -> None:
 
 
 def test_rows_that_were_dear_for_a_while_are_tried_again() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.measured(MeasuredCosts({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4}))
     pace.costs.each = 0.1
     for _ in range(40):
@@ -158,12 +158,12 @@ def test_a_token_must_be_likely_enough_to_be_worth_its_cost() -> None:
     for chances in (dear.least_chances(7), dear.further_chances(7)):
         assert len(chances) == 7
         assert all(0 <= chance <= 1 for chance in chances)
-    assert Pace().least_chances(3) == Pace().further_chances(3) == [0.0] * 3
+    assert DraftController().least_chances(3) == DraftController().further_chances(3) == [0.0] * 3
 
 
-def begun(rows: dict[int, float]) -> Pace:
+def begun(rows: dict[int, float]) -> DraftController:
     """A pace that has been told what passes cost, and has seen plain ones."""
-    pace = Pace()
+    pace = DraftController()
     pace.costs.measured(MeasuredCosts(rows))
     for _ in range(PLAIN_RUN):
         assert pace.length(7) == 0
@@ -171,7 +171,7 @@ def begun(rows: dict[int, float]) -> Pace:
     return pace
 
 
-def decoded(pace: Pace, tokens: Callable[[int], int], more: Callable[[int], float]) -> int:
+def decoded(pace: DraftController, tokens: Callable[[int], int], more: Callable[[int], float]) -> int:
     """One step, with a draft if one is wanted: how long it was. It gives `tokens(length)` and takes
     `more(length)` seconds more than a plain one, of one second; half of them go to the guesses.
     """
@@ -187,7 +187,7 @@ def decoded(pace: Pace, tokens: Callable[[int], int], more: Callable[[int], floa
     return length
 
 
-def certain(rows: dict[int, float]) -> Pace:
+def certain(rows: dict[int, float]) -> DraftController:
     """A pace whose guesses have all stood, with passes that cost so much."""
     pace = begun(rows)
     for _ in range(50):
@@ -196,7 +196,7 @@ def certain(rows: dict[int, float]) -> Pace:
     return pace
 
 
-def steps(pace: Pace, count: int, tokens: int, seconds: float) -> None:
+def steps(pace: DraftController, count: int, tokens: int, seconds: float) -> None:
     """Steps whose drafts of four took a tenth of the time that their passes of four rows did."""
     for _ in range(count):
         pace.stepped(tokens, 4, 4, seconds / 11, 10 * seconds / 11)
@@ -209,7 +209,7 @@ def test_the_first_draft_of_all_is_short_and_the_next_as_long_as_it_promises() -
     assert pace.length(7) > FIRST_LENGTH
 
 
-def wasted(pace: Pace, tokens: int, missed: float) -> float:
+def wasted(pace: DraftController, tokens: int, missed: float) -> float:
     """What drafts none of which stands cost in so many passes, beyond plain decoding; `missed` seconds go to
     reading what the drafter had missed when nothing has been drafted for eight tokens.
     """
@@ -390,7 +390,7 @@ def test_plain_decoding_is_timed_again_when_all_steps_look_and_find_nothing() ->
 
 
 def test_what_was_measured_long_ago_is_no_measure_of_what_drafts_earn() -> None:
-    pace = Pace()
+    pace = DraftController()
     pace.costs.measured(MeasuredCosts({1: 9.0, 2: 9.1, 4: 9.2, 8: 9.4}))  # something else was running
     pace.costs.each = 0.1
     for _ in range(40):

@@ -106,7 +106,7 @@ def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_al
 def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() -> None:
     engine = Together()
     tokenizer = model_on(engine).tokenizer
-    model = Model("fake", engine, tokenizer, None, rows_alike=True)
+    model = Model("fake", engine, tokenizer, None, batch_invariant=True)
     answer = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert max(engine.passes) == 8
     assert answer.speed.tokens_per_pass is not None

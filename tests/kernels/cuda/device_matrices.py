@@ -84,7 +84,7 @@ def places(columns: int) -> npt.NDArray[np.int64]:
     return index % 8 * (blocks // 8) + index // 8
 
 
-def quantised(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def quantized(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """int8 (tokens, groups, 16) and scales (tokens, groups, 1): the largest of sixteen becomes 127."""
     groups = x.reshape(len(x), -1, 16)
     largest = np.abs(groups).max(-1, keepdims=True)
@@ -97,7 +97,7 @@ def activation_planes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
     tokens, columns = x.shape
     wide = np.zeros((tokens, padded_blocks(columns) * BLOCK), np.float32)
     wide[:, :columns] = x
-    codes, scales = quantised(wide)
+    codes, scales = quantized(wide)
     per_block = [
         codes.reshape(tokens, -1, BLOCK).view(np.int32),
         scales.reshape(tokens, -1, 2).view(np.int32),
@@ -114,7 +114,7 @@ def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
     """What the activations stand for where a kernel of this format reads them."""
     if name in FLOATS:
         return x.astype(np.float64)
-    codes, scales = quantised(np.pad(x, ((0, 0), (0, -x.shape[1] % 16))))
+    codes, scales = quantized(np.pad(x, ((0, 0), (0, -x.shape[1] % 16))))
     values = codes.astype(np.float64) * scales
     return values.reshape(len(x), -1)[:, : x.shape[1]]
 

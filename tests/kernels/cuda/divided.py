@@ -6,48 +6,48 @@ from contextlib import contextmanager
 import torch
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.cpu_shard import HostHalf
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
 CHUNK = 16
-HERE = LayerDivision(attention=False)
+HERE = LayerSplit(attention=False)
 """All of a layer on the host."""
 
 
-def device_layer(decoder: Decoder, index: int) -> LayerDivision:
+def device_layer(decoder: Decoder, index: int) -> LayerSplit:
     """All of a layer on the device."""
     second = decoder.weights.layers[index].feed_forward
     if hasattr(second, "ffn_up_exps"):
-        return LayerDivision(True, experts=tuple(range(second.ffn_up_exps.experts)))
-    return LayerDivision(True, neurons=second.ffn_up.rows)
+        return LayerSplit(True, experts=tuple(range(second.ffn_up_exps.experts)))
+    return LayerSplit(True, neurons=second.ffn_up.rows)
 
 
 @contextmanager
 def divided(
     decoder: Decoder,
     device: str,
-    divisions: Sequence[LayerDivision],
+    divisions: Sequence[LayerSplit],
     kernels: Kernels,
-    send_from: int | None = None,
+    stream_min_tokens: int | None = None,
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    mailbox = Mailbox(where, CHUNK, facts.width, most_used(facts))
+    mailbox = ExchangeBuffer(where, CHUNK, facts.width, most_used(facts))
     upper = CudaBackend(
         facts,
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, kv=kv, divisions=tuple(divisions), send_from=send_from),
+        DeviceOptions(chunk=CHUNK, kv=kv, divisions=tuple(divisions), stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )
@@ -56,7 +56,7 @@ def divided(
         for index, division in enumerate(divisions)
         if not division.attention
     }
-    host = HostHalf(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
+    host = CpuShard(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

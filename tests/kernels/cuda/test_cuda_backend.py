@@ -20,13 +20,13 @@ from tests.random_models import ZOO, RandomModel
 
 QUANTS_AGREE = 0.04
 """Quantised weights: every activation was rounded to eight bits."""
-QUANTISED = ("Q8_0", "Q4_0")
+QUANTIZED = ("Q8_0", "Q4_0")
 
 # what is special about it -> the model, and the layers that show it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "nothing special": (ZOO["llama"], (0,)),
-    "quantised": (replace(ZOO["llama"], formats=QUANTISED), (0,)),
-    "quantised, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTISED), (0,)),
+    "quantised": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
+    "quantised, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTIZED), (0,)),
     "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
     "norms behind blocks, of heads; windows; tied": (ZOO["gemma3"], (4, 5)),
     "soft caps": (ZOO["gemma2"], (0,)),
@@ -36,8 +36,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "experts": (ZOO["mixtral"], (0,)),
-    "experts, quantised": (replace(ZOO["qwen3moe"], formats=QUANTISED), (0,)),
-    "experts, and a weighed one for all": (replace(ZOO["qwen2moe"], formats=QUANTISED), (0,)),
+    "experts, quantised": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
+    "experts, and a weighed one for all": (replace(ZOO["qwen2moe"], formats=QUANTIZED), (0,)),
     "experts, and a plain one for all": (ZOO["granitemoe-shared"], (0,)),
     "experts by sigmoid, router before attention": (ZOO["smallthinker"], (0, 1)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
@@ -192,14 +192,14 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
     assert 1.0 < share < 11 / 5
 
 
-ON_A_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
+ON_PER_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
 # deep models of random weights make more of every rounding
 DEEP = 3
 
 
 @pytest.mark.gpu
-@ON_A_GPU
-@pytest.mark.parametrize("formats", [("F32",), QUANTISED, ("F16", "Q4_1")], ids="-".join)
+@ON_PER_GPU
+@pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)
 @pytest.mark.parametrize("name", ZOO)
 def test_every_architecture_gives_the_logits_of_the_reference(
     device: str,
@@ -223,10 +223,10 @@ def test_every_architecture_gives_the_logits_of_the_reference(
 
 
 @pytest.mark.gpu
-@ON_A_GPU
+@ON_PER_GPU
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
 def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
-    model = replace(ZOO[name], formats=QUANTISED)
+    model = replace(ZOO[name], formats=QUANTIZED)
     with opened(model, tmp_path, (0,)) as decoder:
         ids = decoder.ids(48)
         backend = decoder.backend(device)

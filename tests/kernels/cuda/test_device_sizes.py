@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
@@ -72,11 +72,11 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
 
 
 SENDING = {
-    "llama": LayerDivision(True),
-    "starcoder2": LayerDivision(False),
-    "gpt-oss": LayerDivision(True, experts=(1,)),
-    "granitemoe-shared": LayerDivision(True),
-    "many formats": LayerDivision(False),
+    "llama": LayerSplit(True),
+    "starcoder2": LayerSplit(False),
+    "gpt-oss": LayerSplit(True, experts=(1,)),
+    "granitemoe-shared": LayerSplit(True),
+    "many formats": LayerSplit(False),
 }
 
 
@@ -85,7 +85,7 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
     with opened(MODELS[name], tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         divisions = [SENDING[name]] * len(sizes.layers)
-        divisions[-1] = LayerDivision(True)
+        divisions[-1] = LayerSplit(True)
         taken = [
             sum(
                 part.nbytes
@@ -94,10 +94,10 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
                     decoder.weights,
                     CONTEXT,
                     torch.device("cpu"),
-                    DeviceOptions(divisions=tuple(divisions), send_from=send_from),
+                    DeviceOptions(divisions=tuple(divisions), stream_min_tokens=stream_min_tokens),
                 )
             )
-            for send_from in (None, 1)
+            for stream_min_tokens in (None, 1)
         ]
     attends = not all(division.attention for division in divisions)
     counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)

@@ -20,9 +20,9 @@ from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.weights import Matrix
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertSlots, Swap
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
@@ -35,7 +35,7 @@ LAYERS = () if HAS_GPU else (0, 1)
 """Of a mixture, where kernels are interpreted: two change their experts in turn as three to five do."""
 
 
-class Restless(ExpertSlots):
+class Restless(ExpertCachePolicy):
     """Always wants the expert with the lowest number that has no slot, in each layer in turn."""
 
     turn = 0
@@ -61,38 +61,38 @@ class Restless(ExpertSlots):
         return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
 
 
-def changing(decoder: Decoder) -> list[LayerDivision]:
+def changing(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
     found = []
     for index, layer in enumerate(decoder.weights.layers):
         count = layer.feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
-        found.append(LayerDivision(True, experts=tuple(range(index % 2, count, 3)), changing=True))
+        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), changing=True))
     return found
 
 
-def experts_of(divisions: Sequence[LayerDivision]) -> list[tuple[int, ...]]:
+def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
     return [division.experts for division in divisions]
 
 
 @pytest.mark.parametrize(
-    ("name", "send_from"),
+    ("name", "stream_min_tokens"),
     [("qwen2moe", 10), ("gpt-oss", 10), on_a_gpu("gpt-oss", None), ("smallthinker", None)],
 )
 def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, send_from: int | None
+    device: str, kernels: Kernels, tmp_path: Path, name: str, stream_min_tokens: int | None
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
         divisions, ids = changing(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
-        with divided(decoder, device, divisions, kernels, send_from=send_from) as backend:
+        with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].feed_forward.used  # type: ignore[union-attr]
             policy, device_half = Restless(count, used, experts_of(divisions)), backend.device
             assert isinstance(device_half, CudaBackend)
             device_half.refill_experts(policy)
             found = read_split(backend, ids, steps)
             assert device_half.changed_experts or device == "cuda"
-        assert (policy.slots != ExpertSlots(count, used, experts_of(divisions)).slots).any()
+        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
@@ -185,7 +185,7 @@ def test_experts_come_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     monkeypatch.setattr(expert_loading, "REFILL_BYTES", 1)
-    monkeypatch.setattr(expert_loading, "PIECES_A_STEP", pieces)
+    monkeypatch.setattr(expert_loading, "PIECES_PER_STEP", pieces)
     model = replace(ZOO["granitemoe"], expert_length=32)
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)

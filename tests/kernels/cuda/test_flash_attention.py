@@ -74,7 +74,7 @@ def test_the_tile_of_every_target_holds_whole_groups(capability: int) -> None:
     for head_dim in (32, 64, 80, 128, 256):
         for group in (1, 3, 7, 8, 16, 71):
             tile = attention_tile(head_dim, group, capability)
-            assert attention_tile(head_dim, group, capability, quantised=True).positions >= 16
+            assert attention_tile(head_dim, group, capability, quantized=True).positions >= 16
             assert tile.rows >= group
             assert tile.rows & (tile.rows - 1) == 0
 

@@ -18,7 +18,7 @@ def columns_for(name: str) -> int:
     return 768 if block_format(name).block_elements == 256 else 96
 
 
-def dequantised(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
+def dequantized(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
     """(rows, columns) float16, NaN where nothing was written."""
     shapes = matrix.shapes
     blocks, columns = shapes.blocks, shapes.columns
@@ -40,14 +40,14 @@ def decoded(name: str, raw: Any) -> Any:
 def test_every_weight_comes_back(device: str, name: str, source: str) -> None:
     rows, columns = 9, columns_for(name)
     raw = rows_from(source, name, rows, columns)
-    got = dequantised(device_matrix(device, name, raw, columns), 0, rows)
+    got = dequantized(device_matrix(device, name, raw, columns), 0, rows)
     np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
 
 
 @pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
 def test_rows_from_the_middle_come_back(device: str, name: str) -> None:
     raw = normal_rows(name, 18, columns_for(name))
-    got = dequantised(device_matrix(device, name, raw, columns_for(name)), 7, 5)
+    got = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
     np.testing.assert_allclose(got, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
 
 

@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.cache_formats import rotated
 from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.reference.backend import normalise, rotate
+from edgeinfer_kernels.reference.backend import normalize, rotate
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
 from tests.kernels.cuda.attention_inputs import BYTE, KINDS, DeviceCache, assert_rounded, attention_facts
 
@@ -26,10 +26,10 @@ def wanted_of(
     parts = []
     for part, norm in ((row[:, :q_end], q_norm), (row[:, q_end:k_end], k_norm)):
         if facts.qk_norm == "row":
-            part = normalise(part, facts.norm, norm)
+            part = normalize(part, facts.norm, norm)
         part = part.reshape(len(row), -1, facts.head_dim)
         if facts.qk_norm == "head":
-            part = normalise(part, facts.norm, norm)
+            part = normalize(part, facts.norm, norm)
         parts.append(rotate(part, facts.rope, START))
     return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, facts.head_dim)
 

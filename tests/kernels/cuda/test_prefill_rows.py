@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.reference.backend import activate, normalise
+from edgeinfer_kernels.reference.backend import activate, normalize
 from edgeinfer_kernels.specification import Activation, NormSpecification
 
 RMS = NormSpecification("rms", 1e-5)
@@ -42,7 +42,7 @@ def test_norm_rows_are_those_of_the_reference(
     weight, bias = random(width, seed=1) if weighted else None, random(width, seed=2) if biased else None
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     norm_rows(on(device, x), norm, on(device, weight), on(device, bias), out, scales)
-    wanted = normalise(x.astype(np.float64), norm, weight, bias)
+    wanted = normalize(x.astype(np.float64), norm, weight, bias)
     assert scales.tolist() == [1, 1, 1]
     np.testing.assert_allclose(rescaled(out, scales), wanted, rtol=1e-3, atol=1e-3)
 
@@ -91,9 +91,9 @@ def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
         on(device, post_weight), 0.7, norm, on(device, weight), on(device, bias), out, scales,
     )  # fmt: skip
     x = x.astype(np.float64)
-    x += 0.7 * normalise(y.astype(np.float64) * y_scales[:, None] + y_bias, post or RMS, post_weight)
+    x += 0.7 * normalize(y.astype(np.float64) * y_scales[:, None] + y_bias, post or RMS, post_weight)
     np.testing.assert_allclose(x_device.cpu().numpy(), x, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(rescaled(out, scales), normalise(x, norm, weight, bias), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(rescaled(out, scales), normalize(x, norm, weight, bias), rtol=1e-3, atol=1e-3)
 
 
 def test_the_last_join_only_adds(device: str) -> None:

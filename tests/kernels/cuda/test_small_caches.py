@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.divided import device_layer, divided
@@ -103,16 +103,20 @@ def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_
         backend.close()
 
 
-@pytest.mark.parametrize(("kind", "send_from"), [("q4_0", 6), on_a_gpu("q8_0", None), on_a_gpu("f16", 6)])
+@pytest.mark.parametrize(
+    ("kind", "stream_min_tokens"), [("q4_0", 6), on_a_gpu("q8_0", None), on_a_gpu("f16", 6)]
+)
 def test_halves_of_a_divided_decoder_slide_together(
-    device: str, kernels: Kernels, tmp_path: Path, kind: CacheType, send_from: int | None
+    device: str, kernels: Kernels, tmp_path: Path, kind: CacheType, stream_min_tokens: int | None
 ) -> None:
     """With layers of either side, whose prompts are read by both or by the device alone."""
     model = replace(ZOO["gemma3"], layers=3)
     with opened(model, tmp_path) as decoder:
-        divisions = [LayerDivision(False), LayerDivision(True), device_layer(decoder, 2)]
+        divisions = [LayerSplit(False), LayerSplit(True), device_layer(decoder, 2)]
         ids = decoder.ids(49)
-        with divided(decoder, device, divisions, kernels, send_from=send_from, kv=kind) as backend:
+        with divided(
+            decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens, kv=kind
+        ) as backend:
             half: Any = backend
             read(half, ids, (16, 16, 13), wanted=1)
             backend.forget(GONE, 45)

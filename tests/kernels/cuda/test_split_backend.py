@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
@@ -17,7 +17,7 @@ from tests.kernels.cuda.divided import HERE, device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05
-ATTENTION_ONLY = LayerDivision(attention=True)
+ATTENTION_ONLY = LayerSplit(attention=True)
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -31,33 +31,33 @@ def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -
     return found
 
 
-def cut(at: int) -> Callable[[Decoder, int], LayerDivision]:
+def cut(at: int) -> Callable[[Decoder, int], LayerSplit]:
     """Whole layers, those before `at` on the host."""
     return lambda decoder, index: HERE if index < at else device_layer(decoder, index)
 
 
-def attention_alone(decoder: Decoder, index: int) -> LayerDivision:
+def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
     """All attention on the device, all feed-forwards and experts on the host."""
     return ATTENTION_ONLY
 
 
-def mixed(decoder: Decoder, index: int) -> LayerDivision:
+def mixed(decoder: Decoder, index: int) -> LayerSplit:
     """Every kind of layer in turn, those of the host between those of the device."""
     kinds = [ATTENTION_ONLY, HERE, device_layer(decoder, index), HERE]
     return kinds[index % 4]
 
 
-def halves(decoder: Decoder, index: int) -> LayerDivision:
+def halves(decoder: Decoder, index: int) -> LayerSplit:
     """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
     second = decoder.weights.layers[index].feed_forward
     if hasattr(second, "ffn_up_exps"):
         numbers = range(second.ffn_up_exps.experts)
-        return LayerDivision(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
+        return LayerSplit(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
     fifths = second.ffn_up.rows // 5
-    return LayerDivision(True, neurons=(2 * fifths, 4 * fifths, 5 * fifths)[index % 3])
+    return LayerSplit(True, neurons=(2 * fifths, 4 * fifths, 5 * fifths)[index % 3])
 
 
-Divide = Callable[[Decoder, int], LayerDivision]
+Divide = Callable[[Decoder, int], LayerSplit]
 
 
 def on_a_gpu(*values: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
     with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
         divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(22)
-        with divided(decoder, device, divisions, kernels, send_from=6) as backend:
+        with divided(decoder, device, divisions, kernels, stream_min_tokens=6) as backend:
             found = read_split(backend, ids, (10, 6, 5, 1))
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 

@@ -142,7 +142,7 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
 ) -> None:
     # What would be more than these models are: staging, and more room for prompts where none are sent.
     monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
-    monkeypatch.setattr(placement_problem.ModelPlacing, "sends", False)
+    monkeypatch.setattr(placement_problem.PlacementProblem, "sends", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
@@ -375,7 +375,9 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
     from edgeinfer_offload.planner import planner
 
     monkeypatch.setattr(planner, "CHANGING_WORTH", 100.0)
-    monkeypatch.setattr(placement_problem.ModelPlacing, "sends", False)  # or the CPU's buffers depend on it
+    monkeypatch.setattr(
+        placement_problem.PlacementProblem, "sends", False
+    )  # or the CPU's buffers depend on it
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))

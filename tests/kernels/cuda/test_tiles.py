@@ -18,7 +18,7 @@ from tests.kernels.cuda.device_matrices import (
     device_matrix,
     normal_rows,
     places,
-    quantised,
+    quantized,
     random_bits,
     relative,
     values_read,
@@ -193,7 +193,7 @@ def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: i
 
 def test_the_activations_of_these_tests_stand_for_what_they_were_made_from() -> None:
     x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
-    codes, scales = quantised(x)
+    codes, scales = quantized(x)
     assert np.abs(codes).max() == 127
     assert np.abs(codes * scales - x.reshape(2, -1, 16)).max() <= scales.max() / 2
     assert sorted(places(1056)) == list(range(48))

@@ -7,7 +7,7 @@ import torch
 
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload import weight_streamer
-from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from tests.kernels.cuda.conftest import HAS_GPU
 
 PIECE, COUNT = 4096, 200_000
@@ -16,12 +16,12 @@ PIECE, COUNT = 4096, 200_000
 @pytest.fixture(params=["pinned", "refused"])
 def sender(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WeightSender]:
+) -> Iterator[WeightStreamer]:
     if request.param == "refused":
         monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory: False)
     counting = Arena()
-    WeightSender(counting, PIECE)
-    found = WeightSender(Arena(torch.device(device), counting.used), PIECE)
+    WeightStreamer(counting, PIECE)
+    found = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
     yield found
     found.close()
 
@@ -30,7 +30,7 @@ def memory() -> torch.Tensor:
     return torch.randint(0, 256, (COUNT,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightSender) -> None:
+def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightStreamer) -> None:
     here = memory()
     refused = sender.connect([here])
     sender.begin()
@@ -52,7 +52,7 @@ def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sende
 def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, register = [memory(), memory()], weight_streamer.pin_in_place
     monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
-    sender = WeightSender(Arena(torch.device(device), 4 * PIECE), PIECE)
+    sender = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
     assert sender.connect(here) == COUNT
     sender.begin()
     for each in here:

@@ -12,13 +12,13 @@ import pytest
 from textual.pilot import Pilot
 
 from edgeinfer.errors import UnknownModelError
-from edgeinfer.history.records import StoredChat, StoredTurn
+from edgeinfer.history.records import StoredChat, StoredMessage
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui import library
 from edgeinfer_tui.app.app import ChatApp
 from edgeinfer_tui.app.keeping import Keeping
-from edgeinfer_tui.app.turn_view import TurnView
-from edgeinfer_tui.options.run_options import RunWishes
+from edgeinfer_tui.app.turn_view import MessageView
+from edgeinfer_tui.options.run_options import RunOptions
 from tests.tui.fake_library import FakeModel
 
 PATIENCE_SECONDS = 10.0
@@ -75,7 +75,7 @@ class Chat:
             await self.pilot.pause()
             await asyncio.sleep(0)
 
-    def views(self) -> list[TurnView]:
+    def views(self) -> list[MessageView]:
         return self.screen.transcript.views()
 
     def shown(self) -> list[str]:
@@ -89,7 +89,7 @@ class Chat:
         with ChatStore(self._store) as store:
             return store.chats()
 
-    def turns(self) -> list[StoredTurn]:
+    def turns(self) -> list[StoredMessage]:
         """The branch of the chat that was changed last."""
         with ChatStore(self._store) as store:
             return store.branch(store.chats(1)[0])
@@ -137,7 +137,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         monkeypatch.setattr(library, "check_model", check)
         place = tmp_path / "chats.sqlite"
         keeping = Keeping(place) if kept else None
-        app = ChatApp(RunWishes("tiny", None, **wishes), keeping, stored, remarks=remarks)
+        app = ChatApp(RunOptions("tiny", None, **wishes), keeping, stored, remarks=remarks)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
             chat = Chat(pilot, app, place)
             if load_when is None:

@@ -8,7 +8,7 @@ from textual.widgets.markdown import MarkdownBlock
 from edgeinfer_tui.app.code_block import AnswerText, CodeBlock, CopyLabel
 from edgeinfer_tui.app.running_answer import Progress
 from edgeinfer_tui.app.status_bar import status_text
-from edgeinfer_tui.app.turn_view import MOST_LINES
+from edgeinfer_tui.app.turn_view import MAX_LINES
 from tests.tui.chat.conftest import Chat, Opened, PacedModel, run
 from tests.tui.fake_library import FakeModel
 
@@ -158,7 +158,7 @@ def test_a_long_message_is_shown_in_part_until_it_is_unfolded(opened: Opened) ->
         async with opened() as chat:
             await chat.say("\n".join(f"line {number}" for number in range(100)))
             message = chat.views()[0].query_one(".message")
-            assert f"... {100 - MOST_LINES} more lines" in str(message.render())
+            assert f"... {100 - MAX_LINES} more lines" in str(message.render())
             await chat.press("tab", "up", "t")
             assert "line 99" in str(message.render())
 

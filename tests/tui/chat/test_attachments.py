@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from edgeinfer.errors import SettingError
-from edgeinfer_tui.app.attachments import MOST_BYTES, mention_of, with_files
+from edgeinfer_tui.app.attachments import MAX_BYTES, mention_of, with_files
 from tests.tui.chat.conftest import Opened, run
 from tests.tui.fake_library import FakeModel
 
@@ -36,11 +36,11 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> None:
     binary, latin, long = (tmp_path / name for name in ("binary", "latin", "long"))
     binary.write_bytes(b"a\0b")
     latin.write_bytes(b"caf\xe9")
-    long.write_bytes(b"x" * (MOST_BYTES + 1))
+    long.write_bytes(b"x" * (MAX_BYTES + 1))
     for path, told in (
         (binary, "no text"),
         (latin, "no text in UTF-8"),
-        (long, f"wanted {MOST_BYTES} at most"),
+        (long, f"wanted {MAX_BYTES} at most"),
     ):
         with pytest.raises(SettingError, match=told):
             with_files(f"@{path}")

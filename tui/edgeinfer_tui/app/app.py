@@ -14,7 +14,7 @@ from textual.driver import Driver
 
 from edgeinfer_tui.app.chat_screen import ChatScreen
 from edgeinfer_tui.app.keeping import Keeping
-from edgeinfer_tui.options.run_options import RunWishes
+from edgeinfer_tui.options.run_options import RunOptions
 
 if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
@@ -35,7 +35,7 @@ class ChatApp(App[None]):
 
     def __init__(
         self,
-        wishes: RunWishes,
+        wishes: RunOptions,
         keeping: Keeping | None = None,
         stored: "StoredChat | None" = None,
         dark: bool = True,
@@ -57,9 +57,9 @@ class ChatApp(App[None]):
             return usual
         from textual.drivers.linux_driver import LinuxDriver
 
-        from edgeinfer_tui.app.lost_terminal import LosableTerminal
+        from edgeinfer_tui.app.lost_terminal import DisconnectSafeDriver
 
-        return LosableTerminal if usual is LinuxDriver else usual
+        return DisconnectSafeDriver if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat

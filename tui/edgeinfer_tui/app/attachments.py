@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlparse
 
 from edgeinfer.errors import SettingError
 
-MOST_BYTES = 2 * 1024 * 1024
+MAX_BYTES = 2 * 1024 * 1024
 SENTENCE_END = ".,;:!?)"
 FILE_NAME = re.compile(
     r"[\w./~+-]*\w\.(?:txt|md|rst|pdf|csv|tsv|log|json|jsonl|ya?ml|toml|ini|xml|html|css|sql|sh|c|h|cc|cpp|hpp|"
@@ -79,8 +79,8 @@ def _is_file(path: Path) -> bool:
 
 def _quoted(path: Path) -> str:
     size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise SettingError(f"{path}: {size} bytes, wanted {MOST_BYTES} at most")
+    if size > MAX_BYTES:
+        raise SettingError(f"{path}: {size} bytes, wanted {MAX_BYTES} at most")
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:

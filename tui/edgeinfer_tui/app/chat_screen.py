@@ -12,14 +12,14 @@ from typer import BadParameter
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatTree, Turn, newest_end
 from edgeinfer_tui.app.chat_commands import COMMANDS, bindings
-from edgeinfer_tui.app.choice_screen import ChoiceScreen, models_here, past_chats
+from edgeinfer_tui.app.choice_screen import PickerScreen, models_here, past_chats
 from edgeinfer_tui.app.dialogue import Dialogue
 from edgeinfer_tui.app.help_screen import HelpScreen
 from edgeinfer_tui.app.memory_panel import MemoryPanel
 from edgeinfer_tui.app.message_input import MessageInput
 from edgeinfer_tui.app.settings_screen import ChosenSettings, SettingsScreen
 from edgeinfer_tui.app.talk_screen import TalkScreen
-from edgeinfer_tui.app.turn_view import TurnView
+from edgeinfer_tui.app.turn_view import MessageView
 from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.completion import models_here as model_names
@@ -35,7 +35,7 @@ COMPLETED = {"/model": model_names}
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
 
 
-class Program(Protocol):
+class StepSchedule(Protocol):
     """What the screen asks of the program around it."""
 
     def leave(self) -> None: ...
@@ -65,14 +65,14 @@ class ChatScreen(TalkScreen):
         """What stood behind the command's word."""
 
     @property
-    def program(self) -> Program:
-        return cast(Program, self.app)
+    def program(self) -> StepSchedule:
+        return cast(StepSchedule, self.app)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < SMALL_HEIGHT, "small")
         self.set_class(event.size.width < NARROW_WIDTH, "narrow")
 
-    async def on_message_input_sent(self, event: MessageInput.Sent) -> None:
+    async def on_message_input_sent(self, event: MessageInput.StreamedWeights) -> None:
         word, _, rest = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
             command = next((command for command in COMMANDS if command.word == word), None)
@@ -95,7 +95,7 @@ class ChatScreen(TalkScreen):
         else:
             self.action_leave()
 
-    async def on_turn_view_asked(self, event: TurnView.Asked) -> None:
+    async def on_turn_view_asked(self, event: MessageView.Asked) -> None:
         view, turn = event.view, event.view.turn
         if event.what in ("back", "on"):
             await self._step(turn, -1 if event.what == "back" else 1)
@@ -185,7 +185,7 @@ class ChatScreen(TalkScreen):
         else:
             model = self.thread.model
             in_use = "" if model is None else model.name
-            self.app.push_screen(ChoiceScreen("Go on with which model?", models_here(in_use)), take)
+            self.app.push_screen(PickerScreen("Go on with which model?", models_here(in_use)), take)
 
     def action_search(self) -> None:
         def take(found: "tuple[StoredChat, int | None] | None") -> None:
@@ -195,7 +195,7 @@ class ChatScreen(TalkScreen):
         if self.keeping is None:
             self.notify("this chat is private: past chats stay closed")
         else:
-            self.app.push_screen(ChoiceScreen("Past chats", past_chats(self.keeping), self._told), take)
+            self.app.push_screen(PickerScreen("Past chats", past_chats(self.keeping), self._told), take)
 
     async def _open_found(self, stored: "StoredChat", at: int | None) -> None:
         await self.open_chat(stored, at)
@@ -237,7 +237,7 @@ class ChatScreen(TalkScreen):
             self.notify("  ".join(one.split(" ", 1)[-1] or one for one in found), markup=False, timeout=5)
         return common_beginning(found) or line
 
-    def on_turn_view_typed(self, event: TurnView.Typed) -> None:
+    def on_turn_view_typed(self, event: MessageView.Typed) -> None:
         self.input.focus()
         self.input.insert(event.character)
 
@@ -248,7 +248,7 @@ class ChatScreen(TalkScreen):
         """To the turn before or behind; from the line to the last one, and back."""
         views = self.transcript.views()
         at = self.focused
-        if not isinstance(at, TurnView):
+        if not isinstance(at, MessageView):
             if step < 0 and views:
                 self.set_focus(views[-1])
             return

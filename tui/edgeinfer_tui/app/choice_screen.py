@@ -21,7 +21,7 @@ from edgeinfer_tui.output.terminal_output import HARMLESS
 if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
 
-MOST_CHATS = 100
+MAX_CHATS = 100
 Value = TypeVar("Value")
 
 
@@ -37,7 +37,7 @@ class Choice(Generic[Value]):
 Find = Callable[[str], Sequence[Choice[Value]]]
 
 
-class ChoiceScreen(ModalScreen[Value | None]):
+class PickerScreen(ModalScreen[Value | None]):
     """Ends with what was chosen, or None. `find` runs beside the screen, for each text in the line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -131,7 +131,7 @@ def past_chats(keeping: Keeping) -> "Find[tuple[StoredChat, int | None]]":
                     f"{shown_ago(now - chat.changed)}, {chat.turns} messages, {chat.model}",
                     (chat, None),
                 )
-                for chat in keeping.chats(MOST_CHATS)
+                for chat in keeping.chats(MAX_CHATS)
             ]
         return [
             Choice(

@@ -53,7 +53,7 @@ class Screen:
         return getattr(self._file, name)
 
 
-class LosableTerminal(LinuxDriver):
+class DisconnectSafeDriver(LinuxDriver):
     """As its parent, and the program ends as usual when the terminal has gone."""
 
     def __init__(self, *given: Any, **named: Any) -> None:

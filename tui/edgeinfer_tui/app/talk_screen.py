@@ -23,9 +23,9 @@ from edgeinfer_tui.app.model_thread import ModelThread
 from edgeinfer_tui.app.running_answer import RunningAnswer
 from edgeinfer_tui.app.status_bar import StatusBar
 from edgeinfer_tui.app.transcript import NO_MODEL, Transcript
-from edgeinfer_tui.app.turn_view import TurnView
+from edgeinfer_tui.app.turn_view import MessageView
 from edgeinfer_tui.failures import one_line
-from edgeinfer_tui.options.run_options import RunWishes
+from edgeinfer_tui.options.run_options import RunOptions
 from edgeinfer_tui.output.status_line import dropped_turns_line, full_line
 from edgeinfer_tui.output.terminal_output import HARMLESS
 from edgeinfer_tui.terminal_chat.chat_session import lasting_name
@@ -45,7 +45,7 @@ class TalkScreen(Screen[None]):
 
     def __init__(
         self,
-        wishes: RunWishes,
+        wishes: RunOptions,
         keeping: Keeping | None,
         stored: "StoredChat | None",
         fails: Callable[[Exception], None],
@@ -307,7 +307,7 @@ class TalkScreen(Screen[None]):
         line.update(Content(note))
         latest = self.running.latest if self.running is not None else self.latest
         bar = self.query_one(StatusBar)
-        if isinstance(self.focused, TurnView):
+        if isinstance(self.focused, MessageView):
             bar.show_keys(self.focused.hints())
         else:
             bar.show(latest, 0 if model is None else model.context, self.hints())

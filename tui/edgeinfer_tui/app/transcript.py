@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from textual.containers import VerticalScroll
 
 from edgeinfer.history.tree import ChatTree, Turn
-from edgeinfer_tui.app.turn_view import TurnView
+from edgeinfer_tui.app.turn_view import MessageView
 
 NO_MODEL = "Model"
 """Who speaks while none is loaded."""
-MOST_TURNS = 40
+MAX_TURNS = 40
 """Turns that are shown at first; those before them come when the first one is asked for."""
 
 
@@ -25,9 +25,9 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(self, tree: ChatTree, line: Sequence[Turn]) -> None:
         """Show a branch from its end."""
-        self._tree, self._earlier = tree, line[:-MOST_TURNS]
+        self._tree, self._earlier = tree, line[:-MAX_TURNS]
         await self.remove_children()
-        await self.mount_all([self._view(turn) for turn in line[-MOST_TURNS:]])
+        await self.mount_all([self._view(turn) for turn in line[-MAX_TURNS:]])
         self.anchor()
 
     async def follow(self, tree: ChatTree, line: Sequence[Turn]) -> None:
@@ -50,18 +50,18 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show some of the turns before the first; False: there are none."""
         if not self._earlier:
             return False
-        coming, self._earlier = self._earlier[-MOST_TURNS:], self._earlier[:-MOST_TURNS]
+        coming, self._earlier = self._earlier[-MAX_TURNS:], self._earlier[:-MAX_TURNS]
         await self.mount_all([self._view(turn) for turn in coming], before=0)
         return True
 
-    def views(self) -> list[TurnView]:
+    def views(self) -> list[MessageView]:
         """What is shown, from the top."""
-        return list(self.query_children(TurnView))
+        return list(self.query_children(MessageView))
 
-    def view_of(self, turn: Turn) -> TurnView | None:
+    def view_of(self, turn: Turn) -> MessageView | None:
         """Where a turn is shown."""
         return next((view for view in self.views() if view.turn is turn), None)
 
-    def _view(self, turn: Turn) -> TurnView:
+    def _view(self, turn: Turn) -> MessageView:
         beside = self._tree.alternatives(turn)
-        return TurnView(turn, self.speaker, self.thinks_first, list(beside).index(turn) + 1, len(beside))
+        return MessageView(turn, self.speaker, self.thinks_first, list(beside).index(turn) + 1, len(beside))

@@ -15,7 +15,7 @@ from edgeinfer.history.tree import Turn
 from edgeinfer_tui.app.code_block import AnswerText
 from edgeinfer_tui.output.terminal_output import HARMLESS
 
-MOST_LINES = 16
+MAX_LINES = 16
 """Lines of a message that are shown; a file may have thousands."""
 ENDINGS = {"coming": "cut off", "stopped": "stopped", "failed": "failed"}
 
@@ -25,7 +25,7 @@ class TurnHead(Static):
 
     def action_ask(self, what: str) -> None:
         view = self.parent
-        assert isinstance(view, TurnView)
+        assert isinstance(view, MessageView)
         view.ask(what)
 
 
@@ -55,7 +55,7 @@ class Thought(Static):
         self.toggle()
 
 
-class TurnView(Vertical, can_focus=True):
+class MessageView(Vertical, can_focus=True):
     """A turn. What a user asks for with a key or a click, it hands on as `Asked`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -81,7 +81,7 @@ class TurnView(Vertical, can_focus=True):
     class Asked(Message):
         """Something to do with a turn: back, on, edit, again, copy."""
 
-        def __init__(self, view: "TurnView", what: str) -> None:
+        def __init__(self, view: "MessageView", what: str) -> None:
             super().__init__()
             self.view, self.what = view, what
 
@@ -174,7 +174,7 @@ class TurnView(Vertical, can_focus=True):
     def _can_unfold(self) -> bool:
         if self.turn.role == "assistant":
             return bool(self._thought.display)
-        return len(self.turn.text.split("\n")) > MOST_LINES
+        return len(self.turn.text.split("\n")) > MAX_LINES
 
     def _reply(self, ended: bool) -> Reply:
         return parted(self.turn.text, self._thinks_first, ended)
@@ -199,7 +199,7 @@ class TurnView(Vertical, can_focus=True):
 
     def _show_message(self, static: Static) -> None:
         lines = self.turn.text.translate(HARMLESS).split("\n")
-        more = len(lines) - MOST_LINES
+        more = len(lines) - MAX_LINES
         if more > 0 and not self._unfolded:
-            lines = [*lines[:MOST_LINES], f"... {more} more lines (t shows them)"]
+            lines = [*lines[:MAX_LINES], f"... {more} more lines (t shows them)"]
         static.update(Content("\n".join(lines)))

@@ -13,7 +13,7 @@ from edgeinfer_tui.confirmation import on_terminal
 from edgeinfer_tui.failures import FAILED, report, reporting, say
 from edgeinfer_tui.options import options
 from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import RunWishes, run_wishes
+from edgeinfer_tui.options.run_options import RunOptions, run_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.terminal_chat.chat_session import open_session
 
@@ -50,7 +50,7 @@ def chat(
 
       edgeinfer chat --session foxes      [dim]# or with the one of that name[/]
     """
-    wishes = run_wishes(filled(invocation.params))
+    wishes = run_options(filled(invocation.params))
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
     program = _program(wishes, named=model is not None, dark=not light)
@@ -70,7 +70,7 @@ def chat(
     raise typer.Exit(code)
 
 
-def _program(wishes: RunWishes, named: bool, dark: bool) -> "ChatApp":
+def _program(wishes: RunOptions, named: bool, dark: bool) -> "ChatApp":
     """The program, once what can be wrong has been looked at."""
     remarks: list[str] = []
     session = open_session(wishes, prompted=False, tell=remarks.append)

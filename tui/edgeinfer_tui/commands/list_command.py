@@ -12,7 +12,7 @@ from edgeinfer_tui.output.columns import print_columns
 from edgeinfer_tui.output.progress_line import shown_ago
 
 if TYPE_CHECKING:
-    from edgeinfer.registry.entries import CatalogueEntry
+    from edgeinfer.registry.entries import RegistryEntry
     from edgeinfer.registry.model_listing import ListedModel
 
 HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
@@ -77,7 +77,7 @@ def _fits(listed: "ListedModel") -> str:
     return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
 
 
-def _print_catalogue(entries: "list[CatalogueEntry]", here: set[str], as_json: bool) -> None:
+def _print_catalogue(entries: "list[RegistryEntry]", here: set[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
         return
@@ -98,7 +98,7 @@ def _print_catalogue(entries: "list[CatalogueEntry]", here: set[str], as_json: b
     )
 
 
-def _entry_fields(entry: "CatalogueEntry", here: bool) -> dict[str, object]:
+def _entry_fields(entry: "RegistryEntry", here: bool) -> dict[str, object]:
     return {
         "name": entry.name,
         "repository": entry.repository,

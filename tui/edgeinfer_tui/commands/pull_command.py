@@ -58,14 +58,14 @@ def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
         typer.Exit: Ctrl-C; what came is kept, and said.
     """
     from edgeinfer.download.pulling import Pull, pull
-    from edgeinfer.download.transfer import Hearing, Patience
+    from edgeinfer.download.transfer import Hearing, RetryPolicy
     from edgeinfer.registry.registry import default_models_folder
 
     interrupts.raise_exception()
     with TransferProgress(sys.stderr) as progress:
         hearing = Hearing(progress.update, progress.checking, progress.say)
         try:
-            pulled = pull(name, Pull(default_models_folder(), hearing, Patience(), engine=engine))
+            pulled = pull(name, Pull(default_models_folder(), hearing, RetryPolicy(), engine=engine))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped; what came is kept, go on with: edgeinfer pull {name}")
@@ -89,8 +89,8 @@ def _outcome(pulled: "Pulled") -> list[str]:
         return [f"{here}; name a quantisation to fetch another"]
     lines = [f"{pulled.name} is here: {size}; run it with: {run}"]
     for file in pulled.files:
-        if file.vouched_by:
-            lines.append(f"{file.path.name}: sha256 as {file.vouched_by} says")
+        if file.digest_source:
+            lines.append(f"{file.path.name}: sha256 as {file.digest_source} says")
         elif not file.was_there:
             lines.append(f"{file.path.name}: nobody says what its sha256 must be; it is {file.sha256}")
     return [*lines, *_draft_remark(pulled.name)]

@@ -15,7 +15,7 @@ from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.options import options
 from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import RunWishes, run_wishes
+from edgeinfer_tui.options.run_options import RunOptions, run_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.answer_output import print_answer, print_text
 from edgeinfer_tui.output.byte_sizes import shown_bytes
@@ -64,7 +64,7 @@ def run(
 
       edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
     """
-    wishes = run_wishes(filled(invocation.params))
+    wishes = run_options(filled(invocation.params))
     if model is not None and wishes.resume and wishes.prompt is None and not _is_here(model):
         # Going on with a chat names its model: what stands alone is what to say.
         wishes, model = replace(wishes, model=None, prompt=model), None
@@ -114,7 +114,7 @@ def _is_here(name: str) -> bool:
     return True
 
 
-def _answer_lines(loaded: LoadedModel, wishes: RunWishes) -> None:
+def _answer_lines(loaded: LoadedModel, wishes: RunOptions) -> None:
     """Each line of standard input; one that can't be answered is told, and the next one comes."""
     from edgeinfer.errors import EdgeInferError
 
@@ -131,7 +131,7 @@ def _answer_lines(loaded: LoadedModel, wishes: RunWishes) -> None:
         raise typer.Exit(code)
 
 
-def _load(wishes: RunWishes) -> LoadedModel:
+def _load(wishes: RunOptions) -> LoadedModel:
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
@@ -141,7 +141,7 @@ def _load(wishes: RunWishes) -> LoadedModel:
         reading.erase()
 
 
-def check_model(wishes: RunWishes) -> None:
+def check_model(wishes: RunOptions) -> None:
     """Refuse a model that isn't there, before anything heavy is imported.
 
     The one thing on the command line may be a prompt, where a model's name belongs.
@@ -174,7 +174,7 @@ def _agrees_to_pull(name: str) -> bool:
         return False
 
 
-def _answer(loaded: LoadedModel, wishes: RunWishes, text: str, session: ChatSession | None) -> None:
+def _answer(loaded: LoadedModel, wishes: RunOptions, text: str, session: ChatSession | None) -> None:
     """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
     if wishes.counts:
         _several(loaded, wishes, text)
@@ -214,7 +214,7 @@ def _show_prompt(text: str) -> int:
     return wrap.column
 
 
-def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
+def _several(loaded: LoadedModel, wishes: RunOptions, text: str) -> None:
     """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
@@ -239,7 +239,7 @@ def _several(loaded: LoadedModel, wishes: RunWishes, text: str) -> None:
         _report(answer, loaded, wishes)
 
 
-def _in_chat_template(loaded: LoadedModel, wishes: RunWishes) -> bool:
+def _in_chat_template(loaded: LoadedModel, wishes: RunOptions) -> bool:
     """Whether the prompt is a turn of a chat or a text to continue."""
     has_template = loaded.chat_format is not None
     wanted = wishes.raw is False or wishes.system is not None
@@ -263,7 +263,7 @@ def _check_template(loaded: LoadedModel) -> None:
         )
 
 
-def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -> None:
+def _chat(loaded: LoadedModel, wishes: RunOptions, session: ChatSession | None) -> None:
     from edgeinfer_tui.terminal_chat.line_chat import LineChat
 
     _check_template(loaded)
@@ -275,7 +275,7 @@ def _chat(loaded: LoadedModel, wishes: RunWishes, session: ChatSession | None) -
     LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed, private=wishes.private).run()
 
 
-def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:
+def _describe(loaded: LoadedModel, wishes: RunOptions, seconds: float) -> None:
     """What --verbose adds before the answer."""
     say(f"{loaded.name} loaded in {shown_time(seconds, exact=True)}, context {loaded.context} tokens")
     given: dict[str, Any] = {**wishes.loading, **wishes.answering}
@@ -288,7 +288,7 @@ def _describe(loaded: LoadedModel, wishes: RunWishes, seconds: float) -> None:
         print(loaded.plan.explain(), file=sys.stderr)
 
 
-def _report(answer: "Generation", loaded: LoadedModel, wishes: RunWishes) -> None:
+def _report(answer: "Generation", loaded: LoadedModel, wishes: RunOptions) -> None:
     """What follows the answer, on stderr."""
     if wishes.answering.get("logprobs") is not None:
         for token in answer.tokens:

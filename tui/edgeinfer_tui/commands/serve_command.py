@@ -11,7 +11,7 @@ from edgeinfer_tui import interrupts, library
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.options import options
 from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import run_wishes
+from edgeinfer_tui.options.run_options import run_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.byte_sizes import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
@@ -65,7 +65,7 @@ def serve(
       curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    wishes = run_wishes(filled(invocation.params))
+    wishes = run_options(filled(invocation.params))
     _check_installed()
     listener, everywhere = listening(host, port, key)
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
@@ -98,11 +98,11 @@ def _serve(
     model: "Model", listener: socket.socket, everywhere: bool, host: str, key: str | None, queue: int
 ) -> None:
     from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
-    from edgeinfer.serving.app import ServingWishes, serving_app
+    from edgeinfer.serving.app import ServerOptions, serving_app
     from edgeinfer_tui.system.http_server import BoundedServer
 
     hosts = (ANY_HOST,) if everywhere else (*LOCAL_HOSTS, host)
-    app = serving_app(model, ServingWishes(key=key, most_waiting=queue, hosts=hosts))
+    app = serving_app(model, ServerOptions(key=key, max_waiting=queue, hosts=hosts))
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     say(f"{model.name} answers on http://{shown}:{port}/v1 (Ctrl-C ends it)")
     interrupts.raise_exception()

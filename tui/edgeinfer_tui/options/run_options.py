@@ -68,7 +68,7 @@ LEAST = {
 
 
 @dataclass(frozen=True)
-class RunWishes:
+class RunOptions:
     """One `run`, parsed."""
 
     model: str | None
@@ -93,7 +93,7 @@ class RunWishes:
     verbose: bool = False
 
 
-def run_wishes(options: Mapping[str, Any]) -> RunWishes:
+def run_options(options: Mapping[str, Any]) -> RunOptions:
     """Sort the options of a command line; those that weren't given are left out.
 
     Raises:
@@ -121,7 +121,7 @@ def run_wishes(options: Mapping[str, Any]) -> RunWishes:
     for name in ("engine", "kv", "sparse", "thinking"):
         if name in loading:
             loading[name] = str(loading[name].value)
-    return RunWishes(
+    return RunOptions(
         model=given.get("model"),
         prompt=_prompt(given),
         loading=loading,

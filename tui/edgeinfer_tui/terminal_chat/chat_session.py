@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.library import Conversation, LoadedModel
-from edgeinfer_tui.options.run_options import RunWishes
+from edgeinfer_tui.options.run_options import RunOptions
 from edgeinfer_tui.output.progress_line import shown_ago
 from edgeinfer_tui.terminal_chat.kept_conversation import KeptConversation
 
@@ -38,7 +38,7 @@ class ChatSession:
         """The model of the chat that goes on."""
         return None if self.stored is None else self.stored.model
 
-    def conversation(self, loaded: LoadedModel, wishes: RunWishes) -> Conversation:
+    def conversation(self, loaded: LoadedModel, wishes: RunOptions) -> Conversation:
         """The model's conversation, with what was said before in it."""
         from edgeinfer.history.recorder import Recorder
         from edgeinfer.history.tree import ChatTree
@@ -62,7 +62,7 @@ class ChatSession:
         return f"going on with chat {self.stored.label}: {self.stored.title} ({ago})"
 
 
-def open_session(wishes: RunWishes, prompted: bool, tell: Callable[[str], None] = say) -> ChatSession | None:
+def open_session(wishes: RunOptions, prompted: bool, tell: Callable[[str], None] = say) -> ChatSession | None:
     """The chat that a command line asks for; None: nothing is kept. `prompted`: there is a prompt to answer,
     which is kept in a chat that is named only. `tell` hears why a chat that has no name can't be kept.
 

@@ -10,7 +10,7 @@ from types import ModuleType
 PROMPT = ">>> "
 CONTINUED = "... "
 FENCE = '"""'
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 MIN_COLUMNS = 20
 """Of a terminal for readline, which divides by zero where a prompt hardly fits."""
 
@@ -61,7 +61,7 @@ class LineInput:
             return None
         try:
             self._history_file.parent.mkdir(parents=True, exist_ok=True)
-            readline.set_history_length(MOST_REMEMBERED)
+            readline.set_history_length(MAX_REMEMBERED)
             readline.write_history_file(str(self._history_file))
         except OSError as error:
             return f"{self._history_file}: {error.strerror}; the history is not kept"

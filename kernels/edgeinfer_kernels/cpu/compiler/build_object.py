@@ -111,7 +111,7 @@ def linked_module(unit: str, target: Target) -> Any:
     return whole
 
 
-def optimise(module: Any, machine: Any) -> None:
+def optimize(module: Any, machine: Any) -> None:
     """All of LLVM's passes for this target; first those that put in place what is marked to be inlined, so
     that operations of the target are judged as any others.
     """
@@ -123,7 +123,7 @@ def optimise(module: Any, machine: Any) -> None:
 def build(unit: str, target: Target) -> bytes:
     """The unit's native object."""
     whole, machine = linked_module(unit, target), target_machine(target)
-    optimise(whole, machine)
+    optimize(whole, machine)
     return bytes(machine.emit_object(whole))
 
 

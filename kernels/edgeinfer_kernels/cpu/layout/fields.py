@@ -8,7 +8,7 @@ of four.
 
 from dataclasses import dataclass
 
-ROWS_A_GROUP = 16
+ROWS_PER_GROUP = 16
 
 
 @dataclass(frozen=True)

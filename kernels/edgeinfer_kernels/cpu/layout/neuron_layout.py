@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_A_GROUP, Field
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, Field
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, address, allocate
-from edgeinfer_kernels.cpu.runtime.abi import NEURONS_A_BLOCK, OUTPUTS_A_TILE
+from edgeinfer_kernels.cpu.runtime.abi import NEURONS_PER_BLOCK, OUTPUTS_PER_TILE
 from edgeinfer_kernels.weights import Matrix
 from edgeinfer_quant_formats import block_format
 from edgeinfer_quant_formats.codecs.bit_fields import pack_fields, unpack_fields
@@ -117,19 +117,19 @@ NEURON_FORMATS: dict[str, NeuronFormat] = {
 
 def row_groups(columns: int) -> int:
     """Groups of sixteen blocks that a row of gate or up takes."""
-    return -(-columns // (32 * ROWS_A_GROUP))
+    return -(-columns // (32 * ROWS_PER_GROUP))
 
 
 def neuron_row_bytes(matrix: Matrix) -> int:
     """Bytes of a neuron's row of gate or up in this layout."""
-    return row_groups(matrix.columns) * ROWS_A_GROUP * NEURON_FORMATS[matrix.format].row_block_bytes
+    return row_groups(matrix.columns) * ROWS_PER_GROUP * NEURON_FORMATS[matrix.format].row_block_bytes
 
 
 def lay_out_rows(matrix: Matrix, kernels: Kernels) -> Bytes:
     """Gate or up by neurons, (rows · neuron_row_bytes), in memory of its own."""
     form = NEURON_FORMATS[matrix.format]
     blocks = _row_blocks(matrix.format, _file_blocks(matrix)).reshape(matrix.rows, -1, form.row_block_bytes)
-    missing = row_groups(matrix.columns) * ROWS_A_GROUP - blocks.shape[1]
+    missing = row_groups(matrix.columns) * ROWS_PER_GROUP - blocks.shape[1]
     source = np.ascontiguousarray(np.pad(blocks, ((0, 0), (0, missing), (0, 0))) if missing else blocks)
     target = allocate(source.size)
     fields = np.array([(field.offset, field.unit, field.count) for field in form.row_fields], np.int64)
@@ -168,7 +168,7 @@ class ColumnLayout:
     """Where things lie in a down projection by neurons; lengths in bytes."""
 
     outputs: int
-    """Filled up to OUTPUTS_A_TILE."""
+    """Filled up to OUTPUTS_PER_TILE."""
     blocks: int
     """Of 32 neurons."""
     neuron_bytes: int
@@ -180,7 +180,7 @@ class ColumnLayout:
 
     @property
     def block_bytes(self) -> int:
-        return self.factor_bytes + NEURONS_A_BLOCK * self.neuron_bytes
+        return self.factor_bytes + NEURONS_PER_BLOCK * self.neuron_bytes
 
     @property
     def super_bytes(self) -> int:
@@ -193,14 +193,14 @@ class ColumnLayout:
     @classmethod
     def of(cls, matrix: Matrix) -> "ColumnLayout":
         form = NEURON_FORMATS[matrix.format]
-        outputs = -(-matrix.rows // OUTPUTS_A_TILE) * OUTPUTS_A_TILE
+        outputs = -(-matrix.rows // OUTPUTS_PER_TILE) * OUTPUTS_PER_TILE
         return cls(
             outputs=outputs,
-            blocks=matrix.columns // NEURONS_A_BLOCK,
+            blocks=matrix.columns // NEURONS_PER_BLOCK,
             neuron_bytes=outputs * form.bits // 8,
             factor_bytes=outputs * form.bytes,
             super_factor_bytes=2 * outputs * form.halves,
-            blocks_a_super=block_format(matrix.format).block_elements // NEURONS_A_BLOCK,
+            blocks_a_super=block_format(matrix.format).block_elements // NEURONS_PER_BLOCK,
         )
 
 
@@ -216,7 +216,7 @@ def lay_out_columns(matrix: Matrix) -> Bytes:
     blocks = whole[:, layout.super_factor_bytes :].reshape(supers, each, layout.block_bytes)
     factors = _by_output(quants.bytes.reshape(matrix.rows, layout.blocks, form.bytes), layout.outputs)
     blocks[:, :, : layout.factor_bytes] = factors.reshape(supers, each, layout.factor_bytes)
-    codes = _by_output(quants.codes.reshape(matrix.rows, layout.blocks, NEURONS_A_BLOCK), layout.outputs)
+    codes = _by_output(quants.codes.reshape(matrix.rows, layout.blocks, NEURONS_PER_BLOCK), layout.outputs)
     blocks[:, :, layout.factor_bytes :] = _woven(codes, form.bits).reshape(supers, each, -1)
     return target
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import structure_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.weights import Matrix, MatrixFacts
@@ -163,12 +163,12 @@ def kernel_columns(name: str, columns: int) -> int:
 def group_bytes(matrix: MatrixFacts) -> int:
     """Bytes of sixteen rows in the interleaved layout."""
     name = kernel_format(matrix)
-    return ROWS_A_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
+    return ROWS_PER_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
 
 
 def expert_bytes(matrix: MatrixFacts) -> int:
     """Bytes of one expert's matrix in the interleaved layout."""
-    return -(-matrix.rows // ROWS_A_GROUP) * group_bytes(matrix)
+    return -(-matrix.rows // ROWS_PER_GROUP) * group_bytes(matrix)
 
 
 def interleaved_bytes(matrix: MatrixFacts) -> int:

@@ -7,13 +7,13 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 
-MOST_KEPT = 3
+MAX_KEPT = 3
 """Arrays that are remembered: of a pass, and of those before whose last row somebody still looks at."""
 OWN_REFERENCES = 3
 """In the list, in the loop, and in the call that counts them."""
 
 
-class ReturnedRows:
+class UnpackedRows:
     """Gives out arrays (rows, columns) float32 as `np.empty` does.
 
     A system maps memory of this size anew whenever it is asked for, page by page as it is written: some 30 us
@@ -32,5 +32,5 @@ class ReturnedRows:
             if getrefcount(kept) == OWN_REFERENCES and len(kept) >= count:
                 return kept[:count]
         made = np.empty((STEP_TOKENS, self._columns), np.float32)
-        self._kept = [made, *self._kept][:MOST_KEPT]
+        self._kept = [made, *self._kept][:MAX_KEPT]
         return made[:count]

@@ -23,7 +23,7 @@ def structure_bytes(offsets: Any) -> int:
 
 WORK_COUNTERS = 16
 TEAM = structure(
-    "Team",
+    "ThreadPool",
     "generation arrived barrier resting barrier_resting threads yield_function sleep_function sleep_argument "
     "syscall_function futex function block call counters",
     pitch=CACHE_LINE,
@@ -40,7 +40,7 @@ CALL = structure("Call", "x x_stride tokens start rope places")
 """What changes from call to call. rope: `rope_dim` float32 a position from `start` on, cosines, then sines.
 places: 0, token t being at position start + t of the one text that the cache holds, or a PLACE a token.
 """
-POSITIONS_A_PAGE = 16
+POSITIONS_PER_PAGE = 16
 PLACE = structure("Place", "position pages copies")
 """Where a token stands in its text, `start` or behind. pages: int64, where in the cache each sixteen
 positions of that text lie, counted in sixteens. copies: 0, or int64, one more position of the cache after the
@@ -59,7 +59,7 @@ or 0.
 """
 SERVICE = structure("Service", "mailbox steps")
 """Whom a program serves: the address of a MAILBOX, and how many steps it has."""
-MAILBOX = structure("Mailbox", "sent answered lost given_up", pitch=2 * CACHE_LINE)
+MAILBOX = structure("ExchangeBuffer", "sent answered lost given_up", pitch=2 * CACHE_LINE)
 """What a device and its host tell each other in a step, whose turns are numbered from 1. sent: the turn for
 which the device has put rows into the mailbox; answered: the one whose results lie there. Who raises one of
 them has written what it stands for, who has seen it may read that; both begin at 0. lost, given_up: not 0
@@ -78,14 +78,14 @@ NORM = structure("Norm", "kind epsilon weight bias width padded")
 zeros.
 """
 INPUT = structure("Input", "floats float_stride quantised quantised_stride columns tile_tokens")
-"""Rows of activations as float32 and, where `quantised` isn't 0, as int8 blocks; from `tile_tokens` tokens on
+"""Rows of activations as float32 and, where `quantized` isn't 0, as int8 blocks; from `tile_tokens` tokens on
 as tiles of bfloat16 in the same place.
 """
 
 ATTENTION = structure(
     "Attention",
     "heads kv_heads head_dim padded_head context window scale soft_cap "
-    "rope_dim rope_halves qk_norm cache_kind key_cache value_cache key_scales value_scales "
+    "rope_dim rope_neox qk_norm cache_kind key_cache value_cache key_scales value_scales "
     "norm q_matrix k_matrix v_matrix output_matrix q_norm k_norm post_norm residual_scale "
     "normed mixed queries states projected_q projected_k projected_v projected "
     "q_stride kv_stride query_stride projected_stride scratch scratch_stride sinks",
@@ -158,19 +158,19 @@ GUESSING = structure(
 """A loop of guesses. program, steps: a token's embedding, all layers and the head, as `run_program` takes
 them; embed: its EMBED. calls: (CALL, bytes a position of its cosines) for each kind of RoPE; head_call:
 the head's, whose row is the last of those that are read first; x: that of the only one later. choices:
-tokens that may be guessed, the first ones; parts: PART_BYTES for every LOGITS_A_PART logits. least: for
+tokens that may be guessed, the first ones; parts: PART_BYTES for every LOGITS_PER_PART logits. least: for
 each of `most` guesses the chance of being reached that it must have, further: that from which another one
 is made behind it, float32. temperature 0: the best token is guessed, `chances` are its softmax; else
 those among the candidates, which lie at most `reach` below the best logit and are left by top_k (0: all)
-and top_p. numbers: 0, or a float32 from 0 to 1 to draw each with. candidates, weights: MOST_CANDIDATES
+and top_p. numbers: 0, or a float32 from 0 to 1 to draw each with. candidates, weights: MAX_CANDIDATES
 int64 and float32 a guess. `count` ids with their chances come out, after so many passes. Before: count 0,
 going 1, reached 1.0.
 """
 GUESS_CALL_BYTES = 16
-LOGITS_A_PART = 1024
+LOGITS_PER_PART = 1024
 PART_BYTES = 16
 """The largest logit and the sum of exponentials below it as float32, then its place as int64."""
-MOST_CANDIDATES = 64
+MAX_CANDIDATES = 64
 
 FILE_ROWS = structure(
     "FileRows",
@@ -184,12 +184,12 @@ the kernel's format. group_offset: where in a thread's scratch sixteen rows are 
 
 SPARSE_TOKENS = 4
 """Steps of so many tokens are sparse; longer ones touch nearly every neuron."""
-NEURONS_A_BLOCK = 32
-OUTPUTS_A_TILE = 128
-MOST_NEURONS_A_PIECE = 512
+NEURONS_PER_BLOCK = 32
+OUTPUTS_PER_TILE = 128
+MAX_NEURONS_PER_PIECE = 512
 ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
 """How far ahead weights by neuron are asked for: some kilobytes, as no prefetcher guesses where; measured."""
-LIST_BYTES = 4 * (MOST_NEURONS_A_PIECE + 16)
+LIST_BYTES = 4 * (MAX_NEURONS_PER_PIECE + 16)
 ACTIVE_BYTES = 512
 ACTIVE_LISTS = 4
 SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
@@ -202,7 +202,7 @@ def lane_activations_bytes(columns: int) -> int:
 
 
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4}
-CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, LEAST_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
+CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, MIN_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
 """As in `specification.py`; here compiled code is rebuilt when they change."""
 GATING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 TOKEN_TILE = 32
@@ -217,15 +217,15 @@ PANEL_PAIRS = 2
 """What a panel of unpacked weights spans, and how many panels of 32 rows go by while tokens stay near."""
 ROWS_SCRATCH = TILE_STATE_BYTES + 64 * PANEL_COLUMNS + 128 * PANEL_TOKENS * PANEL_PAIRS
 """Bytes at the start of a thread's scratch that belong to the row kernels."""
-POSITIONS_A_TILE = 64
+POSITIONS_PER_TILE = 64
 """Positions whose attention scores are held at a time."""
-SCORES_BYTES = 4 * POSITIONS_A_TILE
+SCORES_BYTES = 4 * POSITIONS_PER_TILE
 """Of one query head with such a tile."""
-SCORES_A_THREAD = 4 * SCORES_BYTES
+SCORES_PER_THREAD = 4 * SCORES_BYTES
 """Bytes of the scores of such a tile with four query heads."""
 STEP_TOKENS = 16
 """Steps of so many tokens go up all layers in one call, and their attention is cut token by token."""
-POSITIONS_A_PIECE = 256
+POSITIONS_PER_PIECE = 256
 """Least positions that are worth a thread of their own."""
 
 
@@ -238,8 +238,8 @@ def attention_scratch(group: int, padded_head: int) -> int:
     """A thread's scratch: the row kernels', scores, a key head's states, a tile of keys and values and, for
     those in bytes, their scales and the scores of four heads with two groups' scales.
     """
-    tile = 2 * 4 * POSITIONS_A_TILE * padded_head
-    return ROWS_SCRATCH + SCORES_A_THREAD + attention_states(group, padded_head) + tile
+    tile = 2 * 4 * POSITIONS_PER_TILE * padded_head
+    return ROWS_SCRATCH + SCORES_PER_THREAD + attention_states(group, padded_head) + tile
 
 
 def attention_pieces(threads: int, kv_heads: int) -> int:
@@ -253,7 +253,7 @@ ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44)
 and the last 16 values times the scale.
 """
 ACTIVATION_BYTES = 48
-ACTIVATIONS_A_BLOCK = 32
+ACTIVATIONS_PER_BLOCK = 32
 
 
 def quantised_bytes(columns: int) -> int:

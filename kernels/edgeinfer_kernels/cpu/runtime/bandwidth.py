@@ -12,9 +12,9 @@ import numpy as np
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
-from edgeinfer_kernels.cpu.runtime.thread_pool import Team
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
-LEAST_READ = 256 << 20
+MIN_READ = 256 << 20
 CACHES = Path("/sys/devices/system/cpu")
 CACHES_READ = 4
 """How many times what caches hold has to be read, again and again, so that next to nothing is found there: of
@@ -57,9 +57,9 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
     memory[:] = 1
     sums = np.zeros(8 * max(counts), np.int64)
     call = np.array([nbytes, address(sums)], np.int64)
-    teams = [Team(kernels, threads) for threads in counts]
+    teams = [ThreadPool(kernels, threads) for threads in counts]
 
-    def reader(team: Team) -> Callable[[], float]:
+    def reader(team: ThreadPool) -> Callable[[], float]:
         def read() -> float:
             begin = time.perf_counter()
             team.run(kernels.address("read_memory"), address(memory), address(call))
@@ -76,10 +76,10 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
 
 def uncached_bytes(folder: Path = CACHES, most: int | None = None) -> int:
     """So much memory that reading it in turns finds next to nothing in this processor's caches, `most` bytes
-    (but not less than LEAST_READ) at most.
+    (but not less than MIN_READ) at most.
     """
     wanted = CACHES_READ * last_level_bytes(folder)
-    return max(LEAST_READ, wanted if most is None else min(wanted, most))
+    return max(MIN_READ, wanted if most is None else min(wanted, most))
 
 
 def last_level_bytes(folder: Path = CACHES) -> int:

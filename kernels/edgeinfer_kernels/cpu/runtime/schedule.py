@@ -21,7 +21,7 @@ class LayerBlocks(NamedTuple):
     rope: RopeSpecification | None
 
 
-class Programs:
+class StepSchedules:
     """Lists of blocks for `runner`, the kernel `run_program`.
 
     `by_token`: functions behind which a step's threads needn't meet.

@@ -22,7 +22,7 @@ def address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-class Team:
+class ThreadPool:
     """Runs `function(block, call, team, thread)` on all its threads at once.
 
     Safe to call from several Python threads (calls take turns) and after a fork (threads are started anew).

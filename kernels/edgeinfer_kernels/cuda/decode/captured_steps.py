@@ -11,8 +11,8 @@ from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
 from edgeinfer_kernels.cuda.device_parts import Drawing, synchronise
-from edgeinfer_kernels.cuda.offload.cpu_stages import Host, StepTurns
-from edgeinfer_kernels.cuda.offload.expert_loading import ExpertRefills
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
+from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
 
@@ -38,7 +38,7 @@ class CapturedSteps:
         self._widths: tuple[int, ...] = FEW_WIDTHS
         self.host: Host | None = None
         """Who takes the turns of a divided model."""
-        self.refills: ExpertRefills | None = None
+        self.refills: ExpertCache | None = None
         """Who changes its experts' places between two steps."""
         self.meets_in_graph = self._cuda
         """Whether the device can wait for its host within a graph."""
@@ -74,7 +74,7 @@ class CapturedSteps:
     def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
 
-    def _run_divided(self, tokens: int, choice: str, turns: StepTurns) -> None:
+    def _run_divided(self, tokens: int, choice: str, turns: DecodeExchange) -> None:
         """The step before has to be over, on both sides."""
         assert self.host is not None
         mailbox, host, start = turns.mailbox, self.host, self._start
@@ -94,7 +94,7 @@ class CapturedSteps:
         mailbox.check()
 
     def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
-        """Compile and record steps of these numbers of tokens, the last of them MOST_TOKENS: what all steps
+        """Compile and record steps of these numbers of tokens, the last of them MAX_TOKENS: what all steps
         are made for from now on.
         """
         self._widths = widths
@@ -111,7 +111,7 @@ class CapturedSteps:
         """Record anew what is asked for from now on: the step is cut in another way."""
         self._graphs.clear()
 
-    def _launch_with_host(self, tokens: int, choice: str, turns: StepTurns, host: Host) -> None:
+    def _launch_with_host(self, tokens: int, choice: str, turns: DecodeExchange, host: Host) -> None:
         """Kernels one by one; the host takes each turn when all that goes before it has been done."""
         start = self._start
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAR = tl.constexpr(-1e30)
@@ -286,7 +286,7 @@ def _combine(
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk
         stored = taken[:, None] & (chunk < HEAD_DIM // 16)
-        quantise(
+        quantize(
             tl.reshape(mixed, (ROWS * CHUNKS, 16)),
             out,
             tl.reshape(group, (ROWS * CHUNKS,)),

@@ -5,7 +5,7 @@
 A mixture of experts takes the place of gate, up and down (`step_experts.py`).
 
 Where a norm stands behind a block, or is a layer norm, a join kernel follows the block. In a divided model x
-goes out to the host at its turns, and comes back with what the host has added (`host_turns.py`).
+goes out to the host at its turns, and comes back with what the host has added (`cpu_stages.py`).
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.decode.step_experts import StepExperts
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
-from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceLayer, DeviceModel
@@ -32,7 +32,7 @@ class DecodeStep:
     `turns`: of a divided model, whose step begins with the host's rows.
     """
 
-    def __init__(self, launches: StepLaunches, turns: StepTurns | None = None) -> None:
+    def __init__(self, launches: StepLaunches, turns: DecodeExchange | None = None) -> None:
         self.launches = launches
         self.turns = turns
         self.experts = StepExperts(launches, turns)

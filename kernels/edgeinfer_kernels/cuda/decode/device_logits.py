@@ -7,7 +7,7 @@ import torch
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronise
 from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
-from edgeinfer_kernels.sizes.cuda_buffers import MOST_TOKENS
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
 
 class DeviceLogits:
@@ -19,7 +19,7 @@ class DeviceLogits:
         self._device = device
         self._cuda = device.type == "cuda"
         self._size = step.model.specification.vocabulary_size
-        self._host = torch.zeros(MOST_TOKENS, self._size, pin_memory=self._cuda)
+        self._host = torch.zeros(MAX_TOKENS, self._size, pin_memory=self._cuda)
 
     def of(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """(rows, vocabulary) float32, in memory of their own."""
@@ -38,8 +38,8 @@ class DeviceLogits:
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """A few rows at a time."""
         space, out = self._parts.workspace, np.empty((len(x), self._size), np.float32)
-        for first in range(0, len(x), MOST_TOKENS):
-            count = min(MOST_TOKENS, len(x) - first)
+        for first in range(0, len(x), MAX_TOKENS):
+            count = min(MAX_TOKENS, len(x) - first)
             at = x.first + first
             space.x[:count].copy_(self._parts.prefill.x[at : at + count])
             self._step.head_of(count)

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.device_parts import Drawing
 from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
 
 
-class DeviceChoices:
+class DeviceSampling:
     """Steps of one token, each with a choice behind it, which comes by way of memory that the host reads."""
 
     def __init__(self, steps: CapturedSteps, drawing: Drawing, *, cuda: bool) -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 # how the activations of a projection were normalised
 PLAIN = tl.constexpr(0)
@@ -158,7 +158,7 @@ def gated_kernel(
     else:
         value = activate(ups, ACTIVATION)
     token = tl.arange(0, COLUMNS)
-    quantise(value, hidden, program + token * 0, token < TOKENS, HIDDEN_BLOCKS, HIDDEN_PLANES, token)
+    quantize(value, hidden, program + token * 0, token < TOKENS, HIDDEN_BLOCKS, HIDDEN_PLANES, token)
 
 
 @triton.jit
@@ -212,7 +212,7 @@ def residual_kernel(
     tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
     if GAIN:
         value *= tl.load(gain + rows, mask=rows < WIDTH, other=0.0)
-    quantise(value, out, program + token * 0, token < TOKENS, OUT_BLOCKS, OUT_PLANES, token)
+    quantize(value, out, program + token * 0, token < TOKENS, OUT_BLOCKS, OUT_PLANES, token)
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS
-from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     GATINGS,
@@ -23,7 +23,7 @@ class StepExperts:
     experts.
     """
 
-    def __init__(self, launches: StepLaunches, turns: StepTurns | None = None) -> None:
+    def __init__(self, launches: StepLaunches, turns: DecodeExchange | None = None) -> None:
         self._launches = launches
         self._turns = turns
 
@@ -71,7 +71,7 @@ class StepExperts:
             COUNT=facts.count,
             USED=facts.used,
             GATING=GATINGS[facts.gating],
-            NORMALISED=facts.normalised,
+            NORMALISED=facts.normalized,
             warps=1,
         )
         turns = self._turns if turn else None

@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.sizes.cuda_buffers import attention_rows, head_dimensions
 from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
-MOST_WARPS = 16
+MAX_WARPS = 16
 """Of a program of attention; more would leave its threads few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
@@ -142,7 +142,7 @@ class StepLaunches:
             PLANES=out.planes,
             DIRECT=direct,
             SINKS=attention.sinks is not None,
-            warps=min(tuning.attention_warps * max(1, rows // 16), MOST_WARPS),
+            warps=min(tuning.attention_warps * max(1, rows // 16), MAX_WARPS),
         )
         if not direct:
             self._quantise(space.flat, facts.heads * facts.head_dim, out, tokens)

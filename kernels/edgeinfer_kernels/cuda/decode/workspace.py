@@ -12,11 +12,11 @@ from edgeinfer_kernels.cuda.offload.device_experts import (
     RoutingSpace,
     expert_facts,
 )
-from edgeinfer_kernels.cuda.tuning.step_shapes import MOST_SPLITS
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, padded_blocks
-from edgeinfer_kernels.sizes.cuda_buffers import MOST_TOKENS, STATE_WORDS, attention_rows, head_dimensions
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, STATE_WORDS, attention_rows, head_dimensions
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 
@@ -47,7 +47,7 @@ class Workspace:
 
     def __init__(self, model: DeviceModel, arena: Arena) -> None:
         facts = model.specification
-        tokens, width = MOST_TOKENS, facts.width
+        tokens, width = MAX_TOKENS, facts.width
         first = model.layers[0]
         of_width = [
             m for layer in model.layers for m in (*layer.attention.qkv.parts, *layer.feed_forward.entered)
@@ -68,7 +68,7 @@ class Workspace:
         self.flat = arena.take((tokens, heads), torch.float32)
         tiles = [
             (
-                a.kv_heads * MOST_SPLITS * attention_rows(a.heads, a.kv_heads, tokens),
+                a.kv_heads * MAX_SPLITS * attention_rows(a.heads, a.kv_heads, tokens),
                 head_dimensions(a.head_dim),
             )
             for a in (layer.attention for layer in facts.layers)
@@ -95,7 +95,7 @@ class Workspace:
         self._padded_hidden = self._activations(arena, padded, floats)
         self._whole_hidden = self._activations(arena, max(padded, whole), floats)
         mixtures = [w for w in (layer.feed_forward for layer in model.layers) if isinstance(w, DeviceExperts)]
-        self.routing = RoutingSpace(facts, arena, MOST_TOKENS)
+        self.routing = RoutingSpace(facts, arena, MAX_TOKENS)
         hidden = max((w.hidden for w in mixtures), default=0)
         self.expert_hidden = self._activations(arena, hidden, floats, self.routing.used)
         self.shared_hidden = self._activations(
@@ -115,5 +115,5 @@ class Workspace:
     @staticmethod
     def _activations(arena: Arena, columns: int, floats: bool, rows_a_token: int = 1) -> Activations:
         planes, blocks = 44 if floats else 12, padded_blocks(columns)
-        rows = rows_a_token * MOST_TOKENS
+        rows = rows_a_token * MAX_TOKENS
         return Activations(arena.take((rows, planes, blocks), torch.int32), planes, blocks)

@@ -11,14 +11,14 @@ from edgeinfer_kernels.cpu.runtime.abi import MAILBOX
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, send_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.layer_split import Turns
 
 
 class Host(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
+    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     def serve(self, tokens: int, start: int) -> None:
         """All turns of a step, each as soon as the device has come to it."""
@@ -29,14 +29,14 @@ class Host(Protocol):
         ...
 
 
-class StepTurns:
+class DecodeExchange:
     """Launches what a decode step does at the host's turns.
 
     `between`, where it is set, is called with the turn when everything has been launched that goes before the
     host's answer: off CUDA, and where a device can't wait within a graph.
     """
 
-    def __init__(self, turns: Turns, mailbox: Mailbox) -> None:
+    def __init__(self, turns: Turns, mailbox: ExchangeBuffer) -> None:
         self.turns = turns
         self.mailbox = mailbox
         self.between: Callable[[int], None] | None = None
@@ -113,10 +113,10 @@ class StepTurns:
         )
 
 
-class PromptTurns:
+class PrefillExchange:
     """Hands a chunk of a prompt to the host and takes it back, with copies that the host waits for."""
 
-    def __init__(self, turns: Turns, mailbox: Mailbox, device: torch.device) -> None:
+    def __init__(self, turns: Turns, mailbox: ExchangeBuffer, device: torch.device) -> None:
         self.turns = turns
         self.host: Host | None = None
         self._mailbox = mailbox
@@ -150,13 +150,13 @@ class PromptTurns:
 class PromptTurn:
     """One of a prompt's turns."""
 
-    turns: PromptTurns
+    turns: PrefillExchange
     number: int
 
     def send(self, x: Tensor, ids: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """See `PromptTurns.send`."""
+        """See `PrefillExchange.send`."""
         self.turns.send(x, ids, weights)
 
     def receive(self, x: Tensor, start: int) -> None:
-        """See `PromptTurns.receive`."""
+        """See `PrefillExchange.receive`."""
         self.turns.receive(self.number, x, start)

@@ -3,7 +3,7 @@
 import torch
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cpu.cpu_shard import MailboxRows
+from edgeinfer_kernels.cpu.cpu_shard import ExchangeRows
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
@@ -19,7 +19,7 @@ def most_used(specification: DecoderSpecification) -> int:
     return max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
 
 
-class Mailbox:
+class ExchangeBuffer:
     """`words` (MAILBOX) int64; for each of `tokens` a row of x, and the experts that it uses with weights.
 
     On a device without CUDA (the tests' CPU) it is plain memory.
@@ -34,9 +34,9 @@ class Mailbox:
         self._words = self.words.numpy()
 
     @property
-    def addresses(self) -> MailboxRows:
+    def addresses(self) -> ExchangeRows:
         """Where the host finds it; it must outlive whoever uses them."""
-        return MailboxRows(
+        return ExchangeRows(
             self.words.data_ptr(),
             self.rows.data_ptr(),
             4 * self.rows.shape[1],

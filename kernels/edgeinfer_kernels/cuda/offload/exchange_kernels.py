@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalised
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalized
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
 
-MOST_POLLS = tl.constexpr(1 << 26)
+MAX_POLLS = tl.constexpr(1 << 26)
 """A minute or two: a host that hasn't come by then is gone, and mustn't hang the device."""
 _ELSEWHERE = tl.constexpr(ELSEWHERE)
 
@@ -49,9 +49,9 @@ def _poll(place):
 @triton.jit
 def _await_number(place, number, lost, told_lost):
     """Return when the number has come, or never will: `lost` then keeps every later wait short."""
-    polls = tl.load(lost).to(tl.int32) * MOST_POLLS
+    polls = tl.load(lost).to(tl.int32) * MAX_POLLS
     seen = _poll(place)
-    while (seen < number) & (polls < MOST_POLLS):
+    while (seen < number) & (polls < MAX_POLLS):
         seen = _poll(place)
         polls += 1
     if seen < number:
@@ -148,6 +148,6 @@ def receive_kernel(
         value += scale * tl.load(y + token * y_stride + column, mask=inside, other=0.0)
     tl.store(x + token * WIDTH + column, value, mask=inside)
     if NORM:
-        value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
+        value = normalized(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
     target = out + token * (PLANES * BLOCKS)
-    quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    quantize(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -25,7 +25,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.sizes.cuda_buffers import REFILL_BYTES
 from edgeinfer_kernels.weights import ExpertWeights, Matrix
 
-PIECES_A_STEP = 3
+PIECES_PER_STEP = 3
 """Of experts on their way: a piece takes the host some 40 us."""
 Counts = npt.NDArray[np.int64]
 
@@ -46,8 +46,8 @@ class Change(Protocol):
     def leaves(self) -> int: ...
 
 
-class SlotPolicy(Protocol):
-    """Who says which experts are to be on the device, as `edgeinfer_offload.runtime.expert_cache_policy.ExpertSlots`."""
+class ExpertPolicy(Protocol):
+    """Who says which experts are to be on the device, as `edgeinfer_offload.runtime.expert_cache_policy.ExpertCachePolicy`."""
 
     @property
     def look_after(self) -> int:
@@ -72,7 +72,7 @@ class SlotPolicy(Protocol):
 
 
 class CountingHost(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
+    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
     def asked(self) -> Mapping[int, Counts]:
@@ -84,7 +84,7 @@ class CountingHost(Protocol):
         ...
 
 
-class ChangingLayer(NamedTuple):
+class ExpertCacheLayer(NamedTuple):
     """What of a layer lies on the device, all of its weights, which are the host's too; the matrices gate, up
     and down in the host's memory, and how often each expert was asked for.
     """
@@ -97,7 +97,7 @@ class ChangingLayer(NamedTuple):
     @classmethod
     def of(
         cls, here: DeviceExperts, weights: ExpertWeights, asked: Counts, host: CountingHost
-    ) -> "ChangingLayer":
+    ) -> "ExpertCacheLayer":
         """`weights` as the host has them."""
         gate, up, down = (
             torch.from_numpy(host.memory_of(stack))
@@ -112,7 +112,7 @@ class Packer:
     """
 
     def __init__(self, stack: Matrix, groups: int, device: torch.device, pool: Any) -> None:
-        rows = ROWS_A_GROUP * groups
+        rows = ROWS_PER_GROUP * groups
         shapes = PlaneShapes.of(stack.name, stack.format, rows, stack.columns)
         parts = [
             torch.zeros(shape, dtype=torch.int32, device=device)
@@ -166,12 +166,14 @@ class _Piece(NamedTuple):
     first_row: int
 
 
-class ExpertRefills:
+class ExpertCache:
     """Carries out what `policy` says, whose rows are the `layers`. `ended`: why experts stay, the device not
     having the memory for it, or an expert that is there not coming out as it was loaded.
     """
 
-    def __init__(self, layers: Sequence[ChangingLayer], policy: SlotPolicy, device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[ExpertCacheLayer], policy: ExpertPolicy, device: torch.device
+    ) -> None:
         self._layers, self._policy, self._device = layers, policy, device
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
@@ -212,7 +214,7 @@ class ExpertRefills:
         return copy
 
     @staticmethod
-    def _stacks(layer: ChangingLayer) -> list[tuple[Matrix, Tensor, DeviceMatrix]]:
+    def _stacks(layer: ExpertCacheLayer) -> list[tuple[Matrix, Tensor, DeviceMatrix]]:
         """Gate, up and down: all experts of the host's, its memory, and those of the device."""
         here, w = layer.here, layer.weights
         stacks = w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps
@@ -279,7 +281,7 @@ class ExpertRefills:
             torch.cuda.set_stream(main)
 
     def _launch(self, change: Change) -> None:
-        now, self._pieces = self._pieces[:PIECES_A_STEP], self._pieces[PIECES_A_STEP:]
+        now, self._pieces = self._pieces[:PIECES_PER_STEP], self._pieces[PIECES_PER_STEP:]
         for packer, groups, target, first_row in now:
             packer.bring(groups, target, first_row)
         if self._pieces:
@@ -303,7 +305,7 @@ class ExpertRefills:
             of_expert = memory[expert * expert_bytes(stack) :][: expert_bytes(stack)].view(-1, group)
             for count in self._steps(stack):
                 packer = self._packers[stack.format, stack.columns, count]
-                first_row = slot * stack.rows + first * ROWS_A_GROUP
+                first_row = slot * stack.rows + first * ROWS_PER_GROUP
                 yield _Piece(packer, of_expert[first : first + count], target, first_row)
                 first += count
 
@@ -317,15 +319,15 @@ def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
     """(groups, bytes) uint8 of sixteen rows each in the host's layout to (rows, bytes) as in a file."""
     index = _places_of_bytes(format_name, groups.device)
     blocks = groups.view(len(groups), -1, index.numel())
-    return blocks[:, :, index].transpose(1, 2).reshape(ROWS_A_GROUP * len(groups), -1)
+    return blocks[:, :, index].transpose(1, 2).reshape(ROWS_PER_GROUP * len(groups), -1)
 
 
 @cache
 def _places_of_bytes(format_name: str, device: torch.device) -> Tensor:
     """(16, bytes of a block): where in sixteen rows' block each row has its bytes."""
-    row = np.arange(ROWS_A_GROUP)[:, None]
+    row = np.arange(ROWS_PER_GROUP)[:, None]
     fields = []
     for field in FIELDS[format_name]:
         units, byte = np.divmod(np.arange(field.unit * field.count), field.unit)
-        fields.append(ROWS_A_GROUP * (field.offset + units * field.unit) + row * field.unit + byte)
+        fields.append(ROWS_PER_GROUP * (field.offset + units * field.unit) + row * field.unit + byte)
     return torch.from_numpy(np.concatenate(fields, axis=1)).to(device)

@@ -14,8 +14,8 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward, ExpertStacks
-from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
-from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.weights.device_layers import (
     DeviceAttention,
     DeviceCache,
@@ -25,15 +25,15 @@ from edgeinfer_kernels.cuda.weights.device_layers import (
 )
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerDivision, has_host_part, host_feed_forward
+from edgeinfer_kernels.layer_split import LayerSplit, has_host_part, host_feed_forward
 from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import DecoderSpecification, LayerSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 
-class SendingHost(Protocol):
-    """Whose weights are sent, as `edgeinfer_kernels.cpu.cpu_shard.HostHalf`."""
+class StreamingHost(Protocol):
+    """Whose weights are sent, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
     def caches(self) -> Mapping[int, LayerCache]:
@@ -78,7 +78,7 @@ def device_layers(model: DeviceModel) -> list[PromptLayer]:
     return found
 
 
-class SentLayers(LayerBuilder):
+class StreamedLayers(LayerBuilder):
     """All layers of the whole decoder, `divisions` telling what of them `model` has already.
 
     `least_tokens`: from how many on a prompt takes this way. Nothing is sent before `connect`.
@@ -88,15 +88,15 @@ class SentLayers(LayerBuilder):
         self,
         specification: DecoderSpecification,
         weights: DecoderWeights,
-        divisions: Sequence[LayerDivision],
+        divisions: Sequence[LayerSplit],
         model: DeviceModel,
         arena: Arena,
         least_tokens: int,
     ) -> None:
         super().__init__(arena, model.positions, model.tables)
         self.least_tokens = least_tokens
-        self._matrices: list[SentMatrix] = []
-        self.sender = WeightSender(arena, sent_piece_bytes(ModelSizes.of(specification, weights)))
+        self._matrices: list[StreamedMatrix] = []
+        self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(specification, weights)))
         theirs = iter(model.layers)
         self.layers = []
         parts = zip(specification.layers, weights.layers, divisions, strict=True)
@@ -120,8 +120,8 @@ class SentLayers(LayerBuilder):
         hosts = {layer.index: layer.facts.attention for layer in self.layers if layer.cache is None}
         self.caches = HostCaches(hosts, self.positions, arena)
 
-    def _matrix(self, source: Matrix) -> SentMatrix:
-        self._matrices.append(SentMatrix.of(source))
+    def _matrix(self, source: Matrix) -> StreamedMatrix:
+        self._matrices.append(StreamedMatrix.of(source))
         return self._matrices[-1]
 
     def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
@@ -132,7 +132,7 @@ class SentLayers(LayerBuilder):
             if order is not None and (np.diff(order) < 0).any():
                 ordered = self._arena.take(order.shape, torch.int64)
                 self._vectors.append((ordered, order))
-            found.append(SentMatrix.of(matrix, ordered))
+            found.append(StreamedMatrix.of(matrix, ordered))
         self._matrices += found
         return Stack(tuple(found))
 
@@ -141,7 +141,7 @@ class SentLayers(LayerBuilder):
         biases = (w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
         return ExpertStacks(w.ffn_up_exps.experts, gate, up, down, *map(self._vector, biases))
 
-    def connect(self, host: SendingHost) -> int:
+    def connect(self, host: StreamingHost) -> int:
         """Learn where the host has its weights and caches; how many bytes of weights couldn't be pinned."""
         self.caches.connect(host.caches)
         self.sender.pin(self.caches.memories())
@@ -154,7 +154,7 @@ class SentLayers(LayerBuilder):
         self.sender.close()
 
 
-def can_send(weights: DecoderWeights, divisions: Sequence[LayerDivision]) -> bool:
+def can_send(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> bool:
     """Whether all of the host's can be sent: the router of a mixture has to be on the device."""
     return all(
         division.attention or isinstance(layer.feed_forward, FeedForwardWeights)

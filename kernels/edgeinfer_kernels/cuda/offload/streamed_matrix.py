@@ -13,7 +13,7 @@ from edgeinfer_kernels.weights import Matrix
 
 
 @dataclass(frozen=True)
-class SentMatrix(DeviceMatrix):
+class StreamedMatrix(DeviceMatrix):
     """A matrix of the host's, or of each of several experts one; of its planes there is nothing.
 
     `order` (head_dim,): that of its rows within each head on the device; None: as they are.
@@ -25,7 +25,7 @@ class SentMatrix(DeviceMatrix):
     """Its bytes, as soon as the host is known."""
 
     @classmethod
-    def of(cls, source: Matrix, order: Tensor | None = None) -> "SentMatrix":
+    def of(cls, source: Matrix, order: Tensor | None = None) -> "StreamedMatrix":
         """Raises `UnsupportedOnDeviceError`: of a format that isn't computed with here."""
         shapes = PlaneShapes.of(source.name, source.format, source.rows, source.columns)
         nothing = torch.empty(0, dtype=torch.int32)

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cuda.device_memory import COPY_THREADS, Arena
 from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES
 
 
-class WeightSender:
+class WeightStreamer:
     """Device memory for SENT_PIECES pieces of `piece_bytes` out of the arena; `connect` it with the host's
     memory first, and `begin` before each chunk.
     """

@@ -10,14 +10,14 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
-from edgeinfer_kernels.specification import LEAST_WEIGHT_SUM
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+from edgeinfer_kernels.specification import MIN_WEIGHT_SUM
 
 SOFTMAX = tl.constexpr(0)
 SIGMOID = tl.constexpr(1)
 SOFTMAX_OF_CHOSEN = tl.constexpr(2)
 GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_chosen": SOFTMAX_OF_CHOSEN}
-LEAST_SUM = tl.constexpr(LEAST_WEIGHT_SUM)
+MIN_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 LOWEST = tl.constexpr(-3.0e38)
 
 UNSHARED = tl.constexpr(0)
@@ -69,7 +69,7 @@ def choose_experts_kernel(
         weight = weight / whole
         whole = whole / whole
     if NORMALISED:
-        weight = weight / tl.maximum(whole, LEAST_SUM)
+        weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
     left = tl.where(inside, score, float("-inf"))
     for slot in range(USED):
@@ -132,7 +132,7 @@ def expert_gated_kernel(
         gates += tl.load(gate_bias + rows)
     value = activate_gated(gates, ups, ACTIVATION)
     one = tl.arange(0, 1)
-    quantise(value, hidden, program + one, one == 0, HIDDEN_BLOCKS, HIDDEN_PLANES, pair + one)
+    quantize(value, hidden, program + one, one == 0, HIDDEN_BLOCKS, HIDDEN_PLANES, pair + one)
 
 
 @triton.jit

@@ -157,7 +157,7 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(head_dim: int, group: int, capability: int, quantised: bool = False) -> AttentionTile:
+def attention_tile(head_dim: int, group: int, capability: int, quantized: bool = False) -> AttentionTile:
     """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
     wide = next_power_of_two(head_dim)
     if capability < 80:
@@ -171,7 +171,7 @@ def attention_tile(head_dim: int, group: int, capability: int, quantised: bool =
         rows, positions, warps, stages = 64, 64, 4, 2
     else:
         rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
-    if quantised and (wide > 128 or (wide > 64 and capability <= 80)):
+    if quantized and (wide > 128 or (wide > 64 and capability <= 80)):
         positions //= 2  # decoding a tile takes registers beside it
     return AttentionTile(max(rows, next_power_of_two(group)), positions, warps, stages)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.cpu_stages import PromptTurn, PromptTurns
+from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptTurn
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward
-from edgeinfer_kernels.cuda.offload.streamed_layers import PromptLayer, SentLayers, device_layers
-from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
+from edgeinfer_kernels.cuda.offload.streamed_layers import PromptLayer, StreamedLayers, device_layers
+from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_experts import PrefillExperts
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
@@ -38,9 +38,9 @@ class Prefill:
     ) -> None:
         """`sizes`: of the whole decoder, of which `model` may be a part."""
         self.model = model
-        self.sent: SentLayers | None = None
+        self.sent: StreamedLayers | None = None
         """All layers, where the host's can be sent."""
-        self.turns: PromptTurns | None = None
+        self.turns: PrefillExchange | None = None
         """Those of the host, in a divided model."""
         self.chunk = chunk
         self._capability = capability
@@ -143,8 +143,8 @@ class Prefill:
         return self.sent.caches
 
     def _tile(self, facts: AttentionSpecification, cache: DeviceCache) -> AttentionTile:
-        group, quantised = facts.heads // facts.kv_heads, cache.keys.dtype != torch.float16
-        return attention_tile(facts.head_dim, group, self._capability, quantised)
+        group, quantized = facts.heads // facts.kv_heads, cache.keys.dtype != torch.float16
+        return attention_tile(facts.head_dim, group, self._capability, quantized)
 
     def _stacked(self, w: DeviceAttention, facts: AttentionSpecification, h: ScaledRows) -> Tensor:
         """q, k and v of all tokens side by side, (tokens, rows) float32."""
@@ -154,7 +154,7 @@ class Prefill:
         for part in w.qkv.parts:
             product = out[:, first : first + part.shapes.rows]
             self.products.multiply(h.rows, part, product)
-            if isinstance(part, SentMatrix) and part.order is not None:
+            if isinstance(part, StreamedMatrix) and part.order is not None:
                 heads = product.unflatten(1, (-1, facts.head_dim))
                 heads.copy_(heads.index_select(2, part.order))
             first += part.shapes.rows
@@ -215,7 +215,7 @@ class _Chunk:
     h: ScaledRows
     start: int
     layers: Sequence[PromptLayer]
-    turns: PromptTurns | None
+    turns: PrefillExchange | None
 
     def turn_within(self, place: int) -> PromptTurn | None:
         """The host's turn in a layer's feed-forward."""

@@ -11,12 +11,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, ExpertStacks, RoutingSpace
-from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
-from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, choose_experts_kernel
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
@@ -137,7 +137,7 @@ class PrefillExperts:
         space = self._routing
         choose_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, facts.scale,
-            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALISED=facts.normalised,
+            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALISED=facts.normalized,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ class PrefillExperts:
             yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
 
     @property
-    def _sender(self) -> WeightSender:
+    def _sender(self) -> WeightStreamer:
         assert self._products.sender is not None, "there is a sender where anything is sent"
         return self._products.sender
 
@@ -216,7 +216,7 @@ class PrefillExperts:
         """How many experts' rows fit the scratch, and a piece if they are sent; at least 1."""
         rows, columns = _expert_shape(stacks, matrix)
         most = len(self._products.scratch) // (rows * columns)
-        if isinstance(matrix, SentMatrix):
+        if isinstance(matrix, StreamedMatrix):
             most = min(most, self._sender.piece_bytes // matrix.expert_bytes)
         return max(most, 1)
 
@@ -260,16 +260,20 @@ class PrefillExperts:
         """out (rows of the batch, rows of an expert) float32 = rows[index] · the expert's transposed."""
         wanted, columns = _expert_shape(batch.stacks, matrix)
         step = min(wanted, self._products.rows_at_once(columns))
-        if isinstance(matrix, SentMatrix):
-            step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_A_GROUP)
+        if isinstance(matrix, StreamedMatrix):
+            step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP)
         for first in range(0, wanted, step):
             count = min(step, wanted - first)
             weights = self._products.scratch[: len(batch.experts) * count * columns]
-            if isinstance(matrix, SentMatrix):
+            if isinstance(matrix, StreamedMatrix):
                 self._send(matrix, batch.experts, first, weights.view(-1, columns))
             else:
                 shapes = matrix.shapes
-                grid = -(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // ROWS_A_GROUP), len(batch.experts)
+                grid = (
+                    -(-shapes.blocks // DEQUANTISED_BLOCKS),
+                    -(-count // ROWS_PER_GROUP),
+                    len(batch.experts),
+                )
                 dequantise_experts_kernel[grid](
                     matrix.parts, experts, weights, wanted, first, count,
                     COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
@@ -277,10 +281,10 @@ class PrefillExperts:
                 )  # fmt: skip
             grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
 
-    def _send(self, matrix: SentMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
+    def _send(self, matrix: StreamedMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
         """The experts' rows from `first` on in float16, (experts · rows, columns); neighbours in one copy."""
         rows = len(weights) // len(experts)
-        begin, nbytes = (n // ROWS_A_GROUP * matrix.group_bytes for n in (first, rows))
+        begin, nbytes = (n // ROWS_PER_GROUP * matrix.group_bytes for n in (first, rows))
         spans: list[tuple[int, int]] = []
         for expert in experts:
             at = expert * matrix.expert_bytes + begin
@@ -295,5 +299,5 @@ class PrefillExperts:
 
 def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]:
     """Rows and columns of one expert's matrix."""
-    experts = 1 if isinstance(matrix, SentMatrix) else stacks.count
+    experts = 1 if isinstance(matrix, StreamedMatrix) else stacks.count
     return matrix.shapes.rows // experts, matrix.shapes.columns

@@ -6,11 +6,11 @@ Those of the device come from its planes, those of the host are sent.
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
-from edgeinfer_kernels.cuda.offload.streamed_matrix import SentMatrix
-from edgeinfer_kernels.cuda.offload.weight_streamer import WeightSender
+from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
+from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
@@ -33,7 +33,7 @@ class Products:
     def __init__(self, sizes: ModelSizes, arena: Arena, chunk: int) -> None:
         rooms = prompt_rooms(sizes, chunk)
         self.chunk, self.expert_rows = chunk, expert_rows(sizes, chunk)
-        self.sender: WeightSender | None = None
+        self.sender: WeightStreamer | None = None
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
         self._products = arena.take((rooms.products,), torch.float32)
@@ -49,7 +49,7 @@ class Products:
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
-        if isinstance(matrix, SentMatrix):
+        if isinstance(matrix, StreamedMatrix):
             self._multiply_sent(rows, matrix, out)
             return
         shapes = matrix.shapes
@@ -73,18 +73,18 @@ class Products:
 
     def rows_at_once(self, columns: int) -> int:
         """Rows of a matrix that the scratch holds, a multiple of sixteen."""
-        return max(len(self.scratch) // columns // ROWS_A_GROUP, 1) * ROWS_A_GROUP
+        return max(len(self.scratch) // columns // ROWS_PER_GROUP, 1) * ROWS_PER_GROUP
 
-    def _multiply_sent(self, rows: Tensor, matrix: SentMatrix, out: Tensor) -> None:
+    def _multiply_sent(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
         assert self.sender is not None
         columns, wanted, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
-        step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_A_GROUP)
+        step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP)
         for first in range(0, wanted, step):
             count = min(step, wanted - first)
-            groups = -(-count // ROWS_A_GROUP)
-            begin = first // ROWS_A_GROUP * group_bytes
+            groups = -(-count // ROWS_PER_GROUP)
+            begin = first // ROWS_PER_GROUP * group_bytes
             raw = self.sender.send(matrix.memory, [(begin, begin + groups * group_bytes)])
-            weights = self.scratch[: groups * ROWS_A_GROUP * columns].view(-1, columns)
+            weights = self.scratch[: groups * ROWS_PER_GROUP * columns].view(-1, columns)
             unpack(raw, matrix.format, columns, weights)
             self.sender.done()
             _matrix_product(rows, weights[:count], out[:, first : first + count])

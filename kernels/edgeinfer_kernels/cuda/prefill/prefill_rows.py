@@ -44,7 +44,7 @@ def row_scale(largest):
 def normed(
     x, mask, weight, bias, offsets, epsilon, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The norm of x (BLOCK,), 0 where masked, as `reference.normalise` has it."""
+    """The norm of x (BLOCK,), 0 where masked, as `reference.normalize` has it."""
     if NORM == NO_NORM:
         return x
     else:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.projections import ROWS
 from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_elements, decode_rows
-from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantize, release_consumers, wait_for_producers
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def embed_kernel(
     tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
         value *= tl.load(gain + column, mask=inside, other=0.0)
-    quantise(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    quantize(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
 
 
 @triton.jit

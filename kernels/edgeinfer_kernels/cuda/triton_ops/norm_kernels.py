@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantise, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 
 @triton.jit
-def normalised(
+def normalized(
     value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
 ):
     """A whole row's norm: (groups, 16) float32, rms or layer, times weight, plus bias."""
@@ -58,13 +58,13 @@ def join_kernel(
     inside = column < WIDTH
     value = tl.load(y + token * stride + column, mask=inside, other=0.0)
     if POST:
-        value = normalised(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
+        value = normalized(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
     if ADDS:
         pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
         tl.debug_barrier()  # as in `residual_kernel`
         tl.store(pointers, value, mask=inside)
     if NORM:
-        value = normalised(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
+        value = normalized(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
     target = out + token * (PLANES * BLOCKS)
-    quantise(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    quantize(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)

@@ -217,7 +217,7 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
 
 
 @triton.jit
-def quantise(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: tl.constexpr, token=0):
+def quantize(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: tl.constexpr, token=0):
     """Store values (groups, 16) float32 as activations; `group` says which sixteen elements each row holds.
 
     `inside`: groups to be stored; `token`: whose they are, one number or one for each row. Writes 12 words

@@ -11,13 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_quant_formats import block_format
 
-ROWS = tl.constexpr(ROWS_A_GROUP)
+ROWS = tl.constexpr(ROWS_PER_GROUP)
 WORDS = 64
 """Words of codes of each row that a program unpacks."""
-FLOATS_A_PROGRAM = 256
+FLOATS_PER_PROGRAM = 256
 """Of each row, in formats of floats."""
 CODE_WORDS = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"), 4),
@@ -246,9 +246,9 @@ FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor) -> None:
     """out (rows, columns) float16 = rows, a multiple of sixteen, that lie interleaved in `raw`, uint8."""
-    groups = len(out) // ROWS_A_GROUP
+    groups = len(out) // ROWS_PER_GROUP
     if format_name in FLOATS:
-        step = min(FLOATS_A_PROGRAM, 1 << (columns - 1).bit_length())
+        step = min(FLOATS_PER_PROGRAM, 1 << (columns - 1).bit_length())
         unpack_floats_kernel[(-(-columns // step), groups)](
             raw.view(FLOATS[format_name]), out, COLUMNS=columns, STEP=step
         )

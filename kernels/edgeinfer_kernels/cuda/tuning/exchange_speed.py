@@ -9,8 +9,8 @@ from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.cpu_stages import StepTurns
-from edgeinfer_kernels.cuda.offload.exchange_buffer import Mailbox
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.layer_split import Turns
@@ -33,9 +33,9 @@ class _Exchange:
         Workspace(DeviceModel(specification, weights, counting, 16), counting)
         self.arena = Arena(device, counting.used)
         model = DeviceModel(specification, weights, self.arena, 16)
-        self.mailbox = Mailbox(device, 1, specification.width, 0)
+        self.mailbox = ExchangeBuffer(device, 1, specification.width, 0)
         self._launches = StepLaunches(model, Workspace(model, self.arena), Tuning(), dependent=False)
-        self._turns = StepTurns(Turns((), (), ()), self.mailbox)
+        self._turns = DecodeExchange(Turns((), (), ()), self.mailbox)
         self._norm = NextNorm(specification.norm, None, None)
 
     def launch(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -233,10 +233,10 @@ def _head(device: torch.device, format_name: str, rows: int) -> _Head:
 
 def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
     """Bytes per second of the host's layout that become float16."""
-    group_bytes = ROWS_A_GROUP * block_format(format_name).row_bytes(MATRIX)
+    group_bytes = ROWS_PER_GROUP * block_format(format_name).row_bytes(MATRIX)
     groups = max(nbytes // group_bytes, 1)
     raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
-    out = torch.empty((groups * ROWS_A_GROUP, MATRIX), dtype=torch.float16, device=device)
+    out = torch.empty((groups * ROWS_PER_GROUP, MATRIX), dtype=torch.float16, device=device)
     return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
 
 

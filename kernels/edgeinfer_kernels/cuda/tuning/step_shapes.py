@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-MOST_SPLITS, FEW_SPLITS = 64, 16
+MAX_SPLITS, FEW_SPLITS = 64, 16
 """Stretches of a cache that a step's buffers have room for, and that any cache may be cut into."""
 STRETCH = 256
 """Positions for which a further stretch is worth what its programs take while the cache is short."""
@@ -56,7 +56,7 @@ class Tuning:
     eight: Shape = Shape(32, 4, 1)
     """Of more."""
     eight_adding: Shape = Shape(32, 4, 1)
-    splits: int = MOST_SPLITS
+    splits: int = MAX_SPLITS
     """Stretches of a cache at most."""
     positions: int = 32
     attention_warps: int = 2

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_kernels.cuda.tuning.step_shapes import MOST_SPLITS, Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, Tuning
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
@@ -185,7 +185,7 @@ def _as_tuning(found: Any) -> Tuning | None:
         if not all(_is_cut(number, least=0 if is_shape else 1) for number in numbers):
             return None
         values[name] = Shape(*numbers) if is_shape else value
-    return Tuning(**values) if values["splits"] <= MOST_SPLITS else None
+    return Tuning(**values) if values["splits"] <= MAX_SPLITS else None
 
 
 def _is_cut(value: Any, least: int) -> bool:

@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.weights.device_layers import (
 )
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerDivision
+from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions, padded_rows
 from edgeinfer_kernels.specification import (
     DecoderSpecification,
@@ -79,7 +79,7 @@ class DeviceModel(LayerBuilder):
         context: int,
         *,
         kv: CacheType = "f16",
-        divisions: Sequence[LayerDivision] = (),
+        divisions: Sequence[LayerSplit] = (),
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self._non_finite: list[tuple[str, Tensor]] = []

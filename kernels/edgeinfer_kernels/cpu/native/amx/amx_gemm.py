@@ -4,7 +4,7 @@ A *panel* is 32 rows by PANEL_COLUMNS columns of weights as bfloat16, small enou
 is unpacked while the first 32 tokens pass, from the same `unpack` as everything else, and multiplied with all
 of them. Sums stay in float32: in tiles within a panel, in scratch from panel to panel.
 
-Activations lie in tiles of 16 tokens by 32 columns (`quantise.py` writes them), all columns of 16 tokens one
+Activations lie in tiles of 16 tokens by 32 columns (`quantize.py` writes them), all columns of 16 tokens one
 after the other. Formula: output[t, r] = Σ bfloat16(weight[r, c])·bfloat16(x[t, c]): both round to 8 bits,
 where int8 activations round to a 127th of the largest of 32. Traffic: reads the rows once for every
 PANEL_TOKENS tokens; writes and reads 2 bytes a weight in the nearest cache.

@@ -33,7 +33,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import store_i8, store_i16, store
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, TILE_BYTES
 
 TILES = 8
-ROWS_A_TILE = 16
+ROWS_PER_TILE = 16
 
 
 def has_tiles(features: str) -> bool:
@@ -77,7 +77,7 @@ def begin_tiles(state):
     store_i8(state, 1)
     for tile in range(TILES):
         store_i16(state + 16 + 2 * tile, 64)
-        store_i8(state + 48 + tile, ROWS_A_TILE)
+        store_i8(state + 48 + tile, ROWS_PER_TILE)
     _exchange_configuration(state)
 
 
@@ -85,7 +85,7 @@ def _rows(tile: int, of_row: Any) -> Any:
     """The emulation of an operation that goes through a tile row by row."""
 
     def emulate(builder: Any, state: Any, *values: Any) -> None:
-        with cgutils.for_range(builder, ir.Constant(I64, ROWS_A_TILE)) as loop:
+        with cgutils.for_range(builder, ir.Constant(I64, ROWS_PER_TILE)) as loop:
             row = _offset(builder, _register(builder, state, tile), 0)
             of_row(
                 builder,
@@ -157,7 +157,7 @@ def tile_multiply(sums: int, left: int, right: int) -> Any:
         from_left = _offset(builder, _register(builder, state, left), 0)
         from_left = builder.add(from_left, builder.mul(index, ir.Constant(I64, CACHE_LINE)))
         from_right = _register(builder, state, right)
-        for k in range(ROWS_A_TILE):
+        for k in range(ROWS_PER_TILE):
             pair = splat(builder, load(builder, _offset(builder, from_left, 4 * k), I32), LANES)
             weights = load(builder, _offset(builder, from_right, CACHE_LINE * k), words)
             for halves in (

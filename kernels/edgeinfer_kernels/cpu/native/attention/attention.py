@@ -36,14 +36,14 @@ from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
 from edgeinfer_kernels.cpu.runtime.abi import (
-    ACTIVATIONS_A_BLOCK,
+    ACTIVATIONS_PER_BLOCK,
     ATTENTION,
     CALL,
     INPUT,
     PLACE,
-    POSITIONS_A_PIECE,
+    POSITIONS_PER_PIECE,
     ROWS_SCRATCH,
-    SCORES_A_THREAD,
+    SCORES_PER_THREAD,
     STEP_TOKENS,
     TEAM,
 )
@@ -61,7 +61,9 @@ def pieces_of(block, team, tokens, positions):
     threads = load_i64(team + TEAM.threads)
     if items >= 4 * threads:
         return 1
-    return min((4 * threads + items - 1) // items, (positions + POSITIONS_A_PIECE - 1) // POSITIONS_A_PIECE)
+    return min(
+        (4 * threads + items - 1) // items, (positions + POSITIONS_PER_PIECE - 1) // POSITIONS_PER_PIECE
+    )
 
 
 @inner
@@ -105,7 +107,7 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
 def heads_fill_blocks(block):
     """Whether the query heads of a key head are whole blocks of activations."""
     group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
-    return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_A_BLOCK == 0
+    return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_PER_BLOCK == 0
 
 
 @inner
@@ -141,7 +143,7 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
     tokens = load_i64(call + CALL.tokens)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     scores = scratch + ROWS_SCRATCH
-    copied = scores + SCORES_A_THREAD + state_bytes(block)
+    copied = scores + SCORES_PER_THREAD + state_bytes(block)
     own_items = 0
     while True:
         if share > 0:
@@ -153,8 +155,8 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
         if token >= tokens:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, 1, scores + SCORES_A_THREAD, scores, copied)
-            write_item(block, tokens, item, scores + SCORES_A_THREAD)
+            gather_item(block, call, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
+            write_item(block, tokens, item, scores + SCORES_PER_THREAD)
         else:
             own = pieces_of(block, team, tokens, position_of(call, token) + 1)
             states = load_i64(block + ATTENTION.states) + item * state_bytes(block)

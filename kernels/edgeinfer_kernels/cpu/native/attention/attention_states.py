@@ -23,7 +23,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
-from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_A_TILE as TILE
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
 
 NEGATIVE = np.float32(-1e30)
 LANES = 16

@@ -37,7 +37,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i8,
     store_i16,
 )
-from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_A_PAGE, SCALED
+from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_PER_PAGE, SCALED
 
 LANES = 16
 
@@ -198,8 +198,8 @@ def slot_of(place, position):
     """Where in the cache the key and value of a position lie."""
     if place == 0:
         return position
-    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_A_PAGE))
-    return page * POSITIONS_A_PAGE + position % POSITIONS_A_PAGE
+    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_PER_PAGE))
+    return page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
 
 
 def make_store_all(store):

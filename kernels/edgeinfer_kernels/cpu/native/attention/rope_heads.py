@@ -9,7 +9,7 @@ from edgeinfer_kernels.cpu.native.attention.cache_writing import (
     store_all_values,
 )
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import rotate_head
-from edgeinfer_kernels.cpu.native.blocks.phases import normalise
+from edgeinfer_kernels.cpu.native.blocks.phases import normalize
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
 from edgeinfer_kernels.cpu.native.simd.exports import inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
@@ -57,7 +57,7 @@ def take_head(block, matrix, norm, row, index, target):
             place = target + 4 * i
             store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
     if norm != 0 and qk_norm == 1:
-        normalise(norm, target, target)
+        normalize(norm, target, target)
     elif norm != 0 and qk_norm == 2:
         scale_by_row(norm, row, load_i64(matrix + MATRIX.rows), head_dim * index, head_dim, target)
 
@@ -90,7 +90,7 @@ def turn_and_store(block, call, token, index, head):
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     rope_dim = load_i64(block + ATTENTION.rope_dim)
-    halves = load_i64(block + ATTENTION.rope_halves) != 0
+    halves = load_i64(block + ATTENTION.rope_neox) != 0
     head_dim = load_i64(block + ATTENTION.head_dim)
     padded = load_i64(block + ATTENTION.padded_head)
     spare = head + 4 * padded

@@ -38,10 +38,10 @@ from edgeinfer_kernels.cpu.native.simd.four_vectors import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import has_wide_registers, load_f32, load_i64, store_i64
 from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, SCALED, SCORES_BYTES
-from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_A_TILE as TILE
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
 
 LANES = 16
-PAGES_A_TILE = TILE // LANES
+PAGES_PER_TILE = TILE // LANES
 ALL_DIMENSIONS = 1 << 30
 """More than a head has."""
 
@@ -242,9 +242,9 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         value_cache = load_i64(block + ATTENTION.value_cache) + value_page * first_page
         key_scale_cache = load_i64(block + ATTENTION.key_scales) + scale_bytes * first_page
         value_scale_cache = load_i64(block + ATTENTION.value_scales) + scale_bytes * first_page
-        keys_ahead = PAGES_A_TILE * key_page
-        values_ahead = PAGES_A_TILE * value_page
-        scales_ahead = PAGES_A_TILE * scale_bytes
+        keys_ahead = PAGES_PER_TILE * key_page
+        values_ahead = PAGES_PER_TILE * value_page
+        scales_ahead = PAGES_PER_TILE * scale_bytes
         spare = copied + keys_ahead + values_ahead + 2 * scales_ahead
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)

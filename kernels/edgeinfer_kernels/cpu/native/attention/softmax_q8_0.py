@@ -17,10 +17,10 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.four_vectors import four_zeros, make_load_four, store_four
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, prefetch
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, POSITIONS_A_TILE, SCALED, SCORES_BYTES
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, POSITIONS_PER_TILE, SCALED, SCORES_BYTES
 
 LANES = 16
-PAGES_A_TILE = POSITIONS_A_TILE // LANES
+PAGES_PER_TILE = POSITIONS_PER_TILE // LANES
 GROUP_SCALES = 2 * LANES
 """Bytes of a page's scales of one group."""
 
@@ -43,7 +43,7 @@ def scale_page(padded):
 @inner
 def prefetch_scales(scales, padded):
     """Ask for the scales of the next tile."""
-    nbytes = PAGES_A_TILE * scale_page(padded)
+    nbytes = PAGES_PER_TILE * scale_page(padded)
     for line in range(0, nbytes, CACHE_LINE):
         prefetch(scales + nbytes + line)
 

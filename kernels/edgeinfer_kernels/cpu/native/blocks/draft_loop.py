@@ -27,8 +27,8 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     EMBED,
     GUESS_CALL_BYTES,
     GUESSING,
-    LOGITS_A_PART,
-    MOST_CANDIDATES,
+    LOGITS_PER_PART,
+    MAX_CANDIDATES,
     PART_BYTES,
 )
 
@@ -97,10 +97,10 @@ def weigh_parts(team, counter, block):
     logits = load_i64(block + GUESSING.logits)
     while True:
         item = next_item(team, counter)
-        first = item * LOGITS_A_PART
+        first = item * LOGITS_PER_PART
         if first >= choices:
             break
-        count = min(LOGITS_A_PART, choices - first)
+        count = min(LOGITS_PER_PART, choices - first)
         end = (count + LANES - 1) // LANES * LANES
         at = logits + 4 * first
         for i in range(count, end):
@@ -115,14 +115,14 @@ def weigh_parts(team, counter, block):
 def best_of_parts(block):
     """(logit, token, softmax) of the best token, the first of equals."""
     parts = load_i64(block + GUESSING.parts)
-    count = (load_i64(block + GUESSING.choices) + LOGITS_A_PART - 1) // LOGITS_A_PART
+    count = (load_i64(block + GUESSING.choices) + LOGITS_PER_PART - 1) // LOGITS_PER_PART
     top = load_f32(parts)
     token = load_i64(parts + 8)
     for part in range(1, count):
         found = load_f32(parts + PART_BYTES * part)
         if found > top:
             top = found
-            token = LOGITS_A_PART * part + load_i64(parts + PART_BYTES * part + 8)
+            token = LOGITS_PER_PART * part + load_i64(parts + PART_BYTES * part + 8)
     total = np.float32(0)
     for part in range(count):
         at = parts + PART_BYTES * part
@@ -133,22 +133,22 @@ def best_of_parts(block):
 @inner
 def gather(block, least, ids, weights):
     """Tokens whose logit is `least` or more to `ids`, rising, their logits to `weights`; how many there are,
-    one more than MOST_CANDIDATES if they are more.
+    one more than MAX_CANDIDATES if they are more.
     """
     parts = load_i64(block + GUESSING.parts)
     choices = load_i64(block + GUESSING.choices)
     logits = load_i64(block + GUESSING.logits)
     count = 0
-    for part in range((choices + LOGITS_A_PART - 1) // LOGITS_A_PART):
+    for part in range((choices + LOGITS_PER_PART - 1) // LOGITS_PER_PART):
         if load_f32(parts + PART_BYTES * part) < least:
             continue
-        for i in range(part * LOGITS_A_PART, min(choices, (part + 1) * LOGITS_A_PART), LANES):
+        for i in range(part * LOGITS_PER_PART, min(choices, (part + 1) * LOGITS_PER_PART), LANES):
             taken = ALL_LANES ^ positive_lanes(subtract(splat_f32(least), load_floats(logits + 4 * i)))
             while taken != 0:
                 token = i + trailing_zeros(taken)
                 taken &= taken - 1
                 if token < choices:
-                    if count == MOST_CANDIDATES:
+                    if count == MAX_CANDIDATES:
                         return count + 1
                     store_i64(ids + 8 * count, token)
                     store_f32(weights + 4 * count, load_f32(logits + 4 * token))
@@ -184,14 +184,14 @@ def cut_off(block, top, weights, count, sorted_logits):
 @inner
 def candidates(block, top, step):
     """The candidates of a guess and their weights e^((logit - best)/temperature); (count, sum of weights)."""
-    ids = load_i64(block + GUESSING.candidates) + 8 * MOST_CANDIDATES * step
-    weights = load_i64(block + GUESSING.weights) + 4 * MOST_CANDIDATES * step
+    ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
+    weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
     reach = load_f32(block + GUESSING.reach)
     count = gather(block, top - reach, ids, weights)
-    while count > MOST_CANDIDATES and reach > NEAREST:
+    while count > MAX_CANDIDATES and reach > NEAREST:
         reach *= NEARER
         count = gather(block, top - reach, ids, weights)
-    count = min(count, MOST_CANDIDATES)
+    count = min(count, MAX_CANDIDATES)
     least = cut_off(block, top, weights, count, load_i64(block + GUESSING.sorted_logits))
     temperature = load_f32(block + GUESSING.temperature)
     kept = 0
@@ -210,8 +210,8 @@ def candidates(block, top, step):
 @inner
 def drawn(block, step, count, total):
     """(token, weight): one of the candidates, by the number from 0 to 1 that was handed in."""
-    ids = load_i64(block + GUESSING.candidates) + 8 * MOST_CANDIDATES * step
-    weights = load_i64(block + GUESSING.weights) + 4 * MOST_CANDIDATES * step
+    ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
+    weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
     wanted = load_f32(load_i64(block + GUESSING.numbers) + 4 * step) * total
     place = 0
     reached = load_f32(weights)

@@ -7,11 +7,11 @@ to keep all threads busy however few experts there are. One token reads its quan
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantise
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     ROW_CHUNKS_A_THREAD,
-    ROWS_A_PAIR,
+    ROWS_PER_PAIR,
     kernel_for,
     next_piece,
     normalise_and_quantise,
@@ -70,7 +70,7 @@ def gather(team, counter, block, tokens):
 @inner
 def chunk_of(team, rows, tokens):
     """Rows that are handed out together, of `rows` in all experts in use."""
-    step = ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP
+    step = ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP
     shares = load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD
     if tokens > 1:
         shares *= CHUNKS_OF_MANY

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, stor
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.runtime.abi import (
-    ACTIVATIONS_A_BLOCK,
+    ACTIVATIONS_PER_BLOCK,
     CALL,
     FEED_FORWARD,
     HEAD,
@@ -84,7 +84,7 @@ def project_activated(team, counter, thread, block, tokens, scratch):
     code = load_i64(block + FEED_FORWARD.activation)
     rows = load_i64(up_matrix + MATRIX.rows)
     threads = load_i64(team + TEAM.threads)
-    chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_A_BLOCK)
+    chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_PER_BLOCK)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)

@@ -6,7 +6,7 @@ between a phase and the next that reads what it wrote.
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item, next_token
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import inner
@@ -21,16 +21,16 @@ from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32,
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
 from edgeinfer_kernels.cpu.runtime.abi import CALL, INPUT, MATRIX, NORM, TEAM
 
-COLUMNS_A_PIECE = 512
+COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
-ROWS_A_PAIR = 2 * ROWS_A_GROUP
+ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
 """Several tokens' kernels work on two groups of rows together."""
 ASKED_BYTES = 128 << 10
 """Most weights that a thread asks for while it waits for others: they stay in a second-level cache."""
 
 
 @inner
-def normalise(norm, x, out):
+def normalize(norm, x, out):
     """One row through the norm `norm`; float32, padded with zeros to 16."""
     kind = load_i64(norm + NORM.kind)
     width = load_i64(norm + NORM.width)
@@ -55,33 +55,33 @@ def normalise_and_quantise(team, counter, thread, call, norm, target):
     while token < tokens:
         x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
         row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
-        normalise(norm, x, row)
+        normalize(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
         token = next_token(team, counter, tokens, token)
 
 
 @inner
 def next_piece(team, counter, columns):
-    """(row, first, last): the next piece to work on of rows of `columns`, COLUMNS_A_PIECE of them at most."""
-    pieces = (columns + COLUMNS_A_PIECE - 1) // COLUMNS_A_PIECE
+    """(row, first, last): the next piece to work on of rows of `columns`, COLUMNS_PER_PIECE of them at most."""
+    pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
     item = next_item(team, counter)
     row = item // pieces
-    first = (item - row * pieces) * COLUMNS_A_PIECE
-    return row, first, min(columns, first + COLUMNS_A_PIECE)
+    first = (item - row * pieces) * COLUMNS_PER_PIECE
+    return row, first, min(columns, first + COLUMNS_PER_PIECE)
 
 
 @inner
 def operands(matrix, source):
     """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
-    if load_i64(matrix + MATRIX.quantised) != 0:
-        return load_i64(source + INPUT.quantised), load_i64(source + INPUT.quantised_stride)
+    if load_i64(matrix + MATRIX.quantized) != 0:
+        return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantised_stride)
     return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
 
 
 @inner
 def kernel_for(matrix, source, tokens):
     """The kernel that multiplies a matrix with so many rows of `source`."""
-    if load_i64(matrix + MATRIX.quantised) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
+    if load_i64(matrix + MATRIX.quantized) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
         return load_i64(matrix + MATRIX.tile_kernel)
     return load_i64(matrix + MATRIX.kernel)
 
@@ -89,7 +89,7 @@ def kernel_for(matrix, source, tokens):
 @inner
 def quantise_input(team, counter, call, target):
     """Phase: the float rows of `target` as matrices want them, in pieces."""
-    if load_i64(target + INPUT.quantised) == 0:
+    if load_i64(target + INPUT.quantized) == 0:
         return
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
@@ -122,7 +122,7 @@ def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch
 @inner
 def chunks_of(team, matrix, tokens):
     """(rows of a chunk, chunks of a stream): a matrix is cut into a stream of chunks for each thread."""
-    return chunks_by(team, matrix, ROWS_A_PAIR if tokens > 1 else ROWS_A_GROUP)
+    return chunks_by(team, matrix, ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP)
 
 
 @inner
@@ -168,9 +168,9 @@ def first_weights(team, thread, tokens, matrix):
     rows = load_i64(matrix + MATRIX.rows)
     chunk, chunks = chunks_of(team, matrix, tokens)
     first = min(rows, thread * chunks * chunk)
-    groups = (min(rows, first + chunk) - first + ROWS_A_GROUP - 1) // ROWS_A_GROUP
+    groups = (min(rows, first + chunk) - first + ROWS_PER_GROUP - 1) // ROWS_PER_GROUP
     group_bytes = load_i64(matrix + MATRIX.group_bytes)
-    at = load_i64(matrix + MATRIX.weights) + first // ROWS_A_GROUP * group_bytes
+    at = load_i64(matrix + MATRIX.weights) + first // ROWS_PER_GROUP * group_bytes
     return at, at + min(ASKED_BYTES, groups * group_bytes)
 
 
@@ -191,7 +191,7 @@ def add_residual(team, counter, thread, call, matrix, projected, stride, post_no
         row = projected + token * stride
         add_bias(row, load_i64(matrix + MATRIX.bias), load_i64(matrix + MATRIX.rows))
         if load_i64(post_norm + NORM.kind) != 0:
-            normalise(post_norm, row, row)
+            normalize(post_norm, row, row)
         x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
         factor = splat_f32(np.float32(scale))
         for i in range(0, load_i64(post_norm + NORM.padded), 16):

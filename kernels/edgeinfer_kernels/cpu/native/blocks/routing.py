@@ -20,12 +20,12 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     EXPERTS,
     GATING_CODES,
     INPUT,
-    LEAST_WEIGHT_SUM,
     MATRIX,
+    MIN_WEIGHT_SUM,
 )
 
 SOFTMAX, SIGMOID = GATING_CODES["softmax"], GATING_CODES["sigmoid"]
-LEAST_SUM = np.float32(LEAST_WEIGHT_SUM)
+MIN_SUM = np.float32(MIN_WEIGHT_SUM)
 ENTRY_BYTES = 24
 """Of an expert in use: (expert, first row, pairs), behind their number."""
 
@@ -94,8 +94,8 @@ def weigh(block, scores, weights):
         store_f32(weights + 4 * slot, weight)
         whole += weight
     scale = load_f32(block + EXPERTS.weight_scale)
-    if load_i64(block + EXPERTS.normalised) != 0:
-        scale /= max(whole, LEAST_SUM)
+    if load_i64(block + EXPERTS.normalized) != 0:
+        scale /= max(whole, MIN_SUM)
     for slot in range(used):
         store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
 

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, SERVED_STEP_BYTES, SERVIC
 
 SPINS_BEFORE_YIELD = 2000
 """Some 50 to 100 us: as long as attention takes on most devices."""
-MOST_SPINS = 1 << 28
+MAX_SPINS = 1 << 28
 """A minute or two: a device that hasn't come by then has failed."""
 
 exports = Exports()
@@ -31,7 +31,7 @@ def await_turn(team, mailbox, turn):
     spins = 0
     while atomic_load(mailbox + MAILBOX.sent) < turn and atomic_load(mailbox + MAILBOX.given_up) == 0:
         spins += 1
-        if spins > MOST_SPINS:
+        if spins > MAX_SPINS:
             atomic_store(mailbox + MAILBOX.given_up, 1)
         elif spins > SPINS_BEFORE_YIELD:
             call_pointer_0(load_i64(team + TEAM.yield_function))

@@ -4,7 +4,7 @@ The matrix is never copied as a whole, so that the file's pages may come and go;
 more over every group, in the first two levels of the cache.
 """
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_group
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.scalars import (
@@ -54,7 +54,7 @@ def widen_ternary(source, target, blocks):
 @inner
 def fill_group(matrix, first, group):
     """Rows first… of the matrix, interleaved at `group`; rows and columns that it lacks are zeros."""
-    rows = min(ROWS_A_GROUP, load_i64(matrix + FILE_ROWS.rows) - first)
+    rows = min(ROWS_PER_GROUP, load_i64(matrix + FILE_ROWS.rows) - first)
     row_bytes = load_i64(matrix + FILE_ROWS.row_bytes)
     source = load_i64(matrix + FILE_ROWS.source) + first * row_bytes
     group_bytes = load_i64(matrix + FILE_ROWS.group_bytes)
@@ -86,14 +86,14 @@ def rows_in_file(
 ):
     """A row kernel (see ROW_ARGUMENTS) whose weights are a FILE_ROWS."""
     group = scratch + load_i64(matrix + FILE_ROWS.group_offset)
-    for first in range(first_row, last_row, ROWS_A_GROUP):
+    for first in range(first_row, last_row, ROWS_PER_GROUP):
         fill_group(matrix, first, group)
         call_pointer_10(
             load_i64(matrix + FILE_ROWS.kernel),
             group,
             columns,
             0,
-            ROWS_A_GROUP,
+            ROWS_PER_GROUP,
             activations,
             stride,
             tokens,

@@ -3,7 +3,7 @@
 from llvmlite import ir
 from numba import types
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     I8,
@@ -36,23 +36,23 @@ exports = Exports()
 def gather_four_words(builder, at, row_bytes, target):
     """Four words of each of sixteen rows: a transposition of registers, 4·4 of four words each."""
     rows = []
-    for _ in range(ROWS_A_GROUP):
+    for _ in range(ROWS_PER_GROUP):
         rows.append(load(builder, at, ir.VectorType(I32, 4)))
         at = builder.add(at, row_bytes)
-    quarters = [join(builder, rows[first : first + 4]) for first in range(0, ROWS_A_GROUP, 4)]
+    quarters = [join(builder, rows[first : first + 4]) for first in range(0, ROWS_PER_GROUP, 4)]
     for word in range(4):
-        picks = [lane + word for lane in range(0, 2 * ROWS_A_GROUP, 4)]
+        picks = [lane + word for lane in range(0, 2 * ROWS_PER_GROUP, 4)]
         mask = ir.Constant(ir.VectorType(I32, len(picks)), picks)
         halves = [builder.shuffle_vector(quarters[i], quarters[i + 1], mask) for i in (0, 2)]
         store(builder, join(builder, halves), target)
-        target = builder.add(target, ir.Constant(target.type, 4 * ROWS_A_GROUP))
+        target = builder.add(target, ir.Constant(target.type, 4 * ROWS_PER_GROUP))
 
 
 @operation(types.void, (address, types.int64, address))
 def gather_shorts(builder, at, row_bytes, target):
     """Two bytes of each of sixteen rows."""
-    lanes = ir.Constant(ir.VectorType(I16, ROWS_A_GROUP), ir.Undefined)
-    for lane in range(ROWS_A_GROUP):
+    lanes = ir.Constant(ir.VectorType(I16, ROWS_PER_GROUP), ir.Undefined)
+    for lane in range(ROWS_PER_GROUP):
         lanes = builder.insert_element(lanes, load(builder, at, I16), ir.Constant(I32, lane))
         at = builder.add(at, row_bytes)
     store(builder, lanes, target)
@@ -63,9 +63,9 @@ def gather_words(source, row_bytes, target, count):
     """`count` words of sixteen rows, four at a time, the rest one by one."""
     fours = count // 4 * 4
     for index in range(0, fours, 4):
-        gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index)
+        gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_PER_GROUP * index)
     for index in range(fours, count):
-        gather_units(source + 4 * index, row_bytes, target + 4 * ROWS_A_GROUP * index, 4, ROWS_A_GROUP)
+        gather_units(source + 4 * index, row_bytes, target + 4 * ROWS_PER_GROUP * index, 4, ROWS_PER_GROUP)
 
 
 @inner
@@ -89,16 +89,16 @@ def gather_block(source, row_bytes, target, fields, field_count, rows):
         unit = load_i64(fields + 24 * field + 8)
         count = load_i64(fields + 24 * field + 16)
         at = source + offset
-        to = target + ROWS_A_GROUP * offset
-        if rows == ROWS_A_GROUP and unit == 4:
+        to = target + ROWS_PER_GROUP * offset
+        if rows == ROWS_PER_GROUP and unit == 4:
             gather_words(at, row_bytes, to, count)
             continue
-        if rows == ROWS_A_GROUP and unit == 2:
+        if rows == ROWS_PER_GROUP and unit == 2:
             for index in range(count):
-                gather_shorts(at + 2 * index, row_bytes, to + 2 * ROWS_A_GROUP * index)
+                gather_shorts(at + 2 * index, row_bytes, to + 2 * ROWS_PER_GROUP * index)
             continue
         for index in range(count):
-            gather_units(at + index * unit, row_bytes, to + ROWS_A_GROUP * index * unit, unit, rows)
+            gather_units(at + index * unit, row_bytes, to + ROWS_PER_GROUP * index * unit, unit, rows)
 
 
 @inner
@@ -106,7 +106,7 @@ def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, f
     """A group of up to sixteen rows."""
     for block in range(blocks):
         at = source + block * block_bytes
-        to = target + ROWS_A_GROUP * block * block_bytes
+        to = target + ROWS_PER_GROUP * block * block_bytes
         gather_block(at, row_bytes, to, fields, field_count, rows)
 
 
@@ -114,8 +114,8 @@ def _non_finite_lanes(element):
     """An intrinsic: bit i is set where all bits of `exponent` are set in number i of the sixteen at `at`."""
 
     def non_finite_lanes(builder, at, exponent):
-        mask = splat(builder, builder.trunc(exponent, element), ROWS_A_GROUP)
-        numbers = load(builder, at, ir.VectorType(element, ROWS_A_GROUP))
+        mask = splat(builder, builder.trunc(exponent, element), ROWS_PER_GROUP)
+        numbers = load(builder, at, ir.VectorType(element, ROWS_PER_GROUP))
         found = builder.icmp_unsigned("==", builder.and_(numbers, mask), mask)
         return builder.zext(builder.bitcast(found, I16), I64)
 
@@ -135,9 +135,9 @@ def non_finite_rows(group, blocks, block_bytes, scales):
     count, exponent = load_i64(scales + 16), load_i64(scales + 24)
     found = 0
     for block in range(blocks):
-        at = group + ROWS_A_GROUP * (block * block_bytes + offset)
+        at = group + ROWS_PER_GROUP * (block * block_bytes + offset)
         for index in range(count):
-            numbers = at + ROWS_A_GROUP * unit * index
+            numbers = at + ROWS_PER_GROUP * unit * index
             if unit == 2:
                 found |= non_finite_shorts(numbers, exponent)
             elif unit == 4:
@@ -156,8 +156,8 @@ def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_cou
     the first row that it finds goes to the int64 at `broken`, which is -1 beforehand.
     """
     row_bytes = blocks * block_bytes
-    for first in range(0, rows, ROWS_A_GROUP):
-        count = min(ROWS_A_GROUP, rows - first)
+    for first in range(0, rows, ROWS_PER_GROUP):
+        count = min(ROWS_PER_GROUP, rows - first)
         at = source + first * row_bytes
         group = target + first * row_bytes
         gather_group(at, row_bytes, group, count, blocks, block_bytes, fields, field_count)

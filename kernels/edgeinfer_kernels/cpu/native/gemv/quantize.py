@@ -57,15 +57,15 @@ def write_activations_from(x, target, start, token, tokens, first, last):
     """Columns first..last of a token's row to the INPUT `target`, in the form that `tokens` tokens take whose
     first one has row `start`.
     """
-    quantised = load_i64(target + INPUT.quantised)
-    if quantised == 0:
+    quantized = load_i64(target + INPUT.quantized)
+    if quantized == 0:
         return
     stride = load_i64(target + INPUT.quantised_stride)
-    quantised += start * stride
+    quantized += start * stride
     if tokens >= load_i64(target + INPUT.tile_tokens):
-        write_tiles(x, quantised, load_i64(target + INPUT.columns), token, first, last)
+        write_tiles(x, quantized, load_i64(target + INPUT.columns), token, first, last)
     else:
-        quantise_blocks(x, quantised + token * stride, first, last)
+        quantise_blocks(x, quantized + token * stride, first, last)
 
 
 @inner

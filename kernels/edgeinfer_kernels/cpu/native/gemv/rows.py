@@ -6,7 +6,7 @@ instruction advances sixteen outputs. A format gives only its `unpack`: 32 colum
 registers of bytes, with their scales (`RowFormat`).
 
 Quantised activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
-the values times s, which corrections need (`quantise.py` writes them).
+the values times s, which corrections need (`quantize.py` writes them).
 
 Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
 the correction is the block's minimum, or its scale times what its weights are stored too high.

@@ -52,14 +52,14 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     BLOCKS_AHEAD,
     CACHE_LINE,
     NEURON_COLUMNS,
-    OUTPUTS_A_TILE,
+    OUTPUTS_PER_TILE,
 )
 
 NEURON_SUMS_ARGUMENTS = 10
 """columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride,
 scratch, 0.
 
-`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_A_TILE; activations are int8 blocks;
+`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_PER_TILE; activations are int8 blocks;
 `scratch` is ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
 """
 QUAD_BYTES = 48
@@ -142,7 +142,7 @@ def block_address(columns, block):
 
 def make_tile(form: ColumnFormat):
     """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds a block's neurons to
-    OUTPUTS_A_TILE outputs from `place` on.
+    OUTPUTS_PER_TILE outputs from `place` on.
     """
     add_product = dot_sum(signed=form.signed, largest=form.largest)
     signed, offset = form.signed, np.float32(form.offset)
@@ -256,14 +256,14 @@ def make_tile(form: ColumnFormat):
 
     @inner
     def tile_of_bytes(active, quads, factors, halves, outputs, place, activations, out):
-        for here in range(place, place + OUTPUTS_A_TILE, 64):
+        for here in range(place, place + OUTPUTS_PER_TILE, 64):
             sums = sums_of_bytes(active, 0, quads, here)
             add_registers(sums, factors, halves, outputs, here, activations, out)
 
     @inner
     def tile_of_two(active, quads, factors, halves, outputs, place, activations, out):
         middle = load_i64(active + QUADS + 8)
-        for here in range(place, place + OUTPUTS_A_TILE, 64):
+        for here in range(place, place + OUTPUTS_PER_TILE, 64):
             f = sums_of_bytes(active, 0, middle, here)
             s = sums_of_bytes(active, middle, quads, here)
             add_two(f[0], s[0], factors, halves, outputs, here, activations, out)
@@ -303,12 +303,12 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
             for neuron in range(4):
-                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_A_TILE * bits // 8)
+                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_PER_TILE * bits // 8)
         if has_bytes:
-            prefetch_lines(factors + place, OUTPUTS_A_TILE)
-            prefetch_lines(factors + outputs + place, OUTPUTS_A_TILE)
+            prefetch_lines(factors + place, OUTPUTS_PER_TILE)
+            prefetch_lines(factors + outputs + place, OUTPUTS_PER_TILE)
         else:
-            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_A_TILE)
+            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
@@ -332,7 +332,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             factors, halves = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
-            for place in range(first, last, OUTPUTS_A_TILE):
+            for place in range(first, last, OUTPUTS_PER_TILE):
                 prefetch_tile(following, next_factors, next_halves, outputs, place)
                 if quads != 0:
                     tile(active, quads, factors, halves, outputs, place, a, out)

@@ -8,7 +8,7 @@ one sum across the lanes.
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_A_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
 from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS, nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
@@ -34,7 +34,7 @@ NEURON_ROWS_ARGUMENTS = 6
 float32, by neuron.
 """
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
-LANES_BYTES = ROWS_A_GROUP * ACTIVATION_BYTES
+LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
 
 
 @inner
@@ -125,14 +125,14 @@ def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
 def activations_by_lanes(source, columns, target):
     """A token's quantised activations with sixteen blocks interleaved; zeros where there are no more."""
     blocks = columns // 32
-    for first in range(0, blocks, ROWS_A_GROUP):
-        count = min(ROWS_A_GROUP, blocks - first)
-        to = target + LANES_BYTES * (first // ROWS_A_GROUP)
+    for first in range(0, blocks, ROWS_PER_GROUP):
+        count = min(ROWS_PER_GROUP, blocks - first)
+        to = target + LANES_BYTES * (first // ROWS_PER_GROUP)
         at = source + ACTIVATION_BYTES * first
-        if count == ROWS_A_GROUP:
+        if count == ROWS_PER_GROUP:
             gather_words(at, ACTIVATION_BYTES, to, ACTIVATION_WORDS)
             continue
         for word in range(ACTIVATION_WORDS):
-            for lane in range(ROWS_A_GROUP):
+            for lane in range(ROWS_PER_GROUP):
                 value = load_i32(at + ACTIVATION_BYTES * lane + 4 * word) if lane < count else 0
                 store_i32(to + 64 * word + 4 * lane, value)

@@ -178,7 +178,7 @@ def down_phase(team, counter, block, dense, tokens, own):
             down,
             first,
             min(outputs, first + piece),
-            load_i64(hidden + INPUT.quantised),
+            load_i64(hidden + INPUT.quantized),
             load_i64(hidden + INPUT.quantised_stride),
             tokens,
             load_i64(block + SPARSE_FEED_FORWARD.sums),
@@ -201,7 +201,7 @@ def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
     barrier(team)
     if next_item(team, counter + 1) == 0:
         for token in range(tokens):
-            to = load_i64(predicted + INPUT.quantised) + token * load_i64(predicted + INPUT.quantised_stride)
+            to = load_i64(predicted + INPUT.quantized) + token * load_i64(predicted + INPUT.quantised_stride)
             quantise_blocks(out + token * stride, to, 0, load_i64(predicted + INPUT.columns))
     barrier(team)
 
@@ -222,7 +222,7 @@ def sparse_feed_forward_block(block, call, team, thread):
     normalise_and_quantise(team, 0, thread, call, load_i64(dense + FEED_FORWARD.norm), normed)
     barrier(team)
     for token in range(tokens):
-        source = load_i64(normed + INPUT.quantised) + token * load_i64(normed + INPUT.quantised_stride)
+        source = load_i64(normed + INPUT.quantized) + token * load_i64(normed + INPUT.quantised_stride)
         lanes = own + SPARSE_SCRATCH + token * load_i64(block + SPARSE_FEED_FORWARD.lanes_stride)
         activations_by_lanes(source, load_i64(normed + INPUT.columns), lanes)
     predict_phase(team, 1, thread, block, dense, tokens, dense_scratch)
