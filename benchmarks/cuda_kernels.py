@@ -34,12 +34,12 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_tile,
 )
 from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_experts import GROUPED_PAIRS
-from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS
+from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS
 from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
 from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel, embed_rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import TARGETS, Launch, compile_launch, recorded_launches
@@ -157,18 +157,18 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     )  # fmt: skip
     matrix = model.layers[0].feed_forward.down
     out = empty(16, matrix.shapes.columns, dtype=HALF)
-    dequantise_kernel[(1, 1)](
+    dequantize_kernel[(1, 1)](
         matrix.parts, 0, out, 16,
-        COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, STEP=DEQUANTISED_BLOCKS,
-        TILE=matrix.shapes.tile, num_warps=DEQUANTISING_WARPS,
+        COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, STEP=DEQUANTIZED_BLOCKS,
+        TILE=matrix.shapes.tile, num_warps=DEQUANTIZING_WARPS,
     )  # fmt: skip
     second = model.layers[0].feed_forward
     if isinstance(second, DeviceExperts):
         stack = second.stacks.down
-        dequantise_experts_kernel[(1, 1, 1)](
+        dequantize_experts_kernel[(1, 1, 1)](
             stack.parts, empty(2, dtype=WHOLE), out, shape.width, 0, 16,
-            COLUMNS=stack.shapes.columns, BLOCKS=stack.shapes.blocks, STEP=DEQUANTISED_BLOCKS,
-            TILE=stack.shapes.tile, num_warps=DEQUANTISING_WARPS,
+            COLUMNS=stack.shapes.columns, BLOCKS=stack.shapes.blocks, STEP=DEQUANTIZED_BLOCKS,
+            TILE=stack.shapes.tile, num_warps=DEQUANTIZING_WARPS,
         )  # fmt: skip
     table = model.embedding
     embed_rows_kernel[(1, 1)](

@@ -53,7 +53,7 @@ def _note(layers: int, together: set[int]) -> str:
         return f"hot first: the neurons of {layers} layers by falling counts"
     blocks = " or ".join(map(str, sorted(together)))
     return (
-        f"hot first: the neurons of {layers} layers in whole blocks of {blocks}, as ffn_down is quantised "
+        f"hot first: the neurons of {layers} layers in whole blocks of {blocks}, as ffn_down is quantized "
         "already; from F16 or F32 each moves by itself"
     )
 

@@ -294,7 +294,7 @@ class Model:
         """As `embed`, with the count of the tokens that it took."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
         if not isinstance(normalize, bool):
-            raise SettingError(f"normalise: saw {shown(normalize)}, wanted True or False")
+            raise SettingError(f"normalize: saw {shown(normalize)}, wanted True or False")
         ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
         vectors = [pooled(self._rows(each), chosen, normalize) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))

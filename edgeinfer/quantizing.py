@@ -83,7 +83,7 @@ def quantize(
         place = None if target is None else Path(target)
         notes = (*([remark] if remark else []), *_notes(plan, given))
         done = Quantization(file.path, file.nbytes, place, plan, notes)
-        _check_requantising(plan, allow_requantize)
+        _check_requantizing(plan, allow_requantize)
         if dry_run:
             return done
         place = _checked_target(place, file, plan, overwrite)
@@ -124,14 +124,14 @@ def _weight_format(setting: str, name: str) -> BlockFormat:
 def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeOptions) -> None:
     idle = unmatched(wishes.overrides, file.tensors, plan.facts.architecture)
     if idle:
-        raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantised")
+        raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
 
 
-def _check_requantising(plan: QuantizationPlan, allowed: bool) -> None:
-    again = [tensor.info for tensor in plan.tensors if tensor.is_requantised]
+def _check_requantizing(plan: QuantizationPlan, allowed: bool) -> None:
+    again = [tensor.info for tensor in plan.tensors if tensor.is_requantized]
     if again and not allowed:
         raise SettingError(
-            f"{len(again)} of {len(plan.tensors)} tensors are quantised already "
+            f"{len(again)} of {len(plan.tensors)} tensors are quantized already "
             f"({again[0].name} is {again[0].format.name}) and would lose more than from F16 or F32; "
             "take such a file, or allow it (--allow-requantize, allow_requantize=True)"
         )
@@ -178,12 +178,12 @@ def _notes(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
         notes.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
     if plan.without_importance:
         count, first = len(plan.without_importance), plan.without_importance[0]
-        notes.append(f"the importance matrix doesn't name {_tensors(count)} ({first}): quantised without it")
+        notes.append(f"the importance matrix doesn't name {_tensors(count)} ({first}): quantized without it")
     if importance is None and plan.mix.name in WANTS_IMPORTANCE:
         notes.append(f"{plan.mix.name} is made for an importance matrix (--imatrix); expect a poor model")
-    again = sum(tensor.is_requantised for tensor in plan.tensors)
+    again = sum(tensor.is_requantized for tensor in plan.tensors)
     if again:
-        notes.append(f"{_tensors(again)} quantised already: the new error comes on top of the old one")
+        notes.append(f"{_tensors(again)} quantized already: the new error comes on top of the old one")
     return notes
 
 

@@ -15,7 +15,7 @@ KINDS = {
     "memcpy htod": "copies to the GPU",
     "memcpy dtoh": "copies from the GPU",
     "unpack_kernel": "unpacking what was sent",
-    "dequantise": "dequantising what is there",
+    "dequantize": "dequantizing what is there",
     "grouped_product": "products of experts",
     "gemm": "products",
     "nvjet": "products",

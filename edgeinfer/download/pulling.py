@@ -54,7 +54,7 @@ class Pull:
     others: OtherFolders | None = None
     """Where other programs keep their models; None: the usual places."""
     machine: Callable[[], Machine] = known_machine
-    """What the quantisation is chosen for, if none is named."""
+    """What the quantization is chosen for, if none is named."""
 
 
 def pull(wanted: str, settings: Pull | None = None) -> Pulled:
@@ -202,7 +202,7 @@ def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[H
 
 
 def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
-    """The model of the quantisation that is named, else one that lies in `root` in part or whole, else of the
+    """The model of the quantization that is named, else one that lies in `root` in part or whole, else of the
     one that suits the machine.
     """
     by_quant: dict[str, HubModel] = {}

@@ -1,4 +1,4 @@
-"""Which quantisation of a model is fetched if none is named: the best that answers fast enough here."""
+"""Which quantization of a model is fetched if none is named: the best that answers fast enough here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ GIBIBYTE = 1 << 30
 
 @dataclass(frozen=True)
 class QuantOption:
-    """One quantisation that may be had. `read_sizes` asks for the first bytes of its file."""
+    """One quantization that may be had. `read_sizes` asks for the first bytes of its file."""
 
     quant: str
     size_bytes: int
@@ -99,6 +99,6 @@ def _why(option: QuantOption, found: Fit, machine: Machine, ranked: Sequence[Qua
 def _none_fits(name: str, smallest: QuantOption, machine: Machine) -> str:
     size, room = smallest.size_bytes / GIBIBYTE, _room(machine) / GIBIBYTE
     return (
-        f"{name}: no quantisation fits this machine; the smallest, {smallest.quant}, has {size:.1f} GiB, "
+        f"{name}: no quantization fits this machine; the smallest, {smallest.quant}, has {size:.1f} GiB, "
         f"{room:.1f} GiB are free; take a smaller model, or name it: edgeinfer pull {name}:{smallest.quant}"
     )

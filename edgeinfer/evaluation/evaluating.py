@@ -9,7 +9,7 @@ from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.evaluation.logit_sources import EngineSource, LlamaCppSource, LogitSource, window_slices
 from edgeinfer.evaluation.scores import Scores, score
-from edgeinfer.evaluation.summary import Evaluation, summarise
+from edgeinfer.evaluation.summary import Evaluation, summarize
 from edgeinfer.evaluation.windows import Windows
 from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
@@ -57,7 +57,7 @@ def evaluate(
         of_base = {**loading, "kv": base_kv or loading.get("kv") or "f16"}
         base_source = _base(stack, loaded, model, base, context, of_base) if base is not None else None
         scores = Scores.joined(list(scored_windows(source, base_source, windows, report)))
-    return summarise(scores, len(windows), context)
+    return summarize(scores, len(windows), context)
 
 
 def _step(loading: Mapping[str, Any]) -> int | None:

@@ -59,7 +59,7 @@ def exponential(estimate: Estimate) -> Estimate:
     return Estimate(value, value * estimate.error)
 
 
-def summarise(scores: Scores, windows: int, context: int) -> Evaluation:
+def summarize(scores: Scores, windows: int, context: int) -> Evaluation:
     """All there is to say. Raises `ValueError` if nothing was scored."""
     if not len(scores):
         raise ValueError("no tokens scored, wanted at least one")

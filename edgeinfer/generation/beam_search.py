@@ -41,7 +41,7 @@ class BeamSearch:
 
     A beginning that the model ends is an answer. The search ends when there are `beams` answers and the best
     beginning is no more probable, token for token, than the worst of these.
-    Source: Wu et al. 2016, section 7 (arXiv:1609.08144), with length normalisation to the power of one.
+    Source: Wu et al. 2016, section 7 (arXiv:1609.08144), with length normalization to the power of one.
     """
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, request: Request, beams: int) -> None:

@@ -36,7 +36,7 @@ class RegistryEntry:
     url: str | None = None
     """Where else it may be fetched; {quant} as in `file`."""
     quants: tuple[str, ...] = ()
-    """Quantisations; "" is the one of a model that has no choice."""
+    """Quantizations; "" is the one of a model that has no choice."""
     size_bytes: Mapping[str, int] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
@@ -51,19 +51,19 @@ class RegistryEntry:
     template_options: TemplateOptions = DEFAULTS
 
     def file_of(self, quant: str) -> str:
-        """The name of a quantisation's file."""
+        """The name of a quantization's file."""
         return _filled(self.file, quant)
 
     def url_of(self, quant: str) -> str | None:
-        """Where a quantisation's file lies, if the entry has an address of its own."""
+        """Where a quantization's file lies, if the entry has an address of its own."""
         return None if self.url is None else _filled(self.url, quant)
 
     def quant_named(self, wanted: str) -> str | None:
-        """A quantisation of the entry, however its letters are cased; None: it lists none such."""
+        """A quantization of the entry, however its letters are cased; None: it lists none such."""
         return next((quant for quant in self.quants if quant.lower() == wanted.lower()), None)
 
     def quant_of_file(self, path: str) -> str | None:
-        """The quantisation of this model that a file of its repository is, listed here or not; None: it is
+        """The quantization of this model that a file of its repository is, listed here or not; None: it is
         none of this model. Of several parts, any will do.
         """
         name = PART.sub(".gguf", PurePosixPath(path).name)
@@ -71,12 +71,12 @@ class RegistryEntry:
         return quant if name.lower() == PurePosixPath(self.file_of(quant)).name.lower() else None
 
     def name_of(self, quant: str) -> str:
-        """What a user calls this quantisation of the model."""
+        """What a user calls this quantization of the model."""
         return f"{self.name}:{quant}" if self.has_several else self.name
 
     @property
     def has_several(self) -> bool:
-        """Whether there may be more than one quantisation."""
+        """Whether there may be more than one quantization."""
         return "quant}" in self.file
 
 
@@ -168,7 +168,7 @@ def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
 def _by_quant(
     table: Mapping[str, Any], key: str, quants: tuple[str, ...], is_right: Any, wanted: str
 ) -> dict[str, Any]:
-    """A fact that each quantisation has for itself, or a model's only file."""
+    """A fact that each quantization has for itself, or a model's only file."""
     given = table.get(key, {})
     facts = given if isinstance(given, dict) else {quants[0]: given}
     for quant, value in facts.items():

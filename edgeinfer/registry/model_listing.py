@@ -1,4 +1,4 @@
-"""What a list says of a model beside its name: quantisation, and whether it fits this machine."""
+"""What a list says of a model beside its name: quantization, and whether it fits this machine."""
 
 from dataclasses import dataclass
 

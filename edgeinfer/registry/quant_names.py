@@ -1,4 +1,4 @@
-"""Quantisations as the names of files tell them."""
+"""Quantizations as the names of files tell them."""
 
 import re
 
@@ -11,7 +11,7 @@ FLOATS = ("F32", "BF16", "F16")
 
 
 def quant_of(file_name: str) -> str:
-    """The quantisation in a file's name or its folder's, in capitals; "": it names none.
+    """The quantization in a file's name or its folder's, in capitals; "": it names none.
 
     "Qwen3-8B-Q4_K_M.gguf" -> "Q4_K_M"; "UD-Q4_K_XL/big-00001-of-00002.gguf" -> "UD-Q4_K_XL".
     """

@@ -26,7 +26,7 @@ def find_model(
 ) -> ModelFile:
     """The model that a user means.
 
-    A catalogue name, as `qwen3-8b`, or with a quantisation, `qwen3-8b:Q4_K_M` (without one: of several on
+    A catalogue name, as `qwen3-8b`, or with a quantization, `qwen3-8b:Q4_K_M` (without one: of several on
     this disk, the one that came last); a path to a .gguf file (`~` is the home folder) or to a folder that
     holds one; the name of a file in the models folder, with or without `.gguf`, or of a model that another
     program has put on this disk; None or nothing: the built-in model.
@@ -67,7 +67,7 @@ def find_draft(name_or_path: str | Path) -> ModelFile:
 
 def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:
     """Every model at hand: the catalogue's that are on this disk, then the models folder by name, then what
-    other programs have put here. A model with several quantisations is listed with each, as `name:Q4_K_M`.
+    other programs have put here. A model with several quantizations is listed with each, as `name:Q4_K_M`.
     """
     folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
     entries = read_catalogue()
@@ -87,7 +87,7 @@ def default_models_folder() -> Path:
 
 
 def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str | None, str]:
-    """A catalogue name and a quantisation ("": none is named) of `NAME[:QUANT]`; None: no such name."""
+    """A catalogue name and a quantization ("": none is named) of `NAME[:QUANT]`; None: no such name."""
     if wanted in entries:
         return wanted, ""
     name, colon, quant = wanted.rpartition(":")
@@ -121,7 +121,7 @@ def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledErro
     if entry.repository is None and entry.url is None:
         if quant and entry.quant_named(quant) is None:
             there = " or ".join(map(entry.name_of, entry.quants))
-            return UnknownModelError(f"{name}: no such quantisation; there is {there}")
+            return UnknownModelError(f"{name}: no such quantization; there is {there}")
         if entry.is_own:
             file = place_of(entry, os.path.expanduser(entry.file_of(quant or entry.quants[0])), folder)
             return UnknownModelError(
@@ -132,7 +132,7 @@ def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledErro
 
 
 def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
-    """The quantisations of an entry that are on this disk."""
+    """The quantizations of an entry that are on this disk."""
     root = folder / (entry.repository or "")
     if entry.repository is None:
         places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))

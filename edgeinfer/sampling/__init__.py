@@ -4,7 +4,7 @@ The order is that of llama.cpp's default chain, so that settings carry over:
 
 1. logit bias
 2. repetition, presence and frequency penalties
-3. DRY, which penalises the token that would extend a repetition
+3. DRY, which penalizes the token that would extend a repetition
 4. top-k
 5. locally typical
 6. top-p

@@ -1,4 +1,4 @@
-"""DRY: penalise the token that would carry on a passage which has been said already."""
+"""DRY: penalize the token that would carry on a passage which has been said already."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ def penalties_are_on(settings: SamplerSettings) -> bool:
     )
 
 
-def penalise_repetition(
+def penalize_repetition(
     logits: npt.NDArray[np.float32], history: Sequence[int], settings: SamplerSettings
 ) -> None:
     """Lower the logits (V,) of recent tokens, in place.

@@ -15,7 +15,7 @@ from edgeinfer.sampling import truncation
 from edgeinfer.sampling.allowed import Constraint, Ids, Logits, allowed_of
 from edgeinfer.sampling.candidates import Floats, Positions
 from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties
-from edgeinfer.sampling.penalties import penalise_repetition, penalties_are_on
+from edgeinfer.sampling.penalties import penalize_repetition, penalties_are_on
 from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.sampling.shortlist import Shortlist
 
@@ -64,8 +64,8 @@ class Sampler:
         self._last: Distribution | None = None
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
         self._truncations = _active_truncations(settings)
-        self._penalises = penalties_are_on(settings)
-        self._all_alike = not (self._penalises or settings.dry_multiplier > 0 or settings.logit_bias)
+        self._penalizes = penalties_are_on(settings)
+        self._all_alike = not (self._penalizes or settings.dry_multiplier > 0 or settings.logit_bias)
         """Whether logits are taken as they come, as far as their tokens may be said."""
         self._shortlists = settings.mirostat == 0 and settings.top_k > 0 and settings.typical_p == 1
         """Whether what may be drawn is a beginning of the allowed tokens in falling order."""
@@ -210,7 +210,7 @@ class Sampler:
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
         if self._all_alike:
             return logits
-        penalized = self._penalises and len(history) > 0
+        penalized = self._penalizes and len(history) > 0
         repeated = dry_penalties(history, settings, self._breakers) if settings.dry_multiplier > 0 else {}
         if not (penalized or repeated or settings.logit_bias):
             return logits
@@ -218,7 +218,7 @@ class Sampler:
         for token_id, bias in settings.logit_bias.items():
             adjusted[token_id] += bias
         if penalized:
-            penalise_repetition(adjusted, history, settings)
+            penalize_repetition(adjusted, history, settings)
         for token_id, penalty in repeated.items():
             adjusted[token_id] -= penalty
         return adjusted
@@ -315,7 +315,7 @@ def _softened(logits: Logits, temperature: float) -> Probabilities:
 
 
 def _possible(ids: Ids, probabilities: Probabilities) -> Distribution:
-    """The candidates with a probability above 0, normalised."""
+    """The candidates with a probability above 0, normalized."""
     possible = probabilities > 0
     if not possible.all():
         ids, probabilities = ids[possible], probabilities[possible]

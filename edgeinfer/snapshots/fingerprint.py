@@ -12,7 +12,7 @@ SAMPLE_BYTES = 4096
 def file_fingerprint(path: Path, *facts: object) -> str:
     """32 hexadecimal digits: equal for equal files and equal `facts` (what else keys and values depend on).
 
-    The first megabyte and 64 pages spread over the file are read: another quantisation, or another training
+    The first megabyte and 64 pages spread over the file are read: another quantization, or another training
     of the same model, differs in nearly all of them. Raises `OSError`.
     """
     digest = hashlib.sha256(repr(facts).encode())

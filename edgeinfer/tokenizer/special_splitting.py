@@ -12,7 +12,7 @@ Fragment = str | int
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that is recognised in text before anything else."""
+    """A token that is recognized in text before anything else."""
 
     token_id: int
     text: str

@@ -1,4 +1,4 @@
-"""Which tokens are recognised in text, and which of them take the space beside them."""
+"""Which tokens are recognized in text, and which of them take the space beside them."""
 
 from collections.abc import Mapping
 from typing import Any

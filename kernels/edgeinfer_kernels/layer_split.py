@@ -33,8 +33,8 @@ STEP_TOKENS = 8
 
 
 def host_batch(batch: int, stream_min_tokens: int | None) -> int:
-    """Tokens that the host computes at a time, of steps of `batch` at most, where prompts of `stream_min_tokens`
-    tokens and more have its weights sent (None: none).
+    """Tokens that the CPU computes at a time, in steps of at most `batch`. For prompts of `stream_min_tokens` and
+    more, its weights are streamed to the GPU; None: never.
     """
     return batch if stream_min_tokens is None else min(batch, max(stream_min_tokens - 1, STEP_TOKENS))
 

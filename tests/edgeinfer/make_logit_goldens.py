@@ -57,7 +57,7 @@ def main() -> None:
     goldens: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in ZOO.items():
-            for suffix, variant in (("", model), (" quantised", quantized(model))):
+            for suffix, variant in (("", model), (" quantized", quantized(model))):
                 path = variant.write(Path(folder) / "model.gguf")
                 goldens[name + suffix] = llama_cpp_logits(path, IDS)[KEPT]
     np.savez_compressed(GOLDENS, **goldens)

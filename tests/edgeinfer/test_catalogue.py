@@ -120,10 +120,10 @@ def test_an_address_is_answered_with_what_fetches_it(address: str, tmp_path: Pat
     assert message_for(address, tmp_path).endswith(f"fetch this one with: edgeinfer pull {address}")
 
 
-def test_a_quantisation_that_a_model_does_not_have_is_answered_with_those_that_it_has(
+def test_a_quantization_that_a_model_does_not_have_is_answered_with_those_that_it_has(
     tmp_path: Path,
 ) -> None:
-    assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantisation; there is tiny"
+    assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantization; there is tiny"
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "line\nline", "~nobody-at-all/x"])
@@ -159,7 +159,7 @@ def test_a_catalogue_model_that_is_not_here_names_the_command_that_fetches_it(tm
     assert caught.value.name == "qwen3-8b:Q6_K"
 
 
-def test_of_several_quantisations_the_one_that_came_last_is_meant(tmp_path: Path) -> None:
+def test_of_several_quantizations_the_one_that_came_last_is_meant(tmp_path: Path) -> None:
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", 100)
     last = pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 200)
     assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).path == last

@@ -53,7 +53,7 @@ def call(model: Model, source: random.Random) -> Any:
         said = source.choice(("Hi", odd(source)))
         return model.chat(**wrong).say(said, **({} if "max_tokens" in wrong else {"max_tokens": 3}))
     if kind == "embed":
-        wrong = {source.choice(("pooling", "normalise")): odd(source)}
+        wrong = {source.choice(("pooling", "normalize")): odd(source)}
         return model.embed(source.choice(("Hi", odd(source))), **wrong)
     if kind == "logits":
         return model.logits(odd(source))

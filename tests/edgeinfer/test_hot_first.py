@@ -67,7 +67,7 @@ def test_the_hottest_come_first_and_the_profile_moves_along(tmp_path: Path) -> N
     assert moved.max() <= 2  # neurons at their threshold, whose sums are rounded elsewhere
 
 
-def test_wide_files_are_reordered_and_quantised_at_once(tmp_path: Path) -> None:
+def test_wide_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
     source, target, _ = hot(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
     edgeinfer.quantize(source, target, "Q8_0", hot_first=True, overwrite=True)
     with GGUFFile.open(target) as file:

@@ -28,16 +28,16 @@ from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llam
 from tests.random_models import ZOO, RandomModel
 
 Logits = npt.NDArray[np.floating]
-FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantised")]
+FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantized")]
 OTHER_SEED = 11
-LIVE_QUANTISED = ("llama", "gemma3", "phi3-longrope", "qwen3moe")
-LIVE = [file for file in FILES if file[1] == "plain" or file[0] in LIVE_QUANTISED]
+LIVE_QUANTIZED = ("llama", "gemma3", "phi3-longrope", "qwen3moe")
+LIVE = [file for file in FILES if file[1] == "plain" or file[0] in LIVE_QUANTIZED]
 SLACK = 1e-5
 
 
 def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
     model = replace(ZOO[name], seed=seed)
-    return quantized(model) if variant == "quantised" else model
+    return quantized(model) if variant == "quantized" else model
 
 
 def logits_of(path: Path, backend_name: str) -> Logits:
@@ -87,7 +87,7 @@ def goldens() -> dict[str, npt.NDArray[np.float32]]:
 
 
 def golden_name(name: str, variant: str) -> str:
-    return name + (" quantised" if variant == "quantised" else "")
+    return name + (" quantized" if variant == "quantized" else "")
 
 
 def test_every_file_of_the_zoo_has_a_golden(goldens: dict[str, npt.NDArray[np.float32]]) -> None:

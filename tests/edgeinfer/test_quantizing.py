@@ -76,17 +76,17 @@ def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None
         "quantize.imatrix.chunks_count": 12,
     }
     assert done.notes == (
-        "the importance matrix doesn't name 1 tensor (blk.0.ffn_down.weight): quantised without it",
+        "the importance matrix doesn't name 1 tensor (blk.0.ffn_down.weight): quantized without it",
     )
 
 
-def test_remarks_tell_of_stand_ins_of_a_missing_importance_and_of_requantising(tmp_path: Path) -> None:
+def test_remarks_tell_of_stand_ins_of_a_missing_importance_and_of_requantizing(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
     done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)
     assert done.notes == (
         "rows of 2 tensors don't fill Q2_K blocks: stored as Q4_0",
         "Q2_K_S is made for an importance matrix (--imatrix); expect a poor model",
-        "2 tensors quantised already: the new error comes on top of the old one",
+        "2 tensors quantized already: the new error comes on top of the old one",
     )
 
 
@@ -102,7 +102,7 @@ REFUSALS = (
     Refusal({"overrides": {"a(": "Q8_0"}}, r"pattern 'a\(': missing \), .* wanted a regular expression"),
     Refusal({"overrides": {"a": "Q9"}}, "pattern 'a': format Q9 is unknown"),
     Refusal(
-        {"overrides": {"norm": "Q8_0"}}, "pattern 'norm': matches none of the tensors that are quantised"
+        {"overrides": {"norm": "Q8_0"}}, "pattern 'norm': matches none of the tensors that are quantized"
     ),
 )
 
@@ -115,9 +115,9 @@ def test_settings_that_make_no_sense_are_refused(refusal: Refusal, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_quantised_tensors_are_quantised_again_only_if_allowed(tmp_path: Path) -> None:
+def test_quantized_tensors_are_quantized_again_only_if_allowed(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf", format="Q8_0"), tmp_path / "small.gguf"
-    wanted = r"3 of 4 tensors are quantised already \(token_embd.weight is Q8_0\).*--allow-requantize"
+    wanted = r"3 of 4 tensors are quantized already \(token_embd.weight is Q8_0\).*--allow-requantize"
     with pytest.raises(SettingError, match=wanted):
         edgeinfer.quantize(source, target)
     edgeinfer.quantize(source, target, allow_requantize=True)

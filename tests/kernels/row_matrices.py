@@ -20,7 +20,7 @@ def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: 
     return Matrix(f"{name}.weight", name, rows, columns, raw)
 
 
-def quantised_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """Rows as the kernels take them, and the values that these stand for."""
     tokens = len(x)
     blocks = x.reshape(tokens, -1, 32)
@@ -86,7 +86,7 @@ def multiply(
         exact = x.astype(np.float64)
         columns = -(-matrix.columns // 4) * 4
     else:
-        quantized, exact = quantised_rows(x)
+        quantized, exact = quantized_rows(x)
         columns = matrix.columns
         rows = quantized.view(np.float32)
     memory = interleave(matrix, kernels)

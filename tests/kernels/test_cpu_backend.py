@@ -243,7 +243,7 @@ def test_odd_widths_are_padded(tmp_path: Path) -> None:
     "formats",
     [("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q5_K"), ("F16", "BF16", "Q5_0")],
 )
-def test_quantised_models_differ_by_the_rounding_of_activations_only(
+def test_quantized_models_differ_by_the_rounding_of_activations_only(
     tmp_path: Path, formats: tuple[str, ...]
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)

@@ -201,7 +201,7 @@ def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gating", "normalised", "wanted"),
+    ("gating", "normalized", "wanted"),
     [
         ("softmax", False, [0.5, 0.25]),
         ("softmax", True, [2 / 3, 1 / 3]),

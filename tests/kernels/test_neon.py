@@ -55,7 +55,7 @@ def loops(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", ["rows_Q8_0", "rows_Q4_K"])
-def test_the_inner_loop_of_quantised_rows_is_made_of_sdot(unit: str) -> None:
+def test_the_inner_loop_of_quantized_rows_is_made_of_sdot(unit: str) -> None:
     text = assembly("neon-dotprod", unit)
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
     most = max(loop.count("sdot") for loop in loops(text))

@@ -48,7 +48,7 @@ from edgeinfer_kernels.weights import (
     Matrix,
 )
 from tests.kernels.conftest import ISA_NAMES, built_kernels
-from tests.kernels.row_matrices import quantised_rows, random_matrix
+from tests.kernels.row_matrices import quantized_rows, random_matrix
 
 WIDTH, NEURONS = 512, 768
 Rows = npt.NDArray[np.float32]
@@ -127,7 +127,7 @@ def neuron_sums(
 def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
     matrix = random_matrix(name, 63, columns)
     x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
-    quantized, exact = quantised_rows(x)
+    quantized, exact = quantized_rows(x)
     wanted = [62, 0, 17, 33, 34]
     got = neuron_rows(sparse_kernels(isa), matrix, quantized[0], wanted)
     want = (exact @ matrix.decoded().astype(np.float64).T)[0]
@@ -146,7 +146,7 @@ def test_sums_of_active_neurons_equal_the_exact_product(
     x = random.standard_normal((tokens, 512)).astype(np.float32)
     x[random.random(x.shape) >= active] = 0
     x[:, 64:128] = 0  # blocks without any active neuron
-    quantized, exact = quantised_rows(x)
+    quantized, exact = quantized_rows(x)
     want = exact @ matrix.decoded().astype(np.float64).T
     got = neuron_sums(sparse_kernels(isa), matrix, quantized)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
@@ -154,7 +154,7 @@ def test_sums_of_active_neurons_equal_the_exact_product(
 
 def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
     matrix, x = random_matrix("Q4_0", 256, 64), np.ones((1, 64), np.float32)
-    got = neuron_sums(sparse_kernels(ISA_NAMES[0]), matrix, quantised_rows(x)[0], first=128)
+    got = neuron_sums(sparse_kernels(ISA_NAMES[0]), matrix, quantized_rows(x)[0], first=128)
     assert np.isnan(got[:, :128]).all()
     assert np.isfinite(got[:, 128:]).all()
 
@@ -188,7 +188,7 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     kernels, matrix = sparse_kernels(ISA_NAMES[0]), random_matrix(name, 128, 256)
     x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
     x[:, ::2] = 0
-    quantized, layout = quantised_rows(x)[0], ColumnLayout.of(matrix)
+    quantized, layout = quantized_rows(x)[0], ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix)
     want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
     supers = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]

@@ -44,6 +44,8 @@ MACHINES = {
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "qwen3-30b-a3b", "smollm2-135m", "tinyllama-1.1b")
 GIBIBYTES = (0, 1, 1.5, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
+RENAMED = {"limit_reason": "why_not"}
+"""Keys of JSON that have another name since the digests were written: new, old."""
 Entry = tuple[str, str]
 
 
@@ -123,6 +125,7 @@ def plan_entries(_: Path) -> Iterator[Entry]:
                 request = PlanRequest(shape, sizes, 4096, 131072, vram=vram, ram=ram)
                 try:
                     plan = plan_devices(request, describe_machine(description)).memory.to_dict()
+                    plan = {RENAMED.get(key, key): value for key, value in plan.items()}
                     found = json.dumps(plan, sort_keys=True)
                 except ValueError as error:
                     found = str(error)

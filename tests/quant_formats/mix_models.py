@@ -182,7 +182,7 @@ def by_llama_cpp(
         llama_cpp.llama_log_set(_logger.llama_log_callback, ctypes.c_void_p(0))
     lines = b"".join(log).decode()
     if failed:
-        raise RuntimeError(f"llama.cpp did not quantise {path} to {mix}: {lines[-300:]}")
+        raise RuntimeError(f"llama.cpp did not quantize {path} to {mix}: {lines[-300:]}")
     return {found[1]: (found[3] or found[2]).upper() for found in TENSOR_LINE.finditer(lines)}
 
 

@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 def weights_of(array: str) -> Floats:
-    """Weights to quantise, (rows, 512); the real ones are from blk.3.attn_q of the built-in model."""
+    """Weights to quantize, (rows, 512); the real ones are from blk.3.attn_q of the built-in model."""
     random = np.random.default_rng(7)
     if array == "gaussian":
         return random.standard_normal((256, 512)).astype(np.float32)
@@ -46,7 +46,7 @@ def error(weights: Floats, raw: NDArray[np.uint8], name: str, importance: Floats
 
 
 def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -> NDArray[np.uint8]:
-    """Quantise with `ggml_quantize_chunk` of the library inside llama-cpp-python."""
+    """Quantize with `ggml_quantize_chunk` of the library inside llama-cpp-python."""
     import llama_cpp
 
     library = ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("libggml-base.*"))))

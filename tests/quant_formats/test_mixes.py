@@ -12,7 +12,7 @@ from edgeinfer_quant_formats import FORMATS, FormatError
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
 from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, find_mix
-from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantised
+from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantized
 from edgeinfer_quant_formats.quantizer.type_choice import (
     Override,
     TypeChoice,
@@ -100,12 +100,12 @@ def test_rows_that_fill_no_blocks_take_the_stand_in_and_the_choice_says_so() -> 
     assert formats(MODELS["llama, tied, rows of 200"], "Q4_K_M")["blk.0.attn_q.weight"] == "F16"
 
 
-def test_norms_biases_routers_and_tables_of_places_are_never_quantised() -> None:
+def test_norms_biases_routers_and_tables_of_places_are_never_quantized() -> None:
     for name in ("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "position_embd.weight"):
-        assert not is_quantised(name, (4, 256), "llama")
-    assert not is_quantised("blk.0.attn_q.bias", (4, 256), "llama")
-    assert not is_quantised("blk.0.attn_q.weight", (1, 256), "llama")
-    assert is_quantised("blk.0.attn_q.weight", (4, 256), "llama")
+        assert not is_quantized(name, (4, 256), "llama")
+    assert not is_quantized("blk.0.attn_q.bias", (4, 256), "llama")
+    assert not is_quantized("blk.0.attn_q.weight", (1, 256), "llama")
+    assert is_quantized("blk.0.attn_q.weight", (4, 256), "llama")
 
 
 def test_overrides_hold_for_mixes_of_floats_too() -> None:

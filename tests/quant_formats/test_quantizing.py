@@ -1,4 +1,4 @@
-"""Quantising a file: plan and file agree, workers change nothing, importance reaches its columns."""
+"""Quantizing a file: plan and file agree, workers change nothing, importance reaches its columns."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from edgeinfer_quant_formats.quantizer.encoding_pool import EncodingPool, Piece,
 from edgeinfer_quant_formats.quantizer.importance_file import Importance
 from edgeinfer_quant_formats.quantizer.mixes import MIXES, find_mix
 from edgeinfer_quant_formats.quantizer.quantizing import plan_quantization, write_quantized
-from edgeinfer_quant_formats.quantizer.tensor_roles import is_quantised
+from edgeinfer_quant_formats.quantizer.tensor_roles import is_quantized
 from tests.quant_formats.mix_models import MODELS, MixModel, columns_of
 
 ARCEE = MixModel("arcee", 2)
@@ -83,7 +83,7 @@ def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: N
 def test_what_the_importance_does_not_name_is_told(tmp_path: Path) -> None:
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q4_K_M"), importance=Importance({}))
-        quantized = [name for name, info in file.tensors.items() if is_quantised(name, info.shape, "arcee")]
+        quantized = [name for name, info in file.tensors.items() if is_quantized(name, info.shape, "arcee")]
         assert set(plan.without_importance) == set(quantized) - {"token_embd.weight", "output.weight"}
 
 
@@ -106,7 +106,7 @@ def test_tensors_of_the_format_wanted_are_copied_and_others_told(tmp_path: Path)
     first = quantize(source, "Q4_K_S")
     with GGUFFile.open(first) as file:
         plan = plan_quantization(file, find_mix("Q5_K_S"))
-        again = {tensor.info.name for tensor in plan.tensors if tensor.is_requantised}
+        again = {tensor.info.name for tensor in plan.tensors if tensor.is_requantized}
         assert "blk.0.attn_q.weight" in again
         assert "token_embd.weight" not in again  # Q6_K in both
     second = quantize(first, "Q4_K_S", processes=2)

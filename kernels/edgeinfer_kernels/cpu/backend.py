@@ -1,4 +1,4 @@
-"""The numba backend: whole blocks in one call, int8 activations against quantised rows."""
+"""The numba backend: whole blocks in one call, int8 activations against quantized rows."""
 
 import time
 from collections.abc import Sequence

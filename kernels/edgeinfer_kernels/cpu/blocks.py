@@ -109,19 +109,19 @@ class BlockBuilder:
         it. `strides`: bytes of a row of both where there are several rows a token.
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
-        quantized, quantised_stride = 0, 0
+        quantized, quantized_stride = 0, 0
         takers = [matrix for matrix in readers if not is_float_format(matrix)]
         if takers:
-            quantized, quantised_stride = self.workspace.rows(f"{name}.quantised")
+            quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")
         if strides is not None:
-            float_stride, quantised_stride = strides
+            float_stride, quantized_stride = strides
         tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
         return self.arena.fill(
             INPUT,
             floats=floats,
             float_stride=float_stride,
             quantized=quantized,
-            quantised_stride=quantised_stride,
+            quantized_stride=quantized_stride,
             columns=columns,
             tile_tokens=TILE_TOKENS if tiles else NEVER,
         )

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.blocks import BlockBuilder
 from edgeinfer_kernels.cpu.layout.packed_matrix import bits, is_float_format, padded_vector
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantised_bytes
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cpu_workspace import aligned
 from edgeinfer_kernels.specification import ExpertsSpecification
@@ -105,7 +105,7 @@ class ExpertBlockBuilder:
 
     def _pair_input(self, name: str, columns: int, readers: list[Matrix], always: bool = False) -> int:
         """An INPUT with a row for each pair; floats only if they are read, or `always`."""
-        strides = aligned(4 * padded(columns)), aligned(quantised_bytes(padded(columns)))
+        strides = aligned(4 * padded(columns)), aligned(quantized_bytes(padded(columns)))
         keep_floats = always or any(map(is_float_format, readers))
         return self._builder.input(name, columns, readers, strides, keep_floats)
 

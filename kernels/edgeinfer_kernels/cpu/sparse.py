@@ -26,7 +26,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
     lane_activations_bytes,
-    quantised_bytes,
+    quantized_bytes,
 )
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
@@ -199,7 +199,7 @@ class SparseBuilder:
             floats=floats,
             float_stride=sizes.predicted,
             quantized=floats + SPARSE_TOKENS * sizes.predicted,
-            quantised_stride=sizes.predicted_quantised,
+            quantized_stride=sizes.predicted_quantized,
             columns=predictor.rank,
         )
         return {
@@ -221,10 +221,10 @@ class _Sizes:
         self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
         rank = max((found.rank for found in layers.values() if found), default=0)
         self.predicted = _lines(4 * padded(rank))
-        self.predicted_quantised = _lines(quantised_bytes(rank))
+        self.predicted_quantized = _lines(quantized_bytes(rank))
         self.lanes = lane_activations_bytes(specification.width)
         self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes)
-        self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantised)
+        self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantized)
 
     def nbytes(self, threads: int) -> int:
         return self.shared + threads * self.scratch

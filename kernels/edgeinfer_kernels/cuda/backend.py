@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     DeviceParts,
     compute_capability,
     count_parts,
-    synchronise,
+    synchronize,
 )
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
 from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
@@ -175,7 +175,7 @@ class CudaBackend:
         prefill = self._parts.prefill
         prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
         prefill.read(len(ids), start)
-        synchronise(self.device)
+        synchronize(self.device)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Who takes the host's turns of a divided decoder, and whose weights prompts send, from now on; how
@@ -222,7 +222,7 @@ class CudaBackend:
                 self._steps.run(tokens)
             else:
                 self._parts.prefill.read(tokens, start)
-            synchronise(self.device)
+            synchronize(self.device)
         return rows
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
@@ -289,7 +289,7 @@ class CudaBackend:
         with device_errors():
             self._check_open()
             self._caches.put(arrays, end)
-            synchronise(self.device)
+            synchronize(self.device)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
         """As `EvictingBackend.forget`; what was begun ahead is forgotten too."""
@@ -298,7 +298,7 @@ class CudaBackend:
             self._check_open()
             self._choices.forget()
             self._caches.forget(gone, end)
-            synchronise(self.device)
+            synchronize(self.device)
 
     def tune(self, folder: Path, seconds: float) -> None:
         """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.

@@ -101,7 +101,7 @@ def cuda_device(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for what has been asked of the device; off CUDA it is done already."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

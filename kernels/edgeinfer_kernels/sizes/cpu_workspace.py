@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
     attention_states,
-    quantised_bytes,
+    quantized_bytes,
 )
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.model_sizes import ExpertSizes, ModelSizes
@@ -41,9 +41,9 @@ def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
         "expert.places": 8 * used,
         "expert.entries": 8 * used,
         "expert.active": 8 + 24 * used,
-        "expert.gathered.quantised": rows * aligned(quantised_bytes(padded(width))),
+        "expert.gathered.quantized": rows * aligned(quantized_bytes(padded(width))),
         "expert.hidden": rows * aligned(4 * padded(hidden)),
-        "expert.hidden.quantised": rows * aligned(quantised_bytes(padded(hidden))),
+        "expert.hidden.quantized": rows * aligned(quantized_bytes(padded(hidden))),
         "expert.gate": rows * aligned(4 * padded(hidden)),
         "expert.out": rows * aligned(4 * padded(width)),
     }
@@ -51,7 +51,7 @@ def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
         found["expert.gathered"] = rows * aligned(4 * padded(width))
     if experts.early:
         found["router"] = 4 * padded(width)
-        found["router.quantised"] = quantised_bytes(padded(width))
+        found["router.quantized"] = quantized_bytes(padded(width))
     return found
 
 
@@ -64,7 +64,7 @@ def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
 
     def need_input(name: str, columns: int) -> None:
         need(name, 4 * padded(columns))
-        need(f"{name}.quantised", quantised_bytes(padded(columns)))
+        need(f"{name}.quantized", quantized_bytes(padded(columns)))
 
     need_input("normed", sizes.width)
     need("projected", 4 * padded(sizes.width))

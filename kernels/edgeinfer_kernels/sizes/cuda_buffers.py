@@ -39,7 +39,7 @@ STATE_WORDS = 32
 25 whether the host was lost.
 """
 SCRATCH_WEIGHTS = 32 << 20
-"""Most weights that are dequantised at a time: 64 MiB, about what a large GPU's cache holds."""
+"""Most weights that are dequantized at a time: 64 MiB, about what a large GPU's cache holds."""
 EXPERT_PRODUCT_BYTES = 48 << 20
 """Of products of rows with several experts, float32, at a time; more if one expert's take more."""
 SENT_PIECE_BYTES = 16 << 20
@@ -155,7 +155,7 @@ def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
 
 
 def prompt_scratch(sizes: ModelSizes) -> int:
-    """Weights that a prompt dequantises at a time."""
+    """Weights that a prompt dequantizes at a time."""
     return max(
         min(shape.padded_rows, max(SCRATCH_WEIGHTS // shape.columns // 16, 1) * 16) * shape.columns
         for shape in _prompt_shapes(sizes)

@@ -10,7 +10,7 @@ from edgeinfer_offload.machine.hardware import Graphics, Link
 READ_SHARE = 0.9
 """Of the specified bandwidth: what reading reaches."""
 PROMPT_SHARE = 0.4
-"""Of the specified TFLOP/s: what prompts reach with weights dequantised on the way; an H200's."""
+"""Of the specified TFLOP/s: what prompts reach with weights dequantized on the way; an H200's."""
 LINK_SHARE = 0.8
 """Of the lanes' raw rate: what large pinned copies reach."""
 PAGEABLE_SHARE = 0.3

@@ -29,7 +29,7 @@ CPU_EXPERTS_SECONDS = 15e-6
 CPU_EXPERTS_SHARE = 0.9
 """Of the rate of large matrices: what reading a few experts here and there reaches."""
 SYNCHRONIZE_SECONDS = 9e-6
-"""What a token costs the host when a GPU has worked on it: replay and synchronisation, an H200's."""
+"""What a token costs the host when a GPU has worked on it: replay and synchronization, an H200's."""
 DIVIDED_SECONDS = 160e-6
 """The same of a divided model, for which nothing can run ahead: the embedding, a recorded step's launch, the
 choice; a server's.

@@ -33,7 +33,7 @@ MEBIBYTE = 1 << 20
 MIN_MEBIBYTES = 4
 """Of weights that a rate is measured on."""
 PROMPT_SHARE = 0.5
-"""Of a plain float16 product's speed: what prompts reach with weights dequantised on the way; an H200's."""
+"""Of a plain float16 product's speed: what prompts reach with weights dequantized on the way; an H200's."""
 
 
 def unmeasured_machine(threads: int) -> Machine:

@@ -88,8 +88,8 @@ class _Layer:
 
 
 class PromptSpeed:
-    """Seconds of a prompt under a placement. `stream_min_tokens`: from how many tokens on weights of the CPU are sent
-    to the GPU; None: nothing is there, or never.
+    """Seconds of a prompt under a placement. `stream_min_tokens`: prompts of as many tokens and more stream the
+    CPU's weights to the GPU; None: never.
     """
 
     def __init__(self, placing: PlacementProblem, chosen: Placement) -> None:

@@ -1,4 +1,4 @@
-"""K-quants to float32: super-blocks of 256 weights whose sub-blocks have quantised scales."""
+"""K-quants to float32: super-blocks of 256 weights whose sub-blocks have quantized scales."""
 
 import numpy as np
 from numpy.typing import NDArray

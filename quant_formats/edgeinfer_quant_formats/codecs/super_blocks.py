@@ -1,4 +1,4 @@
-"""Fit super-blocks of 256 weights: scales of sub-blocks by search, quantised, then refitted as a whole.
+"""Fit super-blocks of 256 weights: scales of sub-blocks by search, quantized, then refitted as a whole.
 
 Formats differ in the grid of their quants and of their scales; the fit is the same for all.
 """
@@ -125,7 +125,7 @@ def error_weights(blocks: Floats, importance: Floats | None, coarse: bool = Fals
 def fit_scales(
     blocks: Floats, weights: Floats, size: int, grid: Grid, scale_grid: IntegerGrid, targets: Sequence[float]
 ) -> SuperBlocks:
-    """Fit blocks (n, 256) with a quantised scale for every `size` weights and no minimum."""
+    """Fit blocks (n, 256) with a quantized scale for every `size` weights and no minimum."""
     sub = SubBlocks(blocks, weights, size)
     scale = search_scale(sub.values, sub.weights, grid, targets)
     d = sub.common_step(scale, scale_grid)
@@ -144,7 +144,7 @@ def fit_scales(
 def fit_scales_and_minima(
     blocks: Floats, weights: Floats, size: int, highest: int, scale_grid: IntegerGrid, steps: Sequence[float]
 ) -> SuperBlocks:
-    """Fit blocks (n, 256) with a quantised scale and a quantised minimum for every `size` weights."""
+    """Fit blocks (n, 256) with a quantized scale and a quantized minimum for every `size` weights."""
     sub, grid = SubBlocks(blocks, weights, size), IntegerGrid(0, highest)
     scale, minimum = search_scale_and_minimum(sub.values, sub.weights, highest, steps)
     d, dmin = sub.common_step(scale, scale_grid), sub.common_step(minimum, scale_grid)

@@ -2,7 +2,7 @@
 
 Processes rather than threads: numpy holds the interpreter lock for a third of the time on pieces that fit
 a processor's cache, and larger pieces wait for memory instead. The workers are plain interpreters fed
-through pipes, so that a script that quantises needs no `if __name__ == "__main__"`.
+through pipes, so that a script that quantizes needs no `if __name__ == "__main__"`.
 """
 
 import contextlib

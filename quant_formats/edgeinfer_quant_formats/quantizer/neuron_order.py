@@ -1,6 +1,6 @@
 """The neurons of a feed-forward in another order: the same function, the same bytes, elsewhere.
 
-Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantised
+Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantized
 down move in whole blocks, so that nothing is encoded anew.
 """
 

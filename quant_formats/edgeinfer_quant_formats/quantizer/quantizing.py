@@ -56,7 +56,7 @@ class TensorPlan:
         return self.target == self.info.format
 
     @property
-    def is_requantised(self) -> bool:
+    def is_requantized(self) -> bool:
         """Whether an error is added to one that the source has already."""
         return not self.is_copied and self.info.format.block_elements > 1
 

@@ -1,4 +1,4 @@
-"""What a tensor does in its model, told by its name, and which tensors are never quantised."""
+"""What a tensor does in its model, told by its name, and which tensors are never quantized."""
 
 import re
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def role_of(name: str) -> Role:
     return next((role for fragment, role in _ROLE_BY_FRAGMENT if fragment in name), Role.OTHER)
 
 
-def is_quantised(name: str, shape: Sequence[int], architecture: str) -> bool:
+def is_quantized(name: str, shape: Sequence[int], architecture: str) -> bool:
     """Whether a quantizer touches the tensor at all: matrices called weight, save those listed above."""
     matrix_dimensions = len(shape) - next((i for i, size in enumerate(shape) if size > 1), len(shape) - 1)
     if matrix_dimensions < 2 or not name.endswith("weight") or name in _NEVER_NAMES:

@@ -13,7 +13,7 @@ from edgeinfer_quant_formats.quantizer.mixes import Mix, rules_of
 from edgeinfer_quant_formats.quantizer.tensor_roles import (
     PER_LAYER_EMBEDDING,
     Role,
-    is_quantised,
+    is_quantized,
     layer_of,
     role_of,
 )
@@ -65,7 +65,7 @@ class TypeChoice:
 def choose_types(
     tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeOptions | None = None
 ) -> dict[str, TypeChoice]:
-    """The format of each tensor by name; what is never quantised keeps its own.
+    """The format of each tensor by name; what is never quantized keeps its own.
 
     Raises:
         FormatError: a format asked for by name that the tensor's rows can't fill, a layer beyond the
@@ -89,7 +89,7 @@ class _Chooser:
     seen: Counter[Role] = field(default_factory=Counter)
 
     def choose(self, info: TensorInfo) -> TypeChoice:
-        if not is_quantised(info.name, info.shape, self.facts.architecture):
+        if not is_quantized(info.name, info.shape, self.facts.architecture):
             return TypeChoice(info.format, info.format)
         role = role_of(info.name)
         override = next(
@@ -161,8 +161,8 @@ def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
 def unmatched(
     overrides: Iterable[Override], tensors: Mapping[str, TensorInfo], architecture: str
 ) -> list[str]:
-    """The patterns that match no tensor that is quantised."""
-    names = [name for name, info in tensors.items() if is_quantised(name, info.shape, architecture)]
+    """The patterns that match no tensor that is quantized."""
+    names = [name for name, info in tensors.items() if is_quantized(name, info.shape, architecture)]
     return [
         each.pattern.pattern for each in overrides if not any(each.pattern.search(name) for name in names)
     ]

@@ -63,7 +63,7 @@ def test_every_row_fills_whole_blocks(shape: str, kind: str) -> None:
         assert block_format(formats[name]).nbytes(size) > 0
 
 
-def test_experts_take_the_formats_of_a_quantised_mixture() -> None:
+def test_experts_take_the_formats_of_a_quantized_mixture() -> None:
     formats = matrix_formats(find_shape("qwen3-30b-a3b"), "Q4_K_M")
     assert formats["blk.9.ffn_gate_inp.weight"] == "F32"
     assert formats["blk.9.ffn_up_exps.weight"] == "Q4_K"

@@ -109,7 +109,7 @@ def files_of(pulled: Pulled, settings: Pull) -> list[str]:
     return [file.path.relative_to(settings.models_folder).as_posix() for file in pulled.files]
 
 
-def test_a_quantisation_that_is_named_is_fetched_and_checked(
+def test_a_quantization_that_is_named_is_fetched_and_checked(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -132,7 +132,7 @@ def test_what_is_here_needs_no_network(hub: FakeHub, settings: Pull, models: dic
     assert hub.fetched() == ["mini-Q4_K_M.gguf"]
 
 
-def test_a_quantisation_that_only_the_hub_knows_is_found_later(
+def test_a_quantization_that_only_the_hub_knows_is_found_later(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -166,12 +166,12 @@ def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: d
     room = len(models["Q6_K"])
     settings = replace(settings, machine=lambda: machine_with(room))
     said = refusal("mini", settings)
-    assert said.startswith("mini: no quantisation fits this machine; the smallest, Q4_K_M, has 0.0 GiB")
+    assert said.startswith("mini: no quantization fits this machine; the smallest, Q4_K_M, has 0.0 GiB")
     assert said.endswith("take a smaller model, or name it: edgeinfer pull mini:Q4_K_M")
     assert pull("mini:Q4_K_M", settings).name == "mini:Q4_K_M"
 
 
-def test_a_pull_that_was_stopped_goes_on_with_the_quantisation_it_began(
+def test_a_pull_that_was_stopped_goes_on_with_the_quantization_it_began(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -184,7 +184,7 @@ def test_a_pull_that_was_stopped_goes_on_with_the_quantisation_it_began(
     assert hub.ranges()[-1] == str(1 << 17)
 
 
-def test_a_quantisation_that_is_not_there_names_those_that_are(
+def test_a_quantization_that_is_not_there_names_those_that_are(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -226,7 +226,7 @@ def test_a_file_of_a_repository_is_fetched_with_the_token(
     assert pulled.name == "mini-Q8_0"
 
 
-def test_a_repository_alone_or_with_a_quantisation(
+def test_a_repository_alone_or_with_a_quantization(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)

@@ -11,7 +11,7 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer.evaluation import log_probabilities
 from edgeinfer.evaluation.log_probabilities import log_softmax, row_blocks
 from edgeinfer.evaluation.scores import Scores, score
-from edgeinfer.evaluation.summary import Estimate, exponential, mean, summarise
+from edgeinfer.evaluation.summary import Estimate, exponential, mean, summarize
 
 RANDOM = np.random.default_rng(11)
 
@@ -79,7 +79,7 @@ def test_tiny_divergences_are_not_lost_in_rounding() -> None:
 def test_without_a_base_nothing_is_compared() -> None:
     found = score(logits(), [1] * 7)
     assert (len(found), len(found.base_loss), len(found.divergence)) == (7, 0, 0)
-    assert summarise(found, 1, 16).divergence is None
+    assert summarize(found, 1, 16).divergence is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -95,7 +95,7 @@ def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
 def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_error() -> None:
     loss = np.array([1.0, 2.0, 3.0, 6.0])
     empty = np.empty(0)
-    found = summarise(Scores(loss, empty, empty, np.empty(0, np.bool_)), 2, 8)
+    found = summarize(Scores(loss, empty, empty, np.empty(0, np.bool_)), 2, 8)
     # llama.cpp: exp(m) · √((Σ loss²/n - m²) / (n - 1)).
     spread = Fraction(1 + 4 + 9 + 36, 4) - Fraction(12, 4) ** 2
     assert found.perplexity.value == pytest.approx(math.exp(3))
@@ -103,10 +103,10 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_error() -> None
     assert (found.tokens, found.windows, found.context) == (4, 2, 8)
 
 
-def test_a_divergence_is_summarised() -> None:
+def test_a_divergence_is_summarized() -> None:
     loss, base_loss = np.array([0.5, 1.0, 2.0]), np.array([0.5, 1.5, 1.0])
     same = np.array([True, False, True])
-    found = summarise(Scores(loss, base_loss, np.array([0.0, 0.1, 0.4]), same), 1, 8).divergence
+    found = summarize(Scores(loss, base_loss, np.array([0.0, 0.1, 0.4]), same), 1, 8).divergence
     assert found is not None
     assert found.mean.value == pytest.approx(0.5 / 3)
     assert found.median == pytest.approx(0.1)
@@ -127,4 +127,4 @@ def test_a_single_value_has_no_error() -> None:
 def test_nothing_scored_is_no_result() -> None:
     empty = np.empty(0)
     with pytest.raises(ValueError, match="no tokens scored"):
-        summarise(Scores(empty, empty, empty, np.empty(0, np.bool_)), 0, 8)
+        summarize(Scores(empty, empty, empty, np.empty(0, np.bool_)), 0, 8)

@@ -1,4 +1,4 @@
-"""DRY: what it penalises, by how much, where it stops, and that it stays linear."""
+"""DRY: what it penalizes, by how much, where it stops, and that it stays linear."""
 
 import random
 import time
@@ -32,7 +32,7 @@ def slow_lengths(history: list[int], limit: int) -> dict[int, int]:
     return longest
 
 
-def test_the_token_that_would_extend_a_repetition_is_penalised() -> None:
+def test_the_token_that_would_extend_a_repetition_is_penalized() -> None:
     assert penalties([0, 1, 2, 0, 1]) == {2: 1.0}
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from edgeinfer.sampling import SamplerSettings
-from edgeinfer.sampling.penalties import last_tokens, penalise_repetition
+from edgeinfer.sampling.penalties import last_tokens, penalize_repetition
 
 
 def penalized(logits: list[float], history: list[int], **fields: Any) -> list[float]:
     values = np.array(logits, dtype=np.float32)
-    penalise_repetition(values, history, SamplerSettings(**fields))
+    penalize_repetition(values, history, SamplerSettings(**fields))
     return [round(float(value), 5) for value in values]
 
 

@@ -19,14 +19,14 @@ from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, op
 from tests.random_models import ZOO, RandomModel
 
 QUANTS_AGREE = 0.04
-"""Quantised weights: every activation was rounded to eight bits."""
+"""Quantized weights: every activation was rounded to eight bits."""
 QUANTIZED = ("Q8_0", "Q4_0")
 
 # what is special about it -> the model, and the layers that show it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "nothing special": (ZOO["llama"], (0,)),
-    "quantised": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
-    "quantised, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTIZED), (0,)),
+    "quantized": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
+    "quantized, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTIZED), (0,)),
     "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
     "norms behind blocks, of heads; windows; tied": (ZOO["gemma3"], (4, 5)),
     "soft caps": (ZOO["gemma2"], (0,)),
@@ -36,7 +36,7 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "experts": (ZOO["mixtral"], (0,)),
-    "experts, quantised": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
+    "experts, quantized": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
     "experts, and a weighed one for all": (replace(ZOO["qwen2moe"], formats=QUANTIZED), (0,)),
     "experts, and a plain one for all": (ZOO["granitemoe-shared"], (0,)),
     "experts by sigmoid, router before attention": (ZOO["smallthinker"], (0, 1)),

@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_product,
     grouped_tile,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
 from tests.kernels.cuda.test_packing import columns_for, decoded
 
@@ -126,13 +126,13 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
-def test_some_rows_of_some_experts_are_dequantised_one_behind_the_other(device: str, name: str) -> None:
+def test_some_rows_of_some_experts_are_dequantized_one_behind_the_other(device: str, name: str) -> None:
     columns, of_each, chosen = columns_for(name), 48, (3, 0)
     raw = normal_rows(name, 4 * of_each, columns)
     matrix = device_matrix(device, name, raw, columns)
     blocks = matrix.shapes.blocks
     out = torch.full((2 * 16 + 1, columns), NAN, dtype=torch.float16, device=device)
-    dequantise_experts_kernel[(-(-blocks // 32), 1, 2)](
+    dequantize_experts_kernel[(-(-blocks // 32), 1, 2)](
         matrix.parts, tensor(device, chosen, torch.int32), out, of_each, 32, 16,
         COLUMNS=columns, BLOCKS=blocks, STEP=32, TILE=matrix.shapes.tile,
     )  # fmt: skip

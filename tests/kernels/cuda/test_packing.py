@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, raw_row_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
 from edgeinfer_quant_formats import block_format, decode
@@ -23,7 +23,7 @@ def dequantized(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
     shapes = matrix.shapes
     blocks, columns = shapes.blocks, shapes.columns
     out = torch.full((rows + 1, columns), float("nan"), dtype=torch.float16, device=matrix.words.device)
-    dequantise_kernel[(-(-blocks // 32), -(-rows // 16))](
+    dequantize_kernel[(-(-blocks // 32), -(-rows // 16))](
         matrix.parts, first_row, out, rows, COLUMNS=columns, BLOCKS=blocks, STEP=32, TILE=shapes.tile
     )
     assert torch.isnan(out[rows]).all()

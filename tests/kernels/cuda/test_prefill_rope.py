@@ -82,7 +82,7 @@ def assert_untouched(cache: DeviceCache) -> None:
         assert scales is None or torch.isnan(scales[:, others]).all()
 
 
-def test_zeros_are_quantised_to_zeros_and_large_values_held(device: str) -> None:
+def test_zeros_are_quantized_to_zeros_and_large_values_held(device: str) -> None:
     facts = attention_facts(1, 1, 64)
     assert facts.rope is not None
     qkv = np.zeros((2, 192), np.float32)

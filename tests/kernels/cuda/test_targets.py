@@ -23,7 +23,7 @@ STEP_KERNELS = {
     "head_kernel", "choose_best_kernel", "join_kernel", "choose_experts_kernel", "expert_gated_kernel",
     "expert_down_kernel", "send_kernel", "receive_kernel",
 }  # fmt: skip
-PLANE_KERNELS = {"dequantise_kernel", "dequantise_experts_kernel", "embed_rows_kernel"}
+PLANE_KERNELS = {"dequantize_kernel", "dequantize_experts_kernel", "embed_rows_kernel"}
 FOUR_BIT_KERNELS = {"rotate_heads_kernel"}
 FOUR_BIT_TARGETS = (75, 86, 90, 120)
 """Those that compile the prompt kernels of a cache of four bits; others those of eight."""

@@ -1,4 +1,4 @@
-"""Products of packed rows with quantised activations, against float64 products of the decoded weights."""
+"""Products of packed rows with quantized activations, against float64 products of the decoded weights."""
 
 from typing import Any
 

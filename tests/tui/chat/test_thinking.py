@@ -50,7 +50,7 @@ def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
     assert parted("<thi", ended=True).said == "<thi"
 
 
-def test_a_prompt_that_ends_in_an_open_thought_is_recognised() -> None:
+def test_a_prompt_that_ends_in_an_open_thought_is_recognized() -> None:
     assert closing_mark("<|assistant|><think>\n") == "</think>"
     assert with_closed_thought("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
     for whole in ("<|assistant|><think>\n\n</think>\n\n", "<|assistant|>\n"):

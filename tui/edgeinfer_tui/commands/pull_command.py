@@ -24,7 +24,7 @@ def pull(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A name of `edgeinfer list --all`, with a quantisation if you like, as qwen3-8b:Q6_K; "
+            help="A name of `edgeinfer list --all`, with a quantization if you like, as qwen3-8b:Q6_K; "
             "hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf on Hugging Face; or an address.",
             show_default=False,
             autocompletion=models_to_pull,
@@ -34,7 +34,7 @@ def pull(
 ) -> None:
     """Fetch a model. Goes on where an earlier attempt stopped, and checks the sha256 of what came.
 
-    Without a quantisation, the best that fits this machine and answers fast
+    Without a quantization, the best that fits this machine and answers fast
     enough is chosen. The model's path goes to stdout. Ctrl-C keeps what came.
     Tokens (HF_TOKEN), the hub (HF_ENDPOINT) and proxies (https_proxy) are
     taken from the environment. A model that edgeinfer can't run is refused
@@ -86,7 +86,7 @@ def _outcome(pulled: "Pulled") -> list[str]:
         here = f"{pulled.name} is here already ({size})"
         if not support.is_native:
             return [f"{here}; it {support}"]
-        return [f"{here}; name a quantisation to fetch another"]
+        return [f"{here}; name a quantization to fetch another"]
     lines = [f"{pulled.name} is here: {size}; run it with: {run}"]
     for file in pulled.files:
         if file.digest_source:

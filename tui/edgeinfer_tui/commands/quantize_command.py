@@ -82,7 +82,7 @@ def quantize(
         bool,
         Option(
             "--allow-requantize",
-            help="Take tensors that are quantised already; worse than from F16.",
+            help="Take tensors that are quantized already; worse than from F16.",
             rich_help_panel=WORK,
         ),
     ] = False,

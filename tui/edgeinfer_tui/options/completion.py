@@ -9,7 +9,7 @@ def models_here(incomplete: str) -> list[str]:
 
 
 def models_to_pull(incomplete: str) -> list[str]:
-    """Names of the catalogue, and behind a colon their quantisations."""
+    """Names of the catalogue, and behind a colon their quantizations."""
     from edgeinfer.registry.registry import read_catalogue
 
     entries = [entry for entry in read_catalogue().values() if entry.repository or entry.url]

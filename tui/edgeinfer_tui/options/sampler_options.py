@@ -51,7 +51,7 @@ DryMultiplier = Annotated[
     float | None,
     Option(
         "--dry-multiplier",
-        help="DRY: penalise what would carry on a repeated passage. [dim](0.0: off)[/]",
+        help="DRY: penalize what would carry on a repeated passage. [dim](0.0: off)[/]",
         rich_help_panel=SAMPLERS,
     ),
 ]

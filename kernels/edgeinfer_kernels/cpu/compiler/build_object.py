@@ -91,7 +91,7 @@ def target_machine(target: Target) -> Any:
 
 
 def linked_module(unit: str, target: Target) -> Any:
-    """The unit's functions as one LLVM module with C symbols, not yet optimised."""
+    """The unit's functions as one LLVM module with C symbols, not yet optimized."""
     symbols, libraries = {}, []
     for name, (function, signature) in unit_exports(unit, target).items():
         function.compile(signature)

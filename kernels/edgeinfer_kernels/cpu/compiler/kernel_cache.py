@@ -50,7 +50,7 @@ BLOCKS = "blocks"
 BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "service": 0.1}
 BUILD_TIMES |= {f"rows_{name}": 0.1 for name in ("BF16", "F16", "F32")}
 NEURONS_BUILD_TIME = 0.3
-"""How long a unit takes to build, the rows of a quantised format taking 1."""
+"""How long a unit takes to build, the rows of a quantized format taking 1."""
 MAX_LOCK_SECONDS = 300.0
 """After so long kernels are built without waiting for another program any longer."""
 IMPORTED_BY_NATIVE = (
@@ -250,7 +250,7 @@ def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
 
 
 def build_time(unit: str) -> float:
-    """In units of what the rows of a quantised format take."""
+    """In units of what the rows of a quantized format take."""
     return BUILD_TIMES.get(unit, NEURONS_BUILD_TIME if unit.startswith("neurons_") else 1.0)
 
 

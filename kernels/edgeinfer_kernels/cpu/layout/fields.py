@@ -1,6 +1,6 @@
 """The interleaved layout: which bytes of a block go together, and moving a matrix into it.
 
-Sixteen rows make a group. A block's bytes are cut into units (a float16, a word of four quantised columns…);
+Sixteen rows make a group. A block's bytes are cut into units (a float16, a word of four quantized columns…);
 unit u of the group is the sixteen rows' unit u, side by side. The group takes exactly the bytes that its rows
 had; a last group that isn't full is padded with zero rows, and float rows with zero columns up to a multiple
 of four.

@@ -10,7 +10,7 @@ neuron a weight of every output. Eight such blocks of a super-block stand behind
 are filled up with zeros to 128; 64 of them are ordered so that four neurons' bytes interleave by `punpckl`:
 output 16k + 4l + i is byte 16l + 4k + i; nibbles hold outputs 0…63 of 128 low, the others high.
 
-Both keep the file's integers and factors: what they dequantise to is bit-equal.
+Both keep the file's integers and factors: what they dequantize to is bit-equal.
 """
 
 from collections.abc import Callable

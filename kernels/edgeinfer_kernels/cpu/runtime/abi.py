@@ -67,17 +67,17 @@ once the device, the host, has waited for so long that it went on without.
 """
 MAILBOX_BYTES = 4 * 2 * CACHE_LINE
 MATRIX = structure(
-    "Matrix", "kernel tile_kernel weights group_bytes rows columns quantised bias expert_stride bias_stride"
+    "Matrix", "kernel tile_kernel weights group_bytes rows columns quantized bias expert_stride bias_stride"
 )
 """kernel: address of the row kernel; tile_kernel: of that by tiles, where there is one. group_bytes: of
-sixteen rows. quantised: 1 if it wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
+sixteen rows. quantized: 1 if it wants int8 activations, or bfloat16 tiles. bias: 0 or float32, padded to 16.
 expert_stride, bias_stride: bytes from one expert's weights and bias to the next one's.
 """
 NORM = structure("Norm", "kind epsilon weight bias width padded")
 """kind 0: none, 1: RMS, 2: LayerNorm; `padded`: width rounded up to 16; weight and bias are padded with
 zeros.
 """
-INPUT = structure("Input", "floats float_stride quantised quantised_stride columns tile_tokens")
+INPUT = structure("Input", "floats float_stride quantized quantized_stride columns tile_tokens")
 """Rows of activations as float32 and, where `quantized` isn't 0, as int8 blocks; from `tile_tokens` tokens on
 as tiles of bfloat16 in the same place.
 """
@@ -123,7 +123,7 @@ SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes.
 """
 EXPERTS = structure(
     "Experts",
-    "norm router router_norm router_input early count used gating normalised weight_scale activation "
+    "norm router router_norm router_input early count used gating normalized weight_scale activation "
     "residual_scale scores scores_stride ids ids_stride weights places entries active "
     "normed gathered hidden gate gate_matrix up_matrix down_matrix out out_stride "
     "shared_gate_matrix shared_up_matrix shared_down_matrix shared_hidden shared_gate shared_out "
@@ -249,13 +249,13 @@ def attention_pieces(threads: int, kv_heads: int) -> int:
 
 ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")
 ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44)
-"""A block of 32 quantised activations: int8, then float32: their scale, and the sums of all, the first 16
+"""A block of 32 quantized activations: int8, then float32: their scale, and the sums of all, the first 16
 and the last 16 values times the scale.
 """
 ACTIVATION_BYTES = 48
 ACTIVATIONS_PER_BLOCK = 32
 
 
-def quantised_bytes(columns: int) -> int:
+def quantized_bytes(columns: int) -> int:
     """Bytes of one row of activations, as int8 blocks or as its part of bfloat16 tiles, whichever is more."""
     return -(-columns // 32) * max(ACTIVATION_BYTES, TILE_BYTES // 16)

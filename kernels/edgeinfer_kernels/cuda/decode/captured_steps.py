@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, choose_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
-from edgeinfer_kernels.cuda.device_parts import Drawing, synchronise
+from edgeinfer_kernels.cuda.device_parts import Drawing, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
@@ -116,7 +116,7 @@ class CapturedSteps:
         start = self._start
 
         def take_turn(turn: int) -> None:
-            synchronise(self._device)
+            synchronize(self._device)
             host.take_turn(turn, tokens, start)
 
         turns.mailbox.open()

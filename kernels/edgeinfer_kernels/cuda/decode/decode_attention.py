@@ -1,6 +1,6 @@
 """Attention of a decode step: up to 8 new tokens over a long cache, split along its positions.
 
-One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantisation. A
+One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantization. A
 program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
 positions; the program that arrives last adds the stretches up, in a fixed order.
 """

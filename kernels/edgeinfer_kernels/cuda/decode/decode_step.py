@@ -187,7 +187,7 @@ class DecodeStep:
         kernel: RowKernel,
         tokens: int,
     ) -> Source:
-        """x += the block's result; x normalised for what follows, as far as this kernel can."""
+        """x += the block's result; x normalized for what follows, as far as this kernel can."""
         space = self.workspace
         if post_norm is not None or not following.folds:
             self.launches.rows((matrix,), Source(read, target.squares), space.y, bias, kernel, tokens)

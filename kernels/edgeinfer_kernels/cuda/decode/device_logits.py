@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronise
+from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronize
 from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
@@ -31,7 +31,7 @@ class DeviceLogits:
         """
         out = torch.empty(len(x), self._size, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
-        synchronise(self._device)
+        synchronize(self._device)
         found: npt.NDArray[np.float32] = out.numpy()
         return found
 
@@ -45,6 +45,6 @@ class DeviceLogits:
             self._step.head_of(count)
             kept = self._host[:count]
             kept.copy_(space.logits[:count], non_blocking=True)
-            synchronise(self._device)
+            synchronize(self._device)
             out[first : first + count] = kept.numpy()
         return out

@@ -1,7 +1,7 @@
 """Kernels of a decode step that stream weights: projections, gated halves, residuals, the head.
 
 A program takes sixteen rows of a matrix and all tokens of the step, so that weights are read once. An RMS
-norm costs no kernel of its own: the producer of x quantises x·gain and leaves Σ x² of its rows in `squares`
+norm costs no kernel of its own: the producer of x quantizes x·gain and leaves Σ x² of its rows in `squares`
 (tokens, programs); the consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
 order, so a step gives the same bits every time.
 """
@@ -13,7 +13,7 @@ from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pai
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
-# how the activations of a projection were normalised
+# how the activations of a projection were normalized
 PLAIN = tl.constexpr(0)
 """Already, or not at all."""
 ROOT_MEAN_SQUARE = tl.constexpr(1)

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_ac
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
 
 ROWS = tl.constexpr(16)
-"""Rows of a program: as many as one group of quantised activations holds."""
+"""Rows of a program: as many as one group of quantized activations holds."""
 AHEAD = tl.constexpr(2)
 """Tokens up to which a thread has registers for the next weights while it works on these; beyond, other
 programs work meanwhile.

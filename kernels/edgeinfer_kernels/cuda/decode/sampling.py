@@ -72,7 +72,7 @@ def _ids_of(keys):
 
 
 @triton.jit
-def _penalised(logits, ids, request, recent_ids, RECENT_PIECE: tl.constexpr):
+def _penalized(logits, ids, request, recent_ids, RECENT_PIECE: tl.constexpr):
     count = tl.load(request + 7).to(tl.int32)
     if count > 0:
         times = tl.zeros_like(logits)
@@ -112,7 +112,7 @@ def candidates_kernel(
     ids = piece * SLICE + tl.arange(0, SLICE)
     mask = ids < vocabulary
     logits = tl.load(logits_rows + row.to(tl.int64) * vocabulary + ids, mask=mask, other=float("-inf"))
-    logits = _penalised(logits, ids, request, recent_rows + row * recent_room, 16)
+    logits = _penalized(logits, ids, request, recent_rows + row * recent_room, 16)
     broken = tl.max(((logits != logits) | (logits == float("inf"))).to(tl.int32), axis=0)
     peak = tl.max(logits, axis=0)
     level = tl.where(peak == float("-inf"), 0.0, peak)

@@ -145,7 +145,7 @@ class StepLaunches:
             warps=min(tuning.attention_warps * max(1, rows // 16), MAX_WARPS),
         )
         if not direct:
-            self._quantise(space.flat, facts.heads * facts.head_dim, out, tokens)
+            self._quantize(space.flat, facts.heads * facts.head_dim, out, tokens)
 
     def rows(
         self,
@@ -277,7 +277,7 @@ class StepLaunches:
             warps=8,
         )
 
-    def _quantise(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
+    def _quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
         """Rows of floats as activations."""
         nothing = self.workspace.nothing
         self.launch(

@@ -47,7 +47,7 @@ class Change(Protocol):
 
 
 class ExpertPolicy(Protocol):
-    """Who says which experts are to be on the device, as `edgeinfer_offload.runtime.expert_cache_policy.ExpertCachePolicy`."""
+    """Picks the experts that are on the device; see `runtime.expert_cache_policy` of the offload package."""
 
     @property
     def look_after(self) -> int:

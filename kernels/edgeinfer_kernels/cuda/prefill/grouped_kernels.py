@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.projections import ROWS
-from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize
 
 TILE_FIELDS = tl.constexpr(3)
 """int32 of a tile of rows: the place of its expert's weights, its first row, and the end of its expert's."""
@@ -58,7 +58,7 @@ def group_pairs_kernel(
 
 
 @triton.jit(do_not_specialize=["expert_rows", "first_row", "rows"])
-def dequantise_experts_kernel(
+def dequantize_experts_kernel(
     matrix,
     experts,
     out,
@@ -71,12 +71,12 @@ def dequantise_experts_kernel(
     TILE: tl.constexpr,
 ):
     """out (experts, rows, COLUMNS) float16 = rows first_row… of those `experts` of a stack of matrices with
-    `expert_rows` each; program (STEP blocks, 16 rows, expert). As `dequantise_kernel` else.
+    `expert_rows` each; program (STEP blocks, 16 rows, expert). As `dequantize_kernel` else.
     """
     row, expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
     taken = tl.load(experts + expert) * expert_rows + first_row + tl.minimum(row, rows - 1)
     to = out + (expert * rows + row) * COLUMNS
-    dequantise(matrix, taken, to, row < rows, COLUMNS, BLOCKS, STEP, TILE)
+    dequantize(matrix, taken, to, row < rows, COLUMNS, BLOCKS, STEP, TILE)
 
 
 @triton.jit(do_not_specialize=["count", "stride", "first_out"])

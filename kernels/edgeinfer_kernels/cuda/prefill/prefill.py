@@ -1,6 +1,6 @@
-"""Reading a prompt: chunks of tokens through float16 products with dequantised weights.
+"""Reading a prompt: chunks of tokens through float16 products with dequantized weights.
 
-Every matrix is dequantised, slice by slice, into a scratch that the library's matrix product then reads: on
+Every matrix is dequantized, slice by slice, into a scratch that the library's matrix product then reads: on
 hundreds of tokens that beats a product on packed weights. Activations are float16 under a scale a row, so
 that none overflows; sums and the residual stream are float32.
 """

@@ -24,8 +24,8 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_product,
     grouped_tile,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantise_experts_kernel, group_pairs_kernel
-from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTISED_BLOCKS, DEQUANTISING_WARPS, Products
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS, Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -270,14 +270,14 @@ class PrefillExperts:
             else:
                 shapes = matrix.shapes
                 grid = (
-                    -(-shapes.blocks // DEQUANTISED_BLOCKS),
+                    -(-shapes.blocks // DEQUANTIZED_BLOCKS),
                     -(-count // ROWS_PER_GROUP),
                     len(batch.experts),
                 )
-                dequantise_experts_kernel[grid](
+                dequantize_experts_kernel[grid](
                     matrix.parts, experts, weights, wanted, first, count,
-                    COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTISED_BLOCKS, TILE=shapes.tile,
-                    num_warps=DEQUANTISING_WARPS,
+                    COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTIZED_BLOCKS, TILE=shapes.tile,
+                    num_warps=DEQUANTIZING_WARPS,
                 )  # fmt: skip
             grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
 

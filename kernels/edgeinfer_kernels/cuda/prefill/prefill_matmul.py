@@ -12,16 +12,16 @@ from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
-from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantise_kernel
+from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.sizes.cuda_buffers import expert_rows, prompt_rooms, prompt_scratch
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.specification import Activation
 
-DEQUANTISED_BLOCKS = 32
-"""Blocks of a row that a program dequantises."""
-DEQUANTISING_WARPS = 8
+DEQUANTIZED_BLOCKS = 32
+"""Blocks of a row that a program dequantizes."""
+DEQUANTIZING_WARPS = 8
 
 
 class Products:
@@ -58,16 +58,16 @@ class Products:
         for first in range(0, shapes.rows, step):
             count = min(step, shapes.rows - first)
             weights = self.scratch[: count * columns].view(count, columns)
-            dequantise_kernel[(-(-shapes.blocks // DEQUANTISED_BLOCKS), -(-count // 16))](
+            dequantize_kernel[(-(-shapes.blocks // DEQUANTIZED_BLOCKS), -(-count // 16))](
                 matrix.parts,
                 first,
                 weights,
                 count,
                 COLUMNS=columns,
                 BLOCKS=shapes.blocks,
-                STEP=DEQUANTISED_BLOCKS,
+                STEP=DEQUANTIZED_BLOCKS,
                 TILE=shapes.tile,
-                num_warps=DEQUANTISING_WARPS,
+                num_warps=DEQUANTIZING_WARPS,
             )
             _matrix_product(rows, weights, out[:, first : first + count])
 

@@ -62,7 +62,7 @@ def embed_rows_kernel(
 
 
 @triton.jit
-def dequantise(
+def dequantize(
     matrix,
     taken,
     out,
@@ -81,7 +81,7 @@ def dequantise(
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
-def dequantise_kernel(
+def dequantize_kernel(
     matrix,
     first_row,
     out,
@@ -97,4 +97,4 @@ def dequantise_kernel(
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     taken = first_row + tl.minimum(row, rows - 1)
-    dequantise(matrix, taken, out + row * COLUMNS, row < rows, COLUMNS, BLOCKS, STEP, TILE)
+    dequantize(matrix, taken, out + row * COLUMNS, row < rows, COLUMNS, BLOCKS, STEP, TILE)

@@ -47,7 +47,7 @@ def join_kernel(
     """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program a token, a row at once.
 
     For the norms that can't be left to the next kernel: layer norms, and those behind a block. Without x
-    (ADDS 0) it quantises y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
+    (ADDS 0) it quantizes y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
     again and 12 words (44 with floats) for 32 columns.
     """
     release_consumers(DEPENDENT)

@@ -1,4 +1,4 @@
-"""Tiles of quantised rows, and single weights of them, back to floats."""
+"""Tiles of quantized rows, and single weights of them, back to floats."""
 
 import triton
 import triton.language as tl

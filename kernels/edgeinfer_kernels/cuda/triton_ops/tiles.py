@@ -1,4 +1,4 @@
-"""Pieces of kernels: tiles of quantised rows, their dot products with quantised activations, and back.
+"""Pieces of kernels: tiles of quantized rows, their dot products with quantized activations, and back.
 
 *Activations* of one token are planes of 32-bit words in the blocks' order of `plane_formats`, (planes,
 blocks): 8 words of int8 (word j: elements 4j… of the block), 2 float32 scales (elements 0…15, 16…31), 2 int32

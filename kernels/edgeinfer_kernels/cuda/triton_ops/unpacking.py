@@ -1,6 +1,6 @@
 """Rows as the host's kernels have them, sixteen interleaved, to plain float16 on the device, for any format.
 
-The layout is `edgeinfer_kernels.cpu.layout.fields`'s: unit u of a block's field at byte `offset`, `unit` bytes wide,
+The layout is that of `cpu/layout/fields.py`: unit u of a block's field at byte `offset`, `unit` bytes wide,
 lies for row r of the group at 16 · (block · block bytes + offset + u · unit) + r · unit. A program takes
 words of codes, which hold 4 to 16 weights of a row each: four neighbours, or several times four.
 """

@@ -1,4 +1,4 @@
-"""Words of quantised rows: their codes as bytes, the dot products of bytes, and halves of words."""
+"""Words of quantized rows: their codes as bytes, the dot products of bytes, and halves of words."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""How quantised rows lie on the device: planes of 32-bit words, one word of each plane for 32 weights.
+"""How quantized rows lie on the device: planes of 32-bit words, one word of each plane for 32 weights.
 
 A thread then reads neighbouring blocks of a row with 16-byte loads and needs no byte of them shifted into
 place. Blocks of a row are *permuted*: block b lies at (b % 8)·(blocks/8) + b//8, so that what belongs to

@@ -27,9 +27,9 @@ from edgeinfer_kernels.cpu.native.attention.softmax import (
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     first_weights,
-    normalise_and_quantise,
+    normalize_and_quantize,
     project,
-    quantise_input,
+    quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -112,7 +112,7 @@ def heads_fill_blocks(block):
 
 @inner
 def write_item(block, tokens, item, states):
-    """Merged states of one token's one key head to its row of `mixed`; quantised if they are whole blocks."""
+    """Merged states of one token's one key head to its row of `mixed`; quantized if they are whole blocks."""
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     head_dim = load_i64(block + ATTENTION.head_dim)
     group = load_i64(block + ATTENTION.heads) // kv_heads
@@ -201,7 +201,7 @@ def attention_block(block, call, team, thread):
     q_matrix = load_i64(block + ATTENTION.q_matrix)
     pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     share = share_of_heads(block, team, tokens, pieces)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + ATTENTION.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + ATTENTION.norm), normed)
     ahead, end = first_weights(team, thread, tokens, q_matrix)
     barrier_asking(team, ahead, end)
     q = load_i64(block + ATTENTION.projected_q)
@@ -221,7 +221,7 @@ def attention_block(block, call, team, thread):
         merge_pieces(team, 6, block, call, pieces)
         ahead = barrier_asking(team, ahead, end)
     if not heads_fill_blocks(block):
-        quantise_input(team, 7, call, mixed)
+        quantize_input(team, 7, call, mixed)
         barrier_asking(team, ahead, end)
     project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
     barrier_between(team)

@@ -2,19 +2,19 @@
 
 A pair is a token with one of its experts. Pairs are sorted by expert, so that the rows of an expert in use
 are read once for all its tokens; work is handed out as (expert in use, chunk of rows), in chunks small enough
-to keep all threads busy however few experts there are. One token reads its quantised row in place.
+to keep all threads busy however few experts there are. One token reads its quantized row in place.
 """
 
 import numpy as np
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantise
+from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     ROW_CHUNKS_A_THREAD,
     ROWS_PER_PAIR,
     kernel_for,
     next_piece,
-    normalise_and_quantise,
+    normalize_and_quantize,
     operands,
     project,
 )
@@ -231,7 +231,7 @@ def scratch_of(block, thread):
 def route_block(block, call, team, thread):
     """The scores of a router that reads the layer's input; before its attention."""
     source = load_i64(block + EXPERTS.router_input)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.router_norm), source)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.router_norm), source)
     barrier(team)
     score(team, 1, thread, block, load_i64(call + CALL.tokens), source, scratch_of(block, thread))
 
@@ -263,7 +263,7 @@ def project_shared(team, thread, block, tokens, normed, scratch):
 @inner
 def activate_shared(team, block, tokens):
     """Counter 10: the shared expert's hidden rows."""
-    activate_and_quantise(
+    activate_and_quantize(
         team,
         10,
         tokens,
@@ -290,7 +290,7 @@ def experts_block(block, call, team, thread):
     """x += scale · Σ weight · expert(norm(x)), and a shared expert, for the tokens of `call`."""
     scratch = scratch_of(block, thread)
     normed = load_i64(block + EXPERTS.normed)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
     barrier(team)
     if load_i64(block + EXPERTS.early) == 0:
         score(team, 1, thread, block, load_i64(call + CALL.tokens), normed, scratch)
@@ -307,7 +307,7 @@ def chosen_experts_block(block, call, team, thread):
     """
     scratch = scratch_of(block, thread)
     normed = load_i64(block + EXPERTS.normed)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
     add_experts(team, thread, block, call, scratch)
 
 

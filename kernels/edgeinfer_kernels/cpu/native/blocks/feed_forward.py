@@ -7,7 +7,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     multiply_input,
     next_piece,
-    normalise_and_quantise,
+    normalize_and_quantize,
     project,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
@@ -56,7 +56,7 @@ def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens
 
 
 @inner
-def activate_and_quantise(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
+def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
     """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
@@ -114,7 +114,7 @@ def feed_forward_block(block, call, team, thread):
     down = load_i64(block + FEED_FORWARD.down_matrix)
     projected = load_i64(block + FEED_FORWARD.projected)
     stride = load_i64(block + FEED_FORWARD.projected_stride)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + FEED_FORWARD.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + FEED_FORWARD.norm), normed)
     up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
     ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix != 0 else up_matrix)
     barrier_asking(team, ahead, end)
@@ -129,7 +129,7 @@ def feed_forward_block(block, call, team, thread):
         up = load_i64(hidden + INPUT.floats)
         project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
         ahead = barrier_asking(team, ahead, end)
-        activate_and_quantise(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
+        activate_and_quantize(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
     barrier_asking(team, ahead, end)
     project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
     barrier_between(team)
@@ -145,7 +145,7 @@ def head_block(block, call, team, thread):
     normed = load_i64(block + HEAD.normed)
     tokens = load_i64(call + CALL.tokens)
     matrix = load_i64(block + HEAD.matrix)
-    normalise_and_quantise(team, 0, thread, call, load_i64(block + HEAD.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(block + HEAD.norm), normed)
     ahead, end = first_weights(team, thread, tokens, matrix)
     barrier_asking(team, ahead, end)
     project(

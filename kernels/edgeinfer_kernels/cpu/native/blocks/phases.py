@@ -1,4 +1,4 @@
-"""The phases that attention and feed-forward share: norm, quantise, project, add to the residual.
+"""The phases that attention and feed-forward share: norm, quantize, project, add to the residual.
 
 Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands
 between a phase and the next that reads what it wrote.
@@ -47,7 +47,7 @@ def normalize(norm, x, out):
 
 
 @inner
-def normalise_and_quantise(team, counter, thread, call, norm, target):
+def normalize_and_quantize(team, counter, thread, call, norm, target):
     """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
@@ -62,7 +62,7 @@ def normalise_and_quantise(team, counter, thread, call, norm, target):
 
 @inner
 def next_piece(team, counter, columns):
-    """(row, first, last): the next piece to work on of rows of `columns`, COLUMNS_PER_PIECE of them at most."""
+    """(row, first, last): the next piece of rows of `columns` to work on, COLUMNS_PER_PIECE columns at most."""
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
     item = next_item(team, counter)
     row = item // pieces
@@ -74,7 +74,7 @@ def next_piece(team, counter, columns):
 def operands(matrix, source):
     """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
     if load_i64(matrix + MATRIX.quantized) != 0:
-        return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantised_stride)
+        return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantized_stride)
     return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
 
 
@@ -87,7 +87,7 @@ def kernel_for(matrix, source, tokens):
 
 
 @inner
-def quantise_input(team, counter, call, target):
+def quantize_input(team, counter, call, target):
     """Phase: the float rows of `target` as matrices want them, in pieces."""
     if load_i64(target + INPUT.quantized) == 0:
         return

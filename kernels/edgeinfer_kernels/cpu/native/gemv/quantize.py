@@ -12,7 +12,7 @@ from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CAC
 
 
 @inner
-def quantise_blocks(x, out, first, last):
+def quantize_blocks(x, out, first, last):
     """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the
     scale NaN, so that no damaged value is lost in rounding.
 
@@ -60,12 +60,12 @@ def write_activations_from(x, target, start, token, tokens, first, last):
     quantized = load_i64(target + INPUT.quantized)
     if quantized == 0:
         return
-    stride = load_i64(target + INPUT.quantised_stride)
+    stride = load_i64(target + INPUT.quantized_stride)
     quantized += start * stride
     if tokens >= load_i64(target + INPUT.tile_tokens):
         write_tiles(x, quantized, load_i64(target + INPUT.columns), token, first, last)
     else:
-        quantise_blocks(x, quantized + token * stride, first, last)
+        quantize_blocks(x, quantized + token * stride, first, last)
 
 
 @inner

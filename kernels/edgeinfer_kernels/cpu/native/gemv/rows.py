@@ -5,7 +5,7 @@ same element of fifteen other rows, so one vector register holds four columns of
 instruction advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight
 registers of bytes, with their scales (`RowFormat`).
 
-Quantised activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
+Quantized activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
 the values times s, which corrections need (`quantize.py` writes them).
 
 Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
@@ -145,7 +145,7 @@ def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
 
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
-    """Unquantised weights; activations are float32 rows; columns are a multiple of four."""
+    """Unquantized weights; activations are float32 rows; columns are a multiple of four."""
     column_bytes = 16 * element_bytes
 
     def rows(

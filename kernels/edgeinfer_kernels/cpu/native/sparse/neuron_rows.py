@@ -123,7 +123,7 @@ def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
 
 @inner
 def activations_by_lanes(source, columns, target):
-    """A token's quantised activations with sixteen blocks interleaved; zeros where there are no more."""
+    """A token's quantized activations with sixteen blocks interleaved; zeros where there are no more."""
     blocks = columns // 32
     for first in range(0, blocks, ROWS_PER_GROUP):
         count = min(ROWS_PER_GROUP, blocks - first)

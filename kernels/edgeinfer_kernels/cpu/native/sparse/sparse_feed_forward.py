@@ -11,12 +11,12 @@ from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_piece, fee
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     multiply_rows,
-    normalise_and_quantise,
+    normalize_and_quantize,
     operands,
     project,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_between, next_item
-from edgeinfer_kernels.cpu.native.gemv.quantize import quantise_blocks
+from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
@@ -179,7 +179,7 @@ def down_phase(team, counter, block, dense, tokens, own):
             first,
             min(outputs, first + piece),
             load_i64(hidden + INPUT.quantized),
-            load_i64(hidden + INPUT.quantised_stride),
+            load_i64(hidden + INPUT.quantized_stride),
             tokens,
             load_i64(block + SPARSE_FEED_FORWARD.sums),
             load_i64(block + SPARSE_FEED_FORWARD.sums_stride),
@@ -201,8 +201,8 @@ def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
     barrier(team)
     if next_item(team, counter + 1) == 0:
         for token in range(tokens):
-            to = load_i64(predicted + INPUT.quantized) + token * load_i64(predicted + INPUT.quantised_stride)
-            quantise_blocks(out + token * stride, to, 0, load_i64(predicted + INPUT.columns))
+            to = load_i64(predicted + INPUT.quantized) + token * load_i64(predicted + INPUT.quantized_stride)
+            quantize_blocks(out + token * stride, to, 0, load_i64(predicted + INPUT.columns))
     barrier(team)
 
 
@@ -219,10 +219,10 @@ def sparse_feed_forward_block(block, call, team, thread):
     dense_scratch = load_i64(dense + FEED_FORWARD.scratch)
     dense_scratch += thread * load_i64(dense + FEED_FORWARD.scratch_stride)
     normed = load_i64(dense + FEED_FORWARD.normed)
-    normalise_and_quantise(team, 0, thread, call, load_i64(dense + FEED_FORWARD.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, load_i64(dense + FEED_FORWARD.norm), normed)
     barrier(team)
     for token in range(tokens):
-        source = load_i64(normed + INPUT.quantized) + token * load_i64(normed + INPUT.quantised_stride)
+        source = load_i64(normed + INPUT.quantized) + token * load_i64(normed + INPUT.quantized_stride)
         lanes = own + SPARSE_SCRATCH + token * load_i64(block + SPARSE_FEED_FORWARD.lanes_stride)
         activations_by_lanes(source, load_i64(normed + INPUT.columns), lanes)
     predict_phase(team, 1, thread, block, dense, tokens, dense_scratch)
