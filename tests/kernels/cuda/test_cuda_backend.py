@@ -192,13 +192,13 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
     assert 1.0 < share < 11 / 5
 
 
-ON_PER_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
+ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
 # deep models of random weights make more of every rounding
 DEEP = 3
 
 
 @pytest.mark.gpu
-@ON_PER_GPU
+@ON_GPU
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)
 @pytest.mark.parametrize("name", ZOO)
 def test_every_architecture_gives_the_logits_of_the_reference(
@@ -223,7 +223,7 @@ def test_every_architecture_gives_the_logits_of_the_reference(
 
 
 @pytest.mark.gpu
-@ON_PER_GPU
+@ON_GPU
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
 def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model = replace(ZOO[name], formats=QUANTIZED)

@@ -71,7 +71,7 @@ class StepExperts:
             COUNT=facts.count,
             USED=facts.used,
             GATING=GATINGS[facts.gating],
-            NORMALISED=facts.normalized,
+            NORMALIZED=facts.normalized,
             warps=1,
         )
         turns = self._turns if turn else None

@@ -35,7 +35,7 @@ def choose_experts_kernel(
     COUNT: tl.constexpr,
     USED: tl.constexpr,
     GATING: tl.constexpr,
-    NORMALISED: tl.constexpr,
+    NORMALIZED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """ids and weights (tokens, USED) of scores (tokens, stride), as `reference.route`; a program a token.
@@ -68,7 +68,7 @@ def choose_experts_kernel(
     elif GATING == SOFTMAX_OF_CHOSEN:
         weight = weight / whole
         whole = whole / whole
-    if NORMALISED:
+    if NORMALIZED:
         weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
     left = tl.where(inside, score, float("-inf"))

@@ -137,7 +137,7 @@ class PrefillExperts:
         space = self._routing
         choose_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, facts.scale,
-            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALISED=facts.normalized,
+            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALIZED=facts.normalized,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 

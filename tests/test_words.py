@@ -1,0 +1,58 @@
+"""Names that were replaced by the field's standard terms don't come back."""
+
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("quant_formats", "kernels", "offload", "edgeinfer", "tui", "benchmarks", "tests")
+BANNED = frozenset(
+    """
+    ACTIVATIONS_A_BLOCK AnswerClock AnswerCounts AnswerGroup Ask Branches BranchesInTurn COLUMNS_A_PIECE
+    CatalogueEntry CatalogueError CertainTokens ChangingLayer ChoiceScreen ChoosingBackend Chosen
+    Contestant DeviceChoice DeviceChoices DeviceHalf EmbeddingAsk Ends ExpertRefills ExpertSlots
+    FLOATS_A_PROGRAM FirstOf ForgettingBackend GuessLoop Guesses GuessingBackend GuessingEngine Habits
+    HostHalf LOGITS_A_PART LayerDivision Learnt LlamaCppContestant LosableTerminal Mailbox MailboxRows
+    Manner ModelPlacing NEURONS_A_BLOCK OBJECTS_A_COLLECTION OPERATIONS_A_BYTE OUTPUTS_A_TILE OneByOne
+    OwnContestant PAGES_A_TILE PIECES_A_STEP PIECES_A_THREAD POSITIONS_A_PAGE POSITIONS_A_PIECE
+    POSITIONS_A_TILE Pace PagedBranches Patience Placing PlacingBackend PlanFacts PlanWishes Programs
+    PromptTurns ROWS_A_GROUP ROWS_A_PAIR ROWS_A_TILE ReferenceIndex RememberedFigures ReturnedRows
+    RunWishes SCORES_A_THREAD SendingHost Sent SentLayers SentMatrix ServingWishes Sliding SlidingEngine
+    SlotPolicy SparseWish StepTurns StoredTurn Team TextRelease TimedTeam TokenChoice Transformer TurnView
+    TurnWriter TypeWishes WORTH_A_THREAD Wanted WeightSender Wishes check_wishes host_turns most_waiting
+    penalised rope_halves rows_alike run_wishes send_from turning_point vouched_by whole_layer_first
+    why_not
+    """.split()  # noqa: SIM905
+)
+BANNED_PREFIXES = ("MOST_", "LEAST_")
+BANNED_SPELLING = ("quantis", "normalis", "optimis", "initialis", "synchronis")
+
+
+def is_banned(name: str) -> bool:
+    """Whether a name has a better one."""
+    return (
+        name in BANNED
+        or name.lstrip("_").startswith(BANNED_PREFIXES)
+        or any(spelling in name.lower() for spelling in BANNED_SPELLING)
+    )
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_banned_name_is_used(folder: str) -> None:
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME and is_banned(token.string):
+                found.add(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
+    assert not found
+
+
+def test_a_banned_name_is_found() -> None:
+    assert is_banned("MOST_TOKENS")
+    assert is_banned("_LEAST_CONTEXT")
+    assert is_banned("dequantised")
+    assert is_banned("HostHalf")
+    assert not is_banned("MAX_TOKENS")
