@@ -10,12 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.budget_runs import HEAD, BudgetRow, budget_rows
 from edgeinfer.benchmarking.random_files import found_or_written
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
+from harness import suites
+from harness.budget_runs import HEAD, BudgetRow, budget_rows
 
 MODELS = "llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0,tiny"
 SHARES = "0.05,0.15,0.25,0.35,0.45,0.55,0.65,0.75,0.85,0.95,1.05,1.2"

@@ -10,12 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.changing_runs import HEAD, TOKENS, changing_rows
 from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
+from harness import suites
+from harness.expert_cache_runs import HEAD, TOKENS, changing_rows
 
 
 def main() -> None:

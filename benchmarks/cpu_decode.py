@@ -5,14 +5,14 @@ python benchmarks/cpu_decode.py --shapes tinyllama-1.1b --types Q4_0,Q4_K_M --th
 
 from collections.abc import Sequence
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.speed_runs import BenchedModel
-from edgeinfer.benchmarking.suites import Suite
 from edgeinfer.benchmarking.tables import markdown, shown_milliseconds
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
-from edgeinfer.benchmarking.token_time import token_time
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
+from harness import suites
+from harness.suites import Suite
+from harness.token_time import token_time
 
 WIDTHS = (1, 2, 4, 8, 16)
 """Tokens that one pass verifies."""

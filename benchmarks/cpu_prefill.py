@@ -3,8 +3,8 @@
 python benchmarks/cpu_prefill.py --shapes tinyllama-1.1b --types Q4_0,Q4_K_M --threads 1,2 --prompts 512,32
 """
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.workloads import Workload
+from harness import suites
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 python benchmarks/cuda_decode.py --llama-bench PATH --shapes llama-3-8b,llama-3.2-1b --types Q4_0,Q4_K_M,Q8_0
 """
 
-from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH
+from harness import cuda_runs, suites
 
 
 def main() -> None:

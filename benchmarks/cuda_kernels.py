@@ -12,8 +12,6 @@ from itertools import chain, product
 
 import torch
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
@@ -51,6 +49,8 @@ from edgeinfer_kernels.layer_split import LayerSplit, device_half, turns_of
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 from edgeinfer_quant_formats import block_format
+from harness import suites
+from harness.empty_decoders import empty_decoder
 
 NORM = NormSpecification("rms", 1e-5)
 ROPE = RopeSpecification((1.0,), halves=True)

@@ -3,8 +3,8 @@
 python benchmarks/cuda_prefill.py --llama-bench PATH --prompts 512 --depths 0,4096
 """
 
-from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.workloads import Workload
+from harness import cuda_runs, suites
 
 
 def main() -> None:

@@ -3,12 +3,12 @@
 python benchmarks/cuda_split.py --llama-bench PATH --shapes llama-3-8b --types Q4_0 --shares 0.25,0.5,0.75
 """
 
-from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.machine import command_line, this_machine
-from edgeinfer.benchmarking.split_runs import HEAD, SplitSuite
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer_offload.planner.plan_types import PROMPT
+from harness import cuda_runs, suites
+from harness.split_runs import HEAD, SplitSuite
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 
 import torch
 
-from edgeinfer.benchmarking import cuda_runs, suites
 from edgeinfer.benchmarking.measuring import SEED
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import NOTHING, markdown
@@ -20,6 +19,7 @@ from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.cuda.tuning.gpu_speed import gpu_speed
 from edgeinfer_kernels.cuda.tuning.step_profile import kernel_runs, step_shares
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
+from harness import cuda_runs, suites
 
 TOKENS = 48
 """Steps that are looked at."""

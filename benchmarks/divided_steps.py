@@ -8,12 +8,12 @@ A model is a shape, how many of its layers, and a type. Ends with exit code 1 if
 import argparse
 import sys
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.divided_runs import HEAD, divided_rows
 from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
+from harness import suites
+from harness.split_step_runs import HEAD, divided_rows
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.expert_traces import recorded_traces
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
+from harness import suites
+from harness.expert_traces import recorded_traces
 
 HEAD = (
     "model",

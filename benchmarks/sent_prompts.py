@@ -7,12 +7,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgeinfer.benchmarking import suites
-from edgeinfer.benchmarking.prompt_phases import HEAD, phase_rows
 from edgeinfer.benchmarking.random_files import written_shapes
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
+from harness import suites
+from harness.prompt_phases import HEAD, phase_rows
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.machine import command_line, this_machine
-from edgeinfer.benchmarking.planted_neurons import find_planted
-from edgeinfer.benchmarking.sparse_runs import EXACT, PREDICTED, SparseRun, model_run, planted_run
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from harness import suites
+from harness.planted_neurons import find_planted
+from harness.sparse_runs import EXACT, PREDICTED, SparseRun, model_run, planted_run
 
 HEAD = ("feed-forward", "threads", "way", "best decile", "of dense", "median", "of dense", "GB/s", "error")
 PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "recall", "named")

@@ -14,12 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgeinfer.benchmarking import suites
+import edgeinfer
 from edgeinfer.benchmarking.machine import command_line, this_machine
-from edgeinfer.benchmarking.planted_drafts import PlantedDrafter
 from edgeinfer.benchmarking.random_files import random_file, random_files_folder, written_shape
-from edgeinfer.benchmarking.scripted_engine import ScriptedEngine
-from edgeinfer.benchmarking.split_runs import overhead
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
@@ -30,6 +27,10 @@ from edgeinfer.results import Generation
 from edgeinfer.speculation.drafts import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
+from harness import suites
+from harness.planted_drafts import PlantedDrafter
+from harness.scripted_engine import ScriptedEngine
+from harness.split_runs import overhead
 
 STORY = "Once upon a time, there was a little girl named Lily."
 TEXTS = {
@@ -146,7 +147,7 @@ class Suite:
         """The built-in draft by its path, where it is named."""
         if not str(drafter["draft"]).endswith(".gguf"):
             return drafter
-        return {**drafter, "draft": str(Path(suites.__file__).parents[1] / "builtin" / drafter["draft"])}
+        return {**drafter, "draft": str(Path(edgeinfer.__file__).parent / "builtin" / drafter["draft"])}
 
     def forced(self) -> Iterator[list[str]]:
         """The built-in pair with drafts of a set length, whatever they cost: tree against chain."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.speed_runs import BenchedModel
-from edgeinfer.benchmarking.startup import PHASES, StartupPhases, commands, reading
 from edgeinfer.benchmarking.tables import markdown
+from harness import suites
+from harness.startup import PHASES, StartupPhases, commands, reading
 
 IMPORTS, RUN = 'python -c "import numba, numpy"', "edgeinfer run MODEL Once -n 1"
 

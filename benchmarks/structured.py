@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from harness import suites
 
 
 def _list_of(**properties: dict[str, object]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 ROOT = Path(__file__).parents[2]
-for folder in (".", "kernels", "offload", "quant_formats", "tui"):
+for folder in (".", "benchmarks", "kernels", "offload", "quant_formats", "tui"):
     sys.path.insert(0, str(ROOT / folder))
 
 import numpy as np  # noqa: E402
@@ -109,11 +109,11 @@ def cuda_entries(folder: Path) -> Iterator[Entry]:
 
 def plan_entries(_: Path) -> Iterator[Entry]:
     """Plans as JSON."""
-    from edgeinfer.benchmarking.empty_decoders import empty_decoder
     from edgeinfer.benchmarking.shapes import find_shape
     from edgeinfer.planning.device_plan import PlanRequest, plan_devices
     from edgeinfer_kernels.sizes.model_sizes import ModelSizes
     from edgeinfer_offload.machine.description import describe_machine
+    from harness.empty_decoders import empty_decoder
 
     for shape in SHAPES:
         sizes = ModelSizes.of(*empty_decoder(find_shape(shape), "Q4_K_M"))

@@ -5,20 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.benchmarking.budget_runs import (
-    HEAD,
-    MIB,
-    WARM_UP,
-    BudgetRow,
-    HostMemoryMark,
-    Measured,
-    token_seconds,
-)
 from edgeinfer.benchmarking.random_files import write_random_file
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer.loading.loading import load
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from harness.budget_runs import HEAD, MIB, WARM_UP, BudgetRow, HostMemoryMark, Measured, token_seconds
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 
 SHAPE = Shape("small", 1, 64, 128, 2, 1, 300, 64)

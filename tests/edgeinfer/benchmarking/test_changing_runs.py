@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.benchmarking import changing_runs
-from edgeinfer.benchmarking.changing_runs import HEAD, changing_rows
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer_kernels.expert_routing import PairCounts
 from edgeinfer_offload.planner import planner
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from harness import expert_cache_runs
+from harness.expert_cache_runs import HEAD, changing_rows
 
 
 class Choosing(SplitBackend):
@@ -47,13 +47,15 @@ def test_both_placements_are_run_over_each_kind_of_routing(monkeypatch: pytest.M
     def ids(count: int, vocabulary: int, seed: int) -> Sequence[int]:
         return list(range(seed, seed + count))
 
-    monkeypatch.setattr(changing_runs, "load", loaded)
-    monkeypatch.setattr(changing_runs, "random_ids", ids)
-    monkeypatch.setattr(changing_runs, "overhead", lambda *arguments: 1000)
-    monkeypatch.setattr(changing_runs, "placed", lambda plan: "placed")
-    monkeypatch.setattr(changing_runs, "model_sizes", lambda path: SimpleNamespace(nbytes=1000, vocabulary=9))
-    monkeypatch.setattr(changing_runs, "TOKENS", 20)
-    monkeypatch.setattr(changing_runs, "SHOWN", 10)
+    monkeypatch.setattr(expert_cache_runs, "load", loaded)
+    monkeypatch.setattr(expert_cache_runs, "random_ids", ids)
+    monkeypatch.setattr(expert_cache_runs, "overhead", lambda *arguments: 1000)
+    monkeypatch.setattr(expert_cache_runs, "placed", lambda plan: "placed")
+    monkeypatch.setattr(
+        expert_cache_runs, "model_sizes", lambda path: SimpleNamespace(nbytes=1000, vocabulary=9)
+    )
+    monkeypatch.setattr(expert_cache_runs, "TOKENS", 20)
+    monkeypatch.setattr(expert_cache_runs, "SHOWN", 10)
     usual = planner.CHANGING_WORTH
     rows = list(changing_rows(Path("some/mixture.gguf"), 0.5, 64, None))
     assert usual == planner.CHANGING_WORTH

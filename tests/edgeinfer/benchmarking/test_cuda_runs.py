@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.benchmarking import cuda_runs
-from edgeinfer.benchmarking.cuda_runs import Comparison, own_seconds
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
+from harness import cuda_runs
+from harness.cuda_runs import Comparison, own_seconds
 
 
 def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Comparison:

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.benchmarking.divided_runs import CLOSE, HEAD, DividedRow, distance, divided_rows
 from edgeinfer.errors import EdgeInferError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from harness.split_step_runs import CLOSE, HEAD, DividedRow, distance, divided_rows
 from tests.offload.model_shapes import GIB, laptop, mixture_model
 from tests.random_models import ZOO
 

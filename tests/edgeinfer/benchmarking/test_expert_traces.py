@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgeinfer.benchmarking.expert_traces import grouped, most_active, recorded_traces
+from harness.expert_traces import grouped, most_active, recorded_traces
 
 
 def test_neurons_that_are_active_together_are_grouped() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.benchmarking.llama_bench import LlamaBench
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError
+from harness.llama_bench import LlamaBench
 
 SCRIPT = """#!{python}
 import json, sys

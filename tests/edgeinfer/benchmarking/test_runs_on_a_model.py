@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import edgeinfer
-from edgeinfer.benchmarking import speed_runs, suites
+from edgeinfer.benchmarking import speed_runs
 from edgeinfer.benchmarking.contestants import bytes_per_token
 from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings, measure_speed, measure_versus
-from edgeinfer.benchmarking.startup import StartupPhases, commands, reading
-from edgeinfer.benchmarking.token_time import token_time
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
+from harness import suites
+from harness.startup import StartupPhases, commands, reading
+from harness.token_time import token_time
 
 WORKLOADS = [Workload("prompt", 12, 4), Workload("generate", 2), Workload("verify", 3)]
 

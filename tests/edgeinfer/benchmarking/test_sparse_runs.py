@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
-from edgeinfer.benchmarking.planted_neurons import (
-    find_planted,
-    normed_inputs,
-    planted_decoder,
-    planted_inputs,
-)
-from edgeinfer.benchmarking.sparse_runs import planted_run
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.sparse import dense_layer
+from harness.planted_neurons import find_planted, normed_inputs, planted_decoder, planted_inputs
+from harness.sparse_runs import planted_run
 
 
 @pytest.mark.parametrize("active", [0.1, 0.2, 0.5])

@@ -3,20 +3,13 @@
 from pathlib import Path
 
 from edgeinfer.benchmarking.speed_runs import BenchedModel
-from edgeinfer.benchmarking.split_runs import (
-    HEAD,
-    SplitRow,
-    SplitSuite,
-    llama_cpp_settings,
-    placed,
-    planned_rate,
-)
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from harness.split_runs import HEAD, SplitRow, SplitSuite, llama_cpp_settings, placed, planned_rate
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model
 from tests.random_models import ZOO
 

@@ -21,7 +21,7 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device: 0,
 ))
 
-from edgeinfer.benchmarking.empty_decoders import empty_decoder
+from harness.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer_kernels.cuda import step_compiling
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.benchmarking.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import (
@@ -19,6 +18,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS
+from harness.empty_decoders import empty_decoder
 
 ALL = sum(len(trials.changes) for trials in TRIALS)
 KERNELS = ("gated", "down", "head", "qkv", "output")

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.cuda_runs import own_seconds
-from edgeinfer.benchmarking.split_runs import placed
 from edgeinfer.benchmarking.workloads import Workload, random_ids
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from harness.cuda_runs import own_seconds
+from harness.split_runs import placed
 
 HEAD = (
     "model", "GPU memory", "placed", "planned ms/token", "measured ms/token", "prompt t/s",

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from edgeinfer.benchmarking.cuda_runs import own_seconds
-from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.tables import NOTHING
 from edgeinfer.benchmarking.workloads import Workload, random_ids
 from edgeinfer.engine.native_engine import NativeEngine
@@ -26,6 +24,8 @@ from edgeinfer_offload.machine.measure import read_bandwidth, remembered_bandwid
 from edgeinfer_offload.machine.peak_memory import own_resident_bytes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from harness.cuda_runs import own_seconds
+from harness.split_runs import overhead, placed
 
 HEAD = (
     "model", "budget", "share", "placed", "GPU MiB", "planned/held", "at most MiB", "CPU MiB", "planned/held",

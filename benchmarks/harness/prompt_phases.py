@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeinfer.benchmarking.cuda_runs import own_seconds
-from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_kernels.cuda.device_work import device_work
+from harness.cuda_runs import own_seconds
+from harness.split_runs import overhead, placed
 
 HEAD = ("model", "GPU memory", "work", "ms", "calls", "planned ms", "on the GPU")
 KINDS = {

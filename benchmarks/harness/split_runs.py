@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeinfer.benchmarking.cuda_runs import own_seconds, versus_cells
-from edgeinfer.benchmarking.llama_bench import LlamaBench
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import NOTHING, shown_rate
 from edgeinfer.benchmarking.timings import MEDIAN, Timings
@@ -16,6 +14,8 @@ from edgeinfer.planning.model_plan import model_sizes, plan_model
 from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from harness.cuda_runs import own_seconds, versus_cells
+from harness.llama_bench import LlamaBench
 
 HEAD = (
     "model", "budget", "test", "edgeinfer", "best decile t/s", "llama.cpp", "ratio",

@@ -8,12 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.benchmarking.contestants import rest
-from edgeinfer.benchmarking.planted_neurons import (
-    PlantedShape,
-    normed_inputs,
-    planted_decoder,
-    planted_inputs,
-)
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.loading.load_options import Sparse
 from edgeinfer.loading.loading import load
@@ -31,6 +25,7 @@ from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
+from harness.planted_neurons import PlantedShape, normed_inputs, planted_decoder, planted_inputs
 
 DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
 PIECE = 5

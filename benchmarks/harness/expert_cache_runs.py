@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from edgeinfer.benchmarking.split_runs import overhead, placed
 from edgeinfer.benchmarking.workloads import random_ids
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_offload.planner import planner
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from harness.split_runs import overhead, placed
 
 HEAD = ("model", "budget", "placement", "routing", "tokens", "ms a token", "on the GPU")
 STAYING, CHANGING = 0.0, float("inf")

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.benchmarking import suites
 from edgeinfer.benchmarking.contestants import bytes_per_token
-from edgeinfer.benchmarking.llama_bench import LlamaBench
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.measuring import SEED
 from edgeinfer.benchmarking.random_files import random_file
@@ -22,6 +20,8 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer_kernels.cuda.driver import list_gpus
+from harness import suites
+from harness.llama_bench import LlamaBench
 
 HEAD = (
     "model", "test", "best decile t/s", "llama.cpp", "ratio", "median t/s", "llama.cpp", "ratio", "GB/s"
