@@ -25,7 +25,7 @@ from edgeinfer_quant_formats.errors import FormatError
 
 # Twice as many pieces as workers are under way, so that none waits while the file is written.
 AHEAD = 2
-_START = "import sys; sys.path[:] = {path!r}; from edgeinfer_quant_formats import encoding_pool; "
+_START = "import sys; sys.path[:] = {path!r}; from edgeinfer_quant_formats.quantizer import encoding_pool; "
 _START += "encoding_pool.serve(sys.stdin.buffer, sys.stdout.buffer)"
 
 

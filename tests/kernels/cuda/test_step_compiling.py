@@ -23,7 +23,7 @@ driver.set_active(SimpleNamespace(
 
 from harness.empty_decoders import empty_decoder
 from edgeinfer.benchmarking.shapes import Shape
-from edgeinfer_kernels.cuda import step_compiling
+from edgeinfer_kernels.cuda.tuning import step_compiling
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
