@@ -35,7 +35,7 @@ COMPLETED = {"/model": model_names}
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
 
 
-class StepSchedule(Protocol):
+class ChatProgram(Protocol):
     """What the screen asks of the program around it."""
 
     def leave(self) -> None: ...
@@ -65,14 +65,14 @@ class ChatScreen(TalkScreen):
         """What stood behind the command's word."""
 
     @property
-    def program(self) -> StepSchedule:
-        return cast(StepSchedule, self.app)
+    def program(self) -> ChatProgram:
+        return cast(ChatProgram, self.app)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < SMALL_HEIGHT, "small")
         self.set_class(event.size.width < NARROW_WIDTH, "narrow")
 
-    async def on_message_input_sent(self, event: MessageInput.StreamedWeights) -> None:
+    async def on_message_input_submitted(self, event: MessageInput.Submitted) -> None:
         word, _, rest = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
             command = next((command for command in COMMANDS if command.word == word), None)
@@ -95,7 +95,7 @@ class ChatScreen(TalkScreen):
         else:
             self.action_leave()
 
-    async def on_turn_view_asked(self, event: MessageView.Asked) -> None:
+    async def on_message_view_asked(self, event: MessageView.Asked) -> None:
         view, turn = event.view, event.view.turn
         if event.what in ("back", "on"):
             await self._step(turn, -1 if event.what == "back" else 1)
@@ -237,7 +237,7 @@ class ChatScreen(TalkScreen):
             self.notify("  ".join(one.split(" ", 1)[-1] or one for one in found), markup=False, timeout=5)
         return common_beginning(found) or line
 
-    def on_turn_view_typed(self, event: MessageView.Typed) -> None:
+    def on_message_view_typed(self, event: MessageView.Typed) -> None:
         self.input.focus()
         self.input.insert(event.character)
 

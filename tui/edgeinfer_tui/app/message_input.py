@@ -14,7 +14,7 @@ NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 class MessageInput(TextArea):
     """Enter sends; a pasted path becomes a mention of its file. What it leaves, TextArea does."""
 
-    class StreamedWeights(Message):
+    class Submitted(Message):
         """A message, or a command."""
 
         def __init__(self, text: str) -> None:
@@ -37,7 +37,7 @@ class MessageInput(TextArea):
     def send(self) -> None:
         """As Enter does."""
         if self.text.strip():
-            self.post_message(self.StreamedWeights(self.text))
+            self.post_message(self.Submitted(self.text))
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
