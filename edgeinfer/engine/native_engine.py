@@ -276,7 +276,8 @@ class NativeEngine:
         self.cache.forget(gone)
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:
-        """(cached tokens,): attention scores of each from the last `count` tokens, which are processed again."""
+        """(cached tokens,): attention scores of each from the last `count` tokens, which are
+        processed again."""
         assert isinstance(self.backend, AskingBackend)
         ids = self.cache.ids
         start = max(0, len(ids) - min(count, self.batch))

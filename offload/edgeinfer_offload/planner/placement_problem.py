@@ -190,7 +190,8 @@ class PlacementProblem:
         return [self._ends(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, side: int, draft: int | None = None) -> Placement:
-        """Everything on one device. `draft`: the device of the draft model; None: the same one if possible."""
+        """Everything on one device. `draft`: the device of the draft model; None: the same one if
+        possible."""
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
