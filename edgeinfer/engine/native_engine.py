@@ -38,7 +38,8 @@ FORKABLE_BACKENDS = ("cpu", "reference")
 
 class NativeEngine:
     """The engine for EdgeInfer's kernels: a decoder on a backend, with its cache. `batch`: tokens per prefill
-    step."""
+    step.
+    """
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class NativeEngine:
     @property
     def expert_pairs(self) -> tuple[int, int]:
         """Total token-expert assignments in layers with split experts, and how many of them the CPU
-        computed."""
+        computed.
+        """
         return self.backend.pairs if isinstance(self.backend, DividingBackend) else (0, 0)
 
     def _forward(self, ids: Sequence[int]) -> Rows:
@@ -212,7 +214,8 @@ class NativeEngine:
 
     def snapshot(self) -> Snapshot:
         """Keys and values of all cached tokens. Arrays in main memory are views; write them before the next
-        step."""
+        step.
+        """
         end = len(self.cache.ids)
         arrays: list[npt.NDArray[np.generic]] = []
         for layer in self.cache.layers:
@@ -277,7 +280,8 @@ class NativeEngine:
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:
         """(cached tokens,): attention scores of each from the last `count` tokens, which are
-        processed again."""
+        processed again.
+        """
         assert isinstance(self.backend, AskingBackend)
         ids = self.cache.ids
         start = max(0, len(ids) - min(count, self.batch))

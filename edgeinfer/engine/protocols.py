@@ -155,7 +155,8 @@ class TextTokenizer(Protocol):
         restore: Callable[[str], str] | None = None,
     ) -> list[int]:
         """Encode text. `restore` is applied to the text between special tokens, after these have
-        been found."""
+        been found.
+        """
         ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...

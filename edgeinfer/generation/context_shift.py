@@ -57,7 +57,8 @@ class ShiftingEngine(Engine, Protocol):
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:
         """(cached tokens,): attention scores of each from the last `count` tokens, which are
-        processed again."""
+        processed again.
+        """
         ...
 
 
@@ -116,7 +117,8 @@ class ContextShift:
     def begin(self, engine: Engine, ids: Sequence[int]) -> list[int]:
         """Prepare the engine for a text and return the ids that its cache is to hold. The cached prefix is
         reused, unless more of it was evicted than necessary, and tokens are evicted to make space. A text
-        that is still too long loses its middle."""
+        that is still too long loses its middle.
+        """
         assert isinstance(engine, ShiftingEngine)
         held = engine.held_of(shared_prefix(engine.text, ids))
         engine.rewind(held)
@@ -146,7 +148,8 @@ class ContextShift:
 
 class HeavyHitters(ContextShift):
     """Keep the first tokens, the last quarter of the context, and the tokens in between with the highest
-    attention scores from the last `VOTERS` tokens."""
+    attention scores from the last `VOTERS` tokens.
+    """
 
     def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
         """The tokens with the lowest scores; if there are too few in between, the oldest."""
@@ -172,7 +175,8 @@ def _either(names: Iterable[str]) -> str:
 
 def shared_with(engine: Engine, ids: Sequence[int], slid: bool = False) -> int:
     """Length of the cached prefix of a text. Counts only tokens processed before any eviction, unless `slid`:
-    tokens of the text were omitted from `ids`."""
+    tokens of the text were omitted from `ids`.
+    """
     shared = shared_prefix(engine.ids, ids)
     if not slid and isinstance(engine, ShiftingEngine) and engine.slid_at is not None:
         return min(shared, engine.slid_at)

@@ -47,7 +47,8 @@ class SequenceCounts:
         constraint: Callable[[], Constraint | None],
     ) -> list[Generation]:
         """`n` completions; `constraint` returns a new constraint for each. `Raises` as the model's
-        `generate`."""
+        `generate`.
+        """
         wanted = self.n or 1
         if self.beams is not None:
             if request.stop:

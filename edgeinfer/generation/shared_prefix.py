@@ -21,7 +21,8 @@ class CacheFullError(Exception):
 
 class Sequences(Protocol):
     """Sequences that continue the engine's cache. The engine must not be used otherwise during
-    their lifetime."""
+    their lifetime.
+    """
 
     together: int
     """Sequences per forward; 1: a batch costs as much as processing them one after the other."""
@@ -166,7 +167,8 @@ class PagedSequences:
 
 class AlternatingSequences:
     """Sequences of an engine that holds one text at a time: differing tokens are processed again at
-    each switch."""
+    each switch.
+    """
 
     together = 1
 

@@ -7,7 +7,8 @@ from edgeinfer.results import Speed
 
 class GenerationTimer:
     """Times the phases of one completion, or of a batch; time that the caller spends between tokens
-    is excluded."""
+    is excluded.
+    """
 
     def __init__(self) -> None:
         self._prompt_tokens = self._cached = self._sampled = 0

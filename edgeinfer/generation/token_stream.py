@@ -135,7 +135,8 @@ class TokenStream:
 
     def cancel(self) -> None:
         """Stop here; the text so far remains. Another thread that reads the stream gets the token (or
-        finishes the prompt part) that is being computed, and then the end."""
+        finishes the prompt part) that is being computed, and then the end.
+        """
         self._cancelled = True
         try:
             self._produced.close()
@@ -179,7 +180,8 @@ class TokenStream:
 
     def _prefill(self) -> tuple[npt.NDArray[np.float32], list[int]]:
         """Logits after the prompt, and the prompt tokens that are cached; aborts if the stream is
-        cancelled."""
+        cancelled.
+        """
         request = replace(self._request, progress=self._progress)
         if request.sliding is not None:
             held = request.sliding.begin(self._engine, request.prompt_ids)

@@ -44,7 +44,8 @@ def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
 
 def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int) -> LoadedEngine:
     """Load a draft model for which the plan has memory. `team`: the target's thread pool, if it is on the
-    CPU."""
+    CPU.
+    """
     request = replace(request_for(source, SparseChoice(), None), device="cpu", ram=None)
     machine = unmeasured_machine(threads)
     processor = replace(machine.processor, free_bytes=machine.processor.total_bytes)

@@ -19,7 +19,8 @@ class OtherVocabularyError(SettingError):
 
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two files list the same tokens in their metadata, except for extra ones at the end of one. If
-    so, their ids match without building a tokenizer or comparing token bytes."""
+    so, their ids match without building a tokenizer or comparing token bytes.
+    """
     kinds = [metadata.get("tokenizer.ggml.model") for metadata in (one, other)]
     texts = [string_list(metadata, "tokens") for metadata in (one, other)]
     types = [np.asarray(metadata.get("tokenizer.ggml.token_type", ())) for metadata in (one, other)]
@@ -34,7 +35,8 @@ def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
     """Raise `OtherVocabularyError` unless both have the same tokens, except for extra ones at the
-    end of one."""
+    end of one.
+    """
     shared = min(draft.vocabulary_size, target.vocabulary_size)
     extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
     if extra > MAX_EXTRA_TOKENS:

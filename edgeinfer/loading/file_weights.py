@@ -33,7 +33,8 @@ def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
 
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:
     """Enable read-ahead for these matrices if the page cache can't hold the memory-mapped weights; returns a
-    message for the user."""
+    message for the user.
+    """
     if plan.rereads_file:
         _read_in_order(file, matrices)
         so = "each token waits for the disk"

@@ -69,7 +69,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEng
 
 def load_draft_on_gpu(source: ModelSource, gpu: Gpu, nbytes: int) -> LoadedEngine:
     """Load a draft model in the bytes that the target's plan reserves for it. Raises
-    `GpuUnavailableError`."""
+    `GpuUnavailableError`.
+    """
     request = replace(request_for(source, SparseChoice(), None), device="cuda", vram=None, ram=None)
     machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
     planned = plan_devices(request, machine)

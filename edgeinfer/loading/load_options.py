@@ -72,7 +72,8 @@ class LoadOptions:
     @property
     def drafts_on_gpu(self) -> bool:
         """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
-        bit-identical there."""
+        bit-identical there.
+        """
         return bool(self.references) or self.draft not in (None, "auto")
 
     @property

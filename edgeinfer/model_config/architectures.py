@@ -1,5 +1,6 @@
 """The supported architectures, one table row each; values of the file's metadata are added in
-`model_config.py`."""
+`model_config.py`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -89,7 +89,8 @@ class ModelConfig:
 
     def specification(self, factors: Factors | None = None) -> DecoderSpecification:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
-        `model_weights.rope_factors`)."""
+        `model_weights.rope_factors`).
+        """
         return DecoderSpecification(
             width=self.width,
             vocabulary_size=self.vocabulary_size,

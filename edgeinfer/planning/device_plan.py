@@ -1,5 +1,6 @@
 """The device plan, used by `load` and `edgeinfer plan`: which devices run a model, and where its
-bytes are."""
+bytes are.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -8,7 +8,8 @@ from edgeinfer_kernels.cuda.driver import OLDEST_CAPABILITY, Gpu, list_gpus
 
 class GpuUnavailableError(EdgeInferError):
     """No GPU can run this model; the text has the reason and the solution. With device "auto" the CPU is
-    used."""
+    used.
+    """
 
 
 def usable_gpu(wished: str) -> Gpu | None:

@@ -101,7 +101,8 @@ def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> Trained:
 
 def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
     """A (hidden size, hidden size) and B (neurons, hidden size). For any rank r, the product of the first r
-    rows of A and columns of B is the best approximation of W on the rows of x."""
+    rows of A and columns of B is the best approximation of W on the rows of x.
+    """
     metric = (x.T @ x).astype(np.float64) / max(len(x), 1)
     metric[np.diag_indices_from(metric)] += RIDGE * np.trace(metric) / len(metric) + 1e-12
     values, vectors = np.linalg.eigh(metric)

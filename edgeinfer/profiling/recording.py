@@ -113,7 +113,8 @@ def used_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> 
 
 def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDArray[np.bool_]:
     """Which neurons count as active: for ReLU families the nonzero ones, otherwise those with at least the
-    root mean square magnitude of the token's row."""
+    root mean square magnitude of the token's row.
+    """
     if activation in RELU_FAMILIES:
         return np.asarray(hidden != 0)
     return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))

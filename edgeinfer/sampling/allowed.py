@@ -42,7 +42,8 @@ class Constraint(Protocol):
 
 def allowed_of(logits: Logits, constraint: Constraint) -> tuple[Ids | None, Logits]:
     """If few tokens are allowed: their ids and their logits. Else None, and the logits of all tokens with
-    -inf for disallowed ones. With few tokens, samplers skip all others."""
+    -inf for disallowed ones. With few tokens, samplers skip all others.
+    """
     ids = constraint.few()
     if ids is None:
         allowed = constraint.allowed()

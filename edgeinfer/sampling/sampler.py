@@ -109,12 +109,14 @@ class Sampler:
 
     def uniform(self) -> float:
         """A uniform in [0, 1) from the sampler's random state. Used for sampling, and for accepting or
-        rejecting draft tokens."""
+        rejecting draft tokens.
+        """
         return self._coming.popleft() if self._coming else float(self._random.random())
 
     def coming(self, place: int) -> float:
         """The value that `uniform` returns after `place` further calls; for sampling elsewhere that may be
-        discarded."""
+        discarded.
+        """
         while len(self._coming) <= place:
             self._coming.append(float(self._random.random()))
         return self._coming[place]
@@ -246,7 +248,8 @@ class Sampler:
 
     def _shortlisted(self, logits: Logits, constraint: Constraint) -> Ids | None:
         """The allowed tokens that remain after steps 4 to 7, rising; None: these steps need all
-        allowed tokens."""
+        allowed tokens.
+        """
         if not self._shortlists:
             return None
         found = None

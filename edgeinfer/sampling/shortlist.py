@@ -78,7 +78,8 @@ class Shortlist:
 
     def _reached(self, before: float, share: float) -> bool | None:
         """Whether the weight `before` is at least `share` of the `top_k` best allowed weights;
-        None: unknown."""
+        None: unknown.
+        """
         while before >= share * self._known * (1 - MARGIN):
             refused = self._asked - len(self._allowed)
             most = self._known + self._rest + refused * self._weights[-1]

@@ -57,7 +57,8 @@ class DraftStats:
 
 class DraftController:
     """Costs and acceptance of one model and its drafter for one kind of completion; kept between
-    completions."""
+    completions.
+    """
 
     def __init__(self) -> None:
         self.costs = RunningCosts()
@@ -101,7 +102,8 @@ class DraftController:
 
     def stepped(self, tokens: int, rows: int, guesses: int, looked: float, read: float) -> None:
         """Record a step with a draft or an attempt: `tokens` resulting tokens, `guesses` draft tokens in
-        `looked` seconds, and a forward of `rows` tokens in `read` seconds."""
+        `looked` seconds, and a forward of `rows` tokens in `read` seconds.
+        """
         costs, plain = self.costs, self.costs.plain
         costs.stepped()
         if plain is None:
@@ -140,7 +142,8 @@ class DraftController:
 
     def judged(self, drafted: int, stood: int) -> None:
         """Record that `stood` of `drafted` draft tokens were accepted; those after the first rejected one
-        don't count."""
+        don't count.
+        """
         for index in range(min(stood + 1, drafted)):
             self._stood = ACCEPTANCE_MEMORY * self._stood + (index < stood)
             self._judged = ACCEPTANCE_MEMORY * self._judged + 1
@@ -194,7 +197,8 @@ class DraftController:
 
     def further_chances(self, length: int) -> list[float]:
         """For each draft token, the minimum probability of being reached for drafting another one after it.
-        The latter is accepted with the mean acceptance, and also takes drafting time."""
+        The latter is accepted with the mean acceptance, and also takes drafting time.
+        """
         scale = self.costs.scale
         if scale is None:
             return [0.0] * length
@@ -203,14 +207,16 @@ class DraftController:
 
     def _row_chance(self, scale: float, length: int) -> float:
         """The minimum probability of being reached that pays for a row of a draft of this length. It is the
-        same for all rows: single measured costs are too uncertain to distinguish rows."""
+        same for all rows: single measured costs are too uncertain to distinguish rows.
+        """
         least = min(length, 2)
         more = self.costs.of_pass(1 + length) - self.costs.of_pass(least)
         return max(0.0, more) / ((1 + length - least) * self._worth(scale))
 
     def _said(self, chance: float, length: int) -> list[float]:
         """The drafter's probabilities that correspond to this probability of being reached, for each draft
-        token."""
+        token.
+        """
         return [min(1.0, chance) ** (1 / self._trust)] * length
 
     def _worth(self, scale: float) -> float:

@@ -19,7 +19,7 @@ slow ones count more than above, because drafts are disturbed as well."""
 DISTURBED = 1.5
 """An observation counts at most this many times the expected duration."""
 COLD = 3.0
-"""As DISTURBED, for the cost of probes: evicted caches are part of their cost."""
+"""As DISTURBED, for the cost of probes: cold caches are part of their cost."""
 READ_SHARE = 1 / 3
 """Drafter time to prefill a token, relative to drafting one."""
 PLAIN_EVERY = 64
@@ -45,7 +45,8 @@ class MeasuredCosts:
     @property
     def disturbed(self) -> bool:
         """Whether other programs disturbed the measurement: rows together never take longer than
-        one by one."""
+        one by one.
+        """
         one = self.passes[1]
         return any(seconds > IMPOSSIBLE * rows * one for rows, seconds in self.passes.items())
 
@@ -70,7 +71,8 @@ class RunningCosts:
 
     def measured(self, costs: MeasuredCosts) -> None:
         """Set the stored costs of forwards and drafts, possibly old. They are initial values, except the
-        baseline, which is timed first."""
+        baseline, which is timed first.
+        """
         one = costs.passes[1]
         self.scale, self.plain = one, None
         # More rows never take less time, nor more than one by one: other values come from disturbed
@@ -140,7 +142,8 @@ class RunningCosts:
 
 def _on_lines(known: Mapping[int, float], rows: int) -> float:
     """The cost of a forward of `rows` rows relative to one row: as measured, or linearly interpolated or
-    extrapolated."""
+    extrapolated.
+    """
     if rows in known:
         return known[rows]
     below = max(n for n in known if n < rows)

@@ -77,7 +77,8 @@ class DraftModel(AutoregressiveDrafter):
 
     def _missed(self, history: Sequence[int]) -> list[int]:
         """The tokens of `history` that the engine hasn't cached, always including the last;
-        truncates its cache."""
+        truncates its cache.
+        """
         shared = min(shared_prefix(self._engine.ids, history), len(history) - 1)
         self._engine.rewind(shared)
         return list(history[shared:])

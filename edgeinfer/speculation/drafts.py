@@ -50,7 +50,8 @@ class Drafter(Protocol):
     ) -> Draft:
         """Draft at most len(least) tokens; empty if there is no draft. `least[i]`: the minimum probability of
         being reached, by the drafter's estimate, for token i to be verified. `further[i]`, if given: the
-        minimum probability of token i for drafting another token after it."""
+        minimum probability of token i for drafting another token after it.
+        """
         ...
 
     def close(self) -> None:

@@ -58,7 +58,8 @@ class PromptLookup:
 
     def _following(self, history: Sequence[int], length: int, most: int) -> tuple[int, ...]:
         """The tokens that followed the last `length` tokens, at most `most`; empty if there is no
-        occurrence."""
+        occurrence.
+        """
         end = self._ends.before(tuple(history[-length:]), len(history))
         if end is not None:
             return tuple(history[end : end + most])

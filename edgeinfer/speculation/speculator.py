@@ -92,7 +92,8 @@ class Speculator:
 
     def _quickest_draft(self, length: int) -> tuple[int, float] | None:
         """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
-        None: nothing was drafted."""
+        None: nothing was drafted.
+        """
         settings, least, found = SamplerSettings(temperature=0), [0.0] * length, list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
@@ -104,7 +105,8 @@ class Speculator:
     def _passes(self, rows: int, seconds: float) -> list[float]:
         """Seconds of several forwards: at least two, at most ten, and no further one after `seconds`, not
         counting the first. The first compiles or captures what is missing, so that no completion waits for
-        it."""
+        it.
+        """
         found = list[float]()
         while len(found) < 2 or (len(found) < 10 and sum(found[1:]) < seconds):
             start = time.perf_counter()

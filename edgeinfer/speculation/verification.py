@@ -63,7 +63,8 @@ def _as_far_as_best(
     end_ids: Collection[int],
 ) -> list[SampledToken]:
     """The best tokens after the history and after each draft token, up to the first that differs
-    from the draft."""
+    from the draft.
+    """
     found: list[SampledToken] = []
     for index, chosen in enumerate(best):
         guessed = index < len(guesses) and chosen == guesses[index]

@@ -116,9 +116,7 @@ class _Closing:
         if not isinstance(target, Mapping):
             return ref
         if ref not in self._names:
-            name = self._names[ref] = (
-                f"edgeinfer-open-{len(self._names)}"  # before the recursion: it may refer to itself
-            )
+            name = self._names[ref] = f"edgeinfer-open-{len(self._names)}"  # first: it may refer to itself
             self._open[name] = self._opened(target)
         return f"#/$defs/{self._names[ref]}"
 

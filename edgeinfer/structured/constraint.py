@@ -27,7 +27,8 @@ LARGE_VOCABULARY = 16384
 
 class Constraint:
     """The grammar state of one completion. `finder`: a thread that computes masks while the model runs, if a
-    core is idle."""
+    core is idle.
+    """
 
     def __init__(
         self,

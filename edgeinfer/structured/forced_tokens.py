@@ -1,5 +1,6 @@
 """Forced tokens, to which a grammar allows no alternative: appended without a forward, and processed with the
-next token."""
+next token.
+"""
 
 from collections.abc import Sequence
 

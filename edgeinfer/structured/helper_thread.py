@@ -33,7 +33,8 @@ class Coming(Generic[Result]):
 
 class HelperThread:
     """Runs tasks in order; ends when it is no longer referenced. A forked child, in which the thread does not
-    exist, starts another one."""
+    exist, starts another one.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -131,7 +131,8 @@ def describe_machine(text: str) -> Machine:
 
 def _with_size(name: str) -> tuple[str, str]:
     """A card's name, and the memory size after it if the table has no card with that size ("4060 Ti
-    16GB")."""
+    16GB").
+    """
     found = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
     if found is None or matching_cards(name):
         return name, ""

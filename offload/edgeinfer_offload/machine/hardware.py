@@ -74,7 +74,8 @@ class Processor:
 
     def slowness(self, format_name: str) -> float:
         """How many times as long a prefill matmul takes with weights of this format as with the
-        default ones."""
+        default ones.
+        """
         known = self.products.get(format_name)
         return self.operations_per_second / known if known else 1.0
 

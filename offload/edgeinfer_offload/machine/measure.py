@@ -1,5 +1,6 @@
 """Measure the memory read bandwidth and the best thread count of this machine; results are stored per
-machine."""
+machine.
+"""
 
 import os
 import platform

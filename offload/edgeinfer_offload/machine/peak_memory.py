@@ -41,7 +41,8 @@ def peak_resident_bytes() -> int:
 
 def own_resident_bytes(status: Path = _STATUS) -> int:
     """Bytes of resident memory that isn't file-backed: pages of mapped files can be reclaimed at any time. If
-    the system doesn't report the two separately, all resident memory."""
+    the system doesn't report the two separately, all resident memory.
+    """
     try:
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

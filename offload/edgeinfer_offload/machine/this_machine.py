@@ -124,7 +124,8 @@ def _measured_formats(
     kernels: Kernels, names: Sequence[str], threads: int, model_bytes: int, known: Mapping[str, float]
 ) -> dict[str, float]:
     """Missing measurements of these formats: the better of two runs, with the other formats measured between
-    them. Load from other programs only worsens a figure, and rarely in both runs."""
+    them. Load from other programs only worsens a figure, and rarely in both runs.
+    """
     found: dict[str, float] = {}
     for _ in range(2):
         now = dict(known)

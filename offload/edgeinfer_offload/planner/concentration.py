@@ -16,7 +16,8 @@ MARGIN = 1.1
 @dataclass(frozen=True)
 class Coverage:
     """For some units: the share of the second half's activations covered by the hottest units of the first
-    half."""
+    half.
+    """
 
     units: int
     active: float

@@ -104,7 +104,7 @@ class Pricing:
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, layer: LayerSizes, depth: int | None) -> float:
-        """Number of cached positions that a token reads: those before it, at most the window."""
+        """Share of the cache that a token reads: the positions before it, at most the window."""
         seen = min(self.depth if depth is None else depth, self.context)
         return min(seen, layer.window or seen) / self.context
 

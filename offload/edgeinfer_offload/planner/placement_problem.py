@@ -77,7 +77,8 @@ class PlacementProblem:
     @cached_property
     def draft(self) -> tuple[Cost, Cost | None] | None:
         """Cost of the whole draft model on either device, with cache and buffers; seconds per
-        accepted token."""
+        accepted token.
+        """
         draft, wishes = self.wishes.draft, self.wishes
         if draft is None:
             return None
@@ -134,7 +135,8 @@ class PlacementProblem:
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory for weight copies and for the logits. If the model is `shared` between CPU and
-        GPU, also the exchange buffer and the prefill buffers."""
+        GPU, also the exchange buffer and the prefill buffers.
+        """
         logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
         mailbox = cuda_buffers.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
         return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
@@ -191,7 +193,8 @@ class PlacementProblem:
 
     def whole(self, side: int, draft: int | None = None) -> Placement:
         """Everything on one device. `draft`: the device of the draft model; None: the same one if
-        possible."""
+        possible.
+        """
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
@@ -228,7 +231,8 @@ class PlacementProblem:
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
         """The budget for placements on the GPU; `shared`: the CPU also runs layers, `host_attends`: with
-        attention."""
+        attention.
+        """
         fixed = self._gpu_fixed + (self._sent_bytes(host_attends) if shared else 0)
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
@@ -248,7 +252,8 @@ class PlacementProblem:
 
     def disk_seconds(self, nbytes: float, held: float) -> float:
         """Seconds per token for each of `nbytes` file bytes on disk. 0 if they fit the page cache in addition
-        to the `held` bytes of main memory."""
+        to the `held` bytes of main memory.
+        """
         cached = self.machine.processor.free_bytes - held >= nbytes
         return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
@@ -281,7 +286,8 @@ class PlacementProblem:
 
     def spread(self, chosen: Placement, vram: float) -> Placement | None:
         """The placement within `vram` bytes with the same number of experts in each layer, for the expert
-        cache. None: there are no such layers, or no experts."""
+        cache. None: there are no such layers, or no experts.
+        """
         layers = [
             i
             for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))

@@ -105,7 +105,8 @@ class LayerTable:
 
     def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
         """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
-        it."""
+        it.
+        """
         found = {}
         for side in SIDES:
             score = self.seconds[side] + price * self.gpu_bytes
@@ -166,7 +167,8 @@ class NonLayerPlacement:
 @dataclass(frozen=True)
 class Placement:
     """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
-    the disk."""
+    the disk.
+    """
 
     choices: tuple[Choice, ...]
     ends: NonLayerPlacement
@@ -202,7 +204,8 @@ class Budget:
 
 class Search:
     """All candidates for one model on one machine; `best` selects by budget. `attend`: only candidates with
-    all attention on the GPU, where possible."""
+    all attention on the GPU, where possible.
+    """
 
     def __init__(
         self,
@@ -308,7 +311,8 @@ class Search:
         best: Placement | None,
     ) -> Placement | None:
         """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
-        layer at the limit takes its best choice that fits."""
+        layer at the limit takes its best choice that fits.
+        """
         choices, found = list(begin), best
         for layer in order:
             if begin[layer] == end[layer]:

@@ -31,7 +31,8 @@ def placed_layer(
 ) -> PlacedLayer:
     """`routing`, `by_neuron`: this layer's entries of `PlanOptions`. `weights_place`: where the CPU's weights
     are stored, "cpu", or "disk" if memory-mapped. `changing`: with an expert cache; if the experts are split,
-    the CPU holds all of them."""
+    the CPU holds all of them.
+    """
     places: tuple[Place, Place] = (weights_place, "gpu")
     hidden = _hidden(costs, choice)
     items = []

@@ -60,7 +60,8 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> Mem
 def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> MemoryPlan:
     """The fastest placement; or one with an expert cache: the same number of experts on the GPU in each
     layer, and all in main memory. The latter needs enough memory and nearly the same speed at uniform
-    routing."""
+    routing.
+    """
     fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
     if fixed.wishes.disk:
         some = any(layer.has_some_experts for layer in fixed.layers)
@@ -99,7 +100,8 @@ def _eased(wishes: PlanOptions) -> Iterator[tuple[PlanOptions, tuple[str, ...]]]
 def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions, trained: int) -> int:
     """Maximum context in tokens for which the model fits the device of `wishes`, at most `trained`; 0: none.
     For "any" the device is main memory. If that is too small, GPU and main memory together, with the
-    requested context shortened in quarters."""
+    requested context shortened in quarters.
+    """
     if wishes.device == "any":
         here = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
         return here or _divided_context(sizes, machine, wishes)

@@ -43,7 +43,8 @@ UnpackedRate = Callable[[str], float]
 class _Part:
     """Weights that are stored together: bytes, operations per token, and for each of its equal pieces the
     probability that a token uses it. `unpacking`: seconds to dequantize all of it on the GPU if it is
-    streamed."""
+    streamed.
+    """
 
     nbytes: float
     operations: float
@@ -142,7 +143,8 @@ class PromptSpeed:
 
     def _sent(self, tokens: int, start: int) -> float:
         """Seconds of a chunk computed wholly on the GPU. Copies are overlapped, except those of experts,
-        which start after the layer's expert selection."""
+        which start after the layer's expert selection.
+        """
         assert self._gpu is not None
         copying = computing = launching = chosen = 0.0
         for layer in self._layers:
@@ -198,7 +200,8 @@ def _chances(
     placing: PlacementProblem, index: int, units: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `units` are on the
-    GPU. For a dense feed-forward, all of it."""
+    GPU. For a dense feed-forward, all of it.
+    """
     experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
     if experts is None:
         return (1.0,), (1.0,)

@@ -20,7 +20,8 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class ExpertUsage:
     """Parameters of `ExpertCachePolicy`. Half-lives are in tokens; tuned on recorded traces, see
-    docs/plan.md."""
+    docs/plan.md.
+    """
 
     slow_half_life: float = 512.0
     fast_half_life: float = 32.0
@@ -34,9 +35,9 @@ class ExpertUsage:
     """Minimum difference of two rates in standard deviations of chance, in the slow mean or in the weighted
     sum: the best and the worst of many experts differ by chance alone."""
     look_after: int = 16
-    """Tokens until the next check, if a check finds a swap."""
+    """Tokens until the next check, after a check that found a swap."""
     look_seldom: int = 64
-    """Tokens until the next check, if it finds none; doubled each time."""
+    """Maximum tokens until the next check: each check without a swap doubles the interval."""
     at_once: int = 16
     """Maximum number of swaps per check."""
     a_layer: int = 4
@@ -45,7 +46,8 @@ class ExpertUsage:
 
 class Swap(NamedTuple):
     """In `layer` (a row), `expert` replaces `leaves` in its slot. `gain`: CPU reads of an expert saved over
-    the horizon, less the copy."""
+    the horizon, less the copy.
+    """
 
     layer: int
     expert: int
@@ -91,7 +93,8 @@ class ExpertCachePolicy:
 
     def proposals(self) -> list[Swap]:
         """Profitable swaps, largest gain first; they share no expert and no slot. Empty: none is profitable,
-        or there are too few observations."""
+        or there are too few observations.
+        """
         found = self._proposals() if self._slow.tokens else []
         self.look_after = (
             self.habits.look_after if found else min(2 * self.look_after, self.habits.look_seldom)
@@ -121,7 +124,8 @@ class ExpertCachePolicy:
     def _certainty(self, rows: Ints, best: Ints, worst: Ints) -> Floats:
         """The difference of the rates of `best` and `worst` in standard deviations of chance. The larger of
         two: in the slow mean, which shows small lasting differences, and in the weighted sum, which shows
-        changes early."""
+        changes early.
+        """
         share = self.habits.fast_share
         both = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
         found = np.zeros(best.shape)

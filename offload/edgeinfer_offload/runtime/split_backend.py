@@ -22,12 +22,14 @@ class GpuShard(Protocol):
 
     def enter(self, tokens: int, start: int) -> Rows:
         """Run the tokens whose embeddings are in the exchange buffer, at positions from `start`, through all
-        layers."""
+        layers.
+        """
         ...
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
         """The token sampled after the one whose embedding is in the exchange buffer; -1: the host has to
-        sample."""
+        sample.
+        """
         ...
 
     def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]: ...
@@ -80,7 +82,8 @@ class RowsBetween:
 
 class SplitBackend:
     """`host` has the embedding and its part of the layers; `device` has the other layers and the output
-    matrix."""
+    matrix.
+    """
 
     name = "split"
 

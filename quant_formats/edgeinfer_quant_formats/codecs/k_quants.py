@@ -31,7 +31,8 @@ def decode_q2_k(blocks: Bytes) -> Floats:
 
 def unpack_q3_k_scales(packed: Bytes) -> NDArray[np.int8]:
     """Sixteen 6-bit scales minus 32 from (n, 12) bytes: the four low bits in 8 bytes, the two high
-    bits in 4."""
+    bits in 4.
+    """
     low = unpack_fields(packed[:, :8], 4, 8)
     high = unpack_fields(packed[:, 8:], 2, 4)
     scales: NDArray[np.int8] = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)

@@ -42,7 +42,8 @@ def encode_q2_k(blocks: Floats, importance: Floats | None) -> Bytes:
 
 def pack_q3_k_scales(scales: Bytes) -> Bytes:
     """Sixteen 6-bit scales in 12 bytes: the inverse of `unpack_q3_k_scales`, without the
-    subtraction of 32."""
+    subtraction of 32.
+    """
     low = pack_fields(scales & np.uint8(15), 4, 8)
     return np.hstack((low, pack_fields(scales >> np.uint8(4), 2, 4)))
 

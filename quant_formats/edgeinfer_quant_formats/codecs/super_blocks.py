@@ -79,7 +79,8 @@ class SubBlocks:
 
 def as_columns(blocks: Floats, size: int) -> Floats:
     """(n, elements) blocks as (size, n·elements/size): each sub-block is a column, as input of the
-    searches."""
+    searches.
+    """
     return np.ascontiguousarray(blocks.reshape(-1, size).T)
 
 

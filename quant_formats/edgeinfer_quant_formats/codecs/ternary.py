@@ -1,5 +1,6 @@
 """Ternary formats, with weights of -1, 0 and 1 times one scale: TQ1_0 (five per byte) and TQ2_0
-(four per byte)."""
+(four per byte).
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -68,7 +68,8 @@ class FilePart:
 
     def check_size(self) -> None:
         """Raise `FormatError` if the file has been truncated since it was mapped: reading beyond its end
-        would kill the process. Costs a system call."""
+        would kill the process. Costs a system call.
+        """
         if self._map is None:
             return
         size, mapped = self._map.size(), len(self._map)

@@ -80,7 +80,8 @@ class GGUFFile:
 
     def check_size(self) -> None:
         """Raise `FormatError` if a part has been truncated since it was opened; a closed file isn't
-        checked."""
+        checked.
+        """
         for part in self._parts:
             part.check_size()
 

@@ -1,5 +1,6 @@
 """Sources of a tensor's bytes for the writer: arrays, raw blocks, or a callable that is evaluated
-on writing."""
+on writing.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

@@ -22,7 +22,8 @@ Order = NDArray[np.int64]
 
 def hottest_first(counts: NDArray[np.integer], block: int) -> Order:
     """The order of blocks of `block` neurons by falling counts; the order within a block doesn't change (with
-    a block of 1, every neuron moves separately)."""
+    a block of 1, every neuron moves separately).
+    """
     sums = counts.astype(np.int64).reshape(-1, block).sum(axis=1)
     blocks = np.argsort(-sums, kind="stable")
     return (blocks[:, None] * block + np.arange(block)).reshape(-1)
