@@ -1,1 +1,1 @@
-"""The engine: token ids to logits, with a KV cache."""
+"""The inference engine: token ids to logits, with a KV cache."""

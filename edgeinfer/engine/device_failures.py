@@ -1,4 +1,4 @@
-"""A device that fails in the middle of its work, as an error for people."""
+"""Converts device failures during inference to user-facing errors."""
 
 from types import TracebackType
 
@@ -7,7 +7,7 @@ from edgeinfer_kernels.backend import BackendError
 
 
 class DeviceFailures:
-    """Turns a `BackendError` into a `DeviceError`. A context manager that costs a step next to nothing."""
+    """Raises a `BackendError` as a `DeviceError`. A context manager with negligible cost per step."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Choosing tokens where the logits lie: the part of a sampler's chain that a GPU does by itself."""
+"""Sampling on the GPU: the part of the sampler chain that runs where the logits are."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -10,7 +10,7 @@ from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
 
 
 class SamplingBackend(Protocol):
-    """What a backend that samples by itself offers; see `CudaBackend.choose`."""
+    """A backend that can sample; see `CudaBackend.choose`."""
 
     most_recent: int
 
@@ -25,12 +25,12 @@ class SamplingBackend(Protocol):
     ) -> int: ...
 
     def draw_request(self, settings: "SamplerSettings", recent: int, chance: float) -> list[float]:
-        """The numbers of one draw, as `choose` takes them."""
+        """The parameters of one sample, as `choose` takes them."""
         ...
 
 
 class DeviceSampler:
-    """Tokens of one stream, chosen by the backend as `sampler` would choose them, with the same numbers."""
+    """Samples the tokens of one stream on the backend, with the same results and uniforms as `sampler`."""
 
     def __init__(self, backend: SamplingBackend, cache: KVCache, sampler: Sampler) -> None:
         self._backend = backend
@@ -40,17 +40,17 @@ class DeviceSampler:
 
     @classmethod
     def offered(cls, backend: object, cache: KVCache, sampler: Sampler) -> Self | None:
-        """None where the backend can't choose, or not with these settings."""
+        """The device sampler; None if the backend can't sample, or not with these settings."""
         most_recent = getattr(backend, "most_recent", None)
         if most_recent is None or not _is_plain(sampler.settings, most_recent):
             return None
         return cls(backend, cache, sampler)  # type: ignore[arg-type]
 
     def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
-        """Read the last token of `history`, all others of which are in the cache; the id that follows it.
+        """Process the last token of `history`; the others are already in the cache. Returns the next id.
 
-        None: the host has to sample this one; the token has not been read then. `ahead`: the backend may
-        begin with the next one, which it will be asked for.
+        None: the host has to sample this one; the token isn't processed then. `ahead`: the backend may start
+        the following token, which will be requested next.
         """
         settings, start = self._settings, len(history) - 1
         recent = last_tokens(history, settings.repeat_last_n) if penalties_are_on(settings) else ()
@@ -70,7 +70,7 @@ class DeviceSampler:
 
 
 def _is_plain(settings: SamplerSettings, most_recent: int) -> bool:
-    """Whether the device knows all steps of the chain that are on."""
+    """Whether the device implements all active steps of the sampler chain."""
     others = (
         settings.typical_p < 1,
         settings.dry_multiplier > 0,
@@ -79,6 +79,6 @@ def _is_plain(settings: SamplerSettings, most_recent: int) -> bool:
         bool(settings.logit_bias),
     )
     penalized = penalties_are_on(settings)
-    # At temperature 0 without penalties the highest logit is taken; with them, it goes through a draw.
+    # At temperature 0 without penalties the highest logit is taken; with penalties the sampling path is used.
     too_many = penalized and not 0 <= settings.repeat_last_n <= most_recent
     return not any(others) and not too_many and not (penalized and settings.temperature == 0)

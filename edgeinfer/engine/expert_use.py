@@ -1,4 +1,4 @@
-"""Where the experts that an answer asked for were computed, for an engine that divides them."""
+"""Where the experts of a completion were computed, for an engine that splits them."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,16 +7,16 @@ from edgeinfer.engine.protocols import Engine
 
 @runtime_checkable
 class DividesExperts(Protocol):
-    """An engine whose experts lie on two devices."""
+    """An engine with experts on two devices."""
 
     @property
     def expert_pairs(self) -> tuple[int, int]:
-        """How many experts tokens have asked for so far, and how many of them were the CPU's."""
+        """Total number of token-expert assignments, and how many of them the CPU computed."""
         ...
 
 
 class ExpertUse:
-    """What an engine's counts say of the time since this was made."""
+    """The engine's expert counts since this object was created."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -27,6 +27,6 @@ class ExpertUse:
 
     @property
     def gpu_share(self) -> float | None:
-        """The share of the experts that the GPU computed; None: none are divided."""
+        """The share of token-expert assignments computed on the GPU; None: experts aren't split."""
         seen, here = (now - then for now, then in zip(self._pairs(), self._before, strict=True))
         return 1 - here / seen if seen else None

@@ -1,4 +1,4 @@
-"""The keys and values of the tokens read so far, and which tokens these are."""
+"""The KV cache: keys and values of the processed tokens, and the ids of these tokens."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.specification import DecoderSpecification
 
 STRETCHES = (256, 16, 1)
-"""Tokens that are compared at once: as long as they agree so many, then fewer."""
+"""Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
 
 
 class KVCache:
-    """Room for `context` tokens; `ids` are the tokens that it holds.
+    """A cache for `context` tokens; `ids` are the tokens that it holds.
 
-    `layers` are the keys and values where they lie in main memory; a backend that has them on its own device
-    gives their `device_bytes`.
+    `layers` are the keys and values in main memory; a backend with the cache on its device reports their
+    `device_bytes`.
     """
 
     def __init__(self, context: int, layers: Sequence[LayerCache] = (), device_bytes: int = 0) -> None:
@@ -22,21 +22,21 @@ class KVCache:
         self.layers = list(layers)
         self.ids: list[int] = []
         self.forgotten: list[tuple[int, int]] = []
-        """(place in the whole text, token) of those in the middle that have been given up, rising."""
+        """(index in the whole text, token) of each evicted token before the end, rising."""
         self._device_bytes = device_bytes
 
     @classmethod
     def allocate(
         cls, specification: DecoderSpecification, context: int, kind: CacheType = "f16"
     ) -> "KVCache":
-        """A cache in main memory."""
+        """Allocate a cache in main memory."""
         return cls(
             context, [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]
         )
 
     @staticmethod
     def nbytes_for(specification: DecoderSpecification, context: int, kind: CacheType) -> int:
-        """Bytes that a cache of this size takes in main memory."""
+        """Bytes of main memory for a cache of this size."""
         return sum(LayerCache.nbytes_for(layer.attention, context, kind) for layer in specification.layers)
 
     @property
@@ -45,37 +45,37 @@ class KVCache:
 
     @property
     def free(self) -> int:
-        """Tokens that still fit."""
+        """Number of tokens that still fit."""
         return self.context - len(self.ids)
 
     def append(self, ids: Sequence[int]) -> None:
-        """The backends have written these tokens' keys and values behind those before."""
+        """Add these tokens; the backends have already appended their keys and values."""
         self.ids.extend(ids)
 
     @property
     def text(self) -> list[int]:
-        """`ids` with all that has been forgotten between them."""
+        """`ids` with all evicted tokens reinserted."""
         gaps, held = dict(self.forgotten), iter(self.ids)
         return [gaps[at] if at in gaps else next(held) for at in range(len(self.ids) + len(gaps))]
 
     @property
     def slid_at(self) -> int | None:
-        """So many first tokens were read with all before them in place; None: all were."""
+        """The number of first tokens that were processed before any eviction; None: no eviction."""
         return self.forgotten[0][0] if self.forgotten else None
 
     def held_of(self, length: int) -> int:
-        """How many tokens it holds of the first `length` of its text."""
+        """Number of cached tokens among the first `length` tokens of the text."""
         return length - bisect_left(self.forgotten, (length, -1))
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens; nothing is copied."""
+        """Truncate to the first `length` tokens; nothing is copied."""
         del self.ids[length:]
-        # A gap is there as long as a token behind it is.
+        # A gap is kept while the cache holds a token after it.
         while self.forgotten and self.forgotten[-1][0] >= length + len(self.forgotten) - 1:
             del self.forgotten[-1]
 
     def forget(self, gone: Sequence[int]) -> None:
-        """The keys and values of tokens at `gone` (rising places in `ids`) have been given up."""
+        """Record the eviction of the tokens at `gone` (rising indices in `ids`)."""
         gaps, dropped = {place for place, _ in self.forgotten}, set(gone)
         places = [place for place in range(len(self.ids) + len(gaps)) if place not in gaps]
         self.forgotten += [(places[at], self.ids[at]) for at in gone]
@@ -84,11 +84,11 @@ class KVCache:
 
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """How many first tokens two sequences have in common."""
+    """The length of the common prefix of two sequences."""
     count, most = 0, min(len(held), len(wanted))
     if held[:most] == wanted[:most]:
         return most
-    # Stretches are compared by one call each: this is asked for every pass with a draft.
+    # One comparison per slice: this runs in every forward with a draft.
     for stretch in STRETCHES:
         while count + stretch <= most and held[count : count + stretch] == wanted[count : count + stretch]:
             count += stretch

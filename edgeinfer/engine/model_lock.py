@@ -1,4 +1,4 @@
-"""The lock of a model: one computation at a time, and an error where a callback would wait for itself."""
+"""The lock of a model: one computation at a time, and an error where a callback would deadlock."""
 
 import threading
 from types import TracebackType
@@ -11,7 +11,7 @@ class ModelLock:
     """A lock for `with`.
 
     Raises:
-        EdgeInferError: on entering, where the same thread holds it: a callback called the model.
+        EdgeInferError: on entering, if the same thread holds it: a callback called the model.
     """
 
     def __init__(self) -> None:

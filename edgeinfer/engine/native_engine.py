@@ -1,4 +1,4 @@
-"""The forward pass: tokens up the layers of a backend, keys and values into the cache, logits out."""
+"""The native engine: runs tokens through a backend, fills the KV cache, returns logits."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -33,12 +33,12 @@ from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_quant_formats.errors import FormatError
 
 FORKABLE_BACKENDS = ("cpu", "reference")
-"""Those without a device, whose driver refuses forked processes."""
+"""Backends without a device; a device driver doesn't work in forked processes."""
 
 
 class NativeEngine:
-    """The engine of our own kernels: a decoder on a backend, with its cache. `batch`: tokens a step in
-    prefill.
+    """The engine for EdgeInfer's kernels: a decoder on a backend, with its cache. `batch`: tokens per prefill
+    step.
     """
 
     def __init__(
@@ -59,15 +59,16 @@ class NativeEngine:
         self.largest_context = max(largest_context, cache.context)
         self._closed = False
         self._check_file = check_file
-        """Raises if the file that weights are read from has been cut."""
+        """Raises if the file from which weights are read has been truncated."""
         self._process = None if backend.name in FORKABLE_BACKENDS else os.getpid()
         """The only process that may use the backend; None: forked children may."""
         self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
-        # Asked once: a protocol takes microseconds to look for, as long as a token takes outside its kernels.
+        # Checked once: an isinstance on a protocol takes microseconds, as much as all non-kernel work of a
+        # token.
         self._guesser = backend if isinstance(backend, DraftingBackend) else None
         self._forgetter = backend if isinstance(backend, EvictingBackend) else None
         self.most_given = self._guesser.most_given if self._guesser else 0
-        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
+        """Maximum tokens that `guesses` processes before it drafts; 0: drafting isn't supported."""
         self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
 
     @property
@@ -84,13 +85,13 @@ class NativeEngine:
 
     @property
     def expert_pairs(self) -> tuple[int, int]:
-        """How many experts tokens have asked for in layers where they are divided, and how many of them the
-        CPU computed.
+        """Total token-expert assignments in layers with split experts, and how many of them the CPU
+        computed.
         """
         return self.backend.pairs if isinstance(self.backend, DividingBackend) else (0, 0)
 
     def _forward(self, ids: Sequence[int]) -> Rows:
-        """One step: the rows above the last layer; the cache then holds the tokens."""
+        """One step: returns the hidden states after the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
         with DEVICE_FAILURES:
             x: Rows = self.backend.embed(ids)
@@ -112,7 +113,7 @@ class NativeEngine:
             yield self._forward(ids[first : first + self.batch])
 
     def _check(self, ids: Sequence[int], more: int = 0) -> None:
-        """Raise if `ids` can't be read, or if there is no room for so many more."""
+        """Raise if `ids` are invalid, or if the cache has no space for them and `more` tokens."""
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
         if self._process not in (None, os.getpid()):
@@ -138,7 +139,7 @@ class NativeEngine:
             )
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Read `ids`; return the logits (vocabulary,) behind the last of them."""
+        """Process `ids`; return the logits (vocabulary,) after the last of them."""
         if len(ids) == 1 and self._logits_behind:
             logits = self._step(ids)
             if progress:
@@ -154,7 +155,7 @@ class NativeEngine:
         return last
 
     def _step(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read a few tokens in one piece; the logits behind each."""
+        """Process a few tokens in one step; returns the logits after each."""
         assert self._logits_behind is not None
         self._check(ids)
         with DEVICE_FAILURES:
@@ -163,14 +164,14 @@ class NativeEngine:
         return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
+        """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         if len(ids) <= self._most_stepped:
             return self._step(ids)
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
-        """Read `ids`, then guess and read on, as `DraftingBackend.guesses`; the cache holds what was read."""
+        """Process `ids`, then draft and continue, as `DraftingBackend.guesses`; updates the cache."""
         self._check(ids, len(wanted.least))
         assert self._guesser is not None
         with DEVICE_FAILURES:
@@ -179,9 +180,10 @@ class NativeEngine:
         return found
 
     def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
-        """Read tokens of several texts that share the cache in one step; logits (len(ids), vocabulary).
+        """Process tokens of several sequences that share the cache in one step; logits (len(ids),
+        vocabulary).
 
-        What the cache is known to hold stays as it is: who keeps such texts says where they may lie.
+        The cache's ids don't change: the caller keeps track of the sequences' slots.
         """
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
@@ -194,9 +196,10 @@ class NativeEngine:
     def read_by_some_layers(
         self, token: int, position: int, layers: Sequence[int]
     ) -> npt.NDArray[np.float32]:
-        """Logits (vocabulary,) of one token that went up some layers only; the cache holds what it held.
+        """Logits (vocabulary,) of one token that runs through the given layers only; the cache's ids don't
+        change.
 
-        Their keys and values are written at `position`, which must lie behind the text.
+        Keys and values are written at `position`, which must be after the cached tokens.
         """
         assert isinstance(self.backend, LayeredBackend)
         with DEVICE_FAILURES:
@@ -206,11 +209,13 @@ class NativeEngine:
         return logits
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read `ids`; return (len(ids), width) float32: what the head would read behind each of them."""
+        """Process `ids`; return the final hidden states, (len(ids), hidden size) float32, of each."""
         return np.concatenate([self._normed(x) for x in self._steps(ids)])
 
     def snapshot(self) -> Snapshot:
-        """Keys and values of all tokens held; arrays of main memory are views, to be written soon."""
+        """Keys and values of all cached tokens. Arrays in main memory are views; write them before the next
+        step.
+        """
         end = len(self.cache.ids)
         arrays: list[npt.NDArray[np.generic]] = []
         for layer in self.cache.layers:
@@ -221,10 +226,10 @@ class NativeEngine:
         return Snapshot(list(self.cache.ids), arrays)
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
-        """Hold the first `length` tokens of a snapshot, in place of all others.
+        """Replace the cache content by the first `length` tokens of a snapshot.
 
         Raises:
-            ValueError: it is of another cache, or longer than this one.
+            ValueError: it is from another cache, or longer than this one.
         """
         if length > min(self.context, len(snapshot.ids)):
             raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
@@ -245,25 +250,25 @@ class NativeEngine:
 
     @property
     def can_vote(self) -> bool:
-        """Whether it can say which tokens are looked at."""
+        """Whether attention scores are available."""
         return isinstance(self.backend, AskingBackend)
 
     @property
     def text(self) -> list[int]:
-        """The tokens that it holds, with all that it has forgotten between them."""
+        """The processed tokens, including all evicted ones."""
         return self.cache.text
 
     @property
     def slid_at(self) -> int | None:
-        """How many first tokens were read with all tokens before them in place; None: all were."""
+        """The number of first tokens that were processed before any eviction; None: no eviction."""
         return self.cache.slid_at
 
     def held_of(self, length: int) -> int:
-        """How many tokens it holds of the first `length` of `text`."""
+        """Number of cached tokens among the first `length` tokens of `text`."""
         return self.cache.held_of(length)
 
     def forget(self, gone: Sequence[int]) -> None:
-        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        """Evict the tokens at `gone` (rising indices in `ids`); later ones move up."""
         places, end = np.asarray(gone, np.int64), len(self.cache.ids)
         if self._forgetter is not None:
             with DEVICE_FAILURES:
@@ -274,21 +279,23 @@ class NativeEngine:
         self.cache.forget(gone)
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:
-        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
+        """(cached tokens,): attention scores of each from the last `count` tokens, which are
+        processed again.
+        """
         assert isinstance(self.backend, AskingBackend)
         ids = self.cache.ids
         start = max(0, len(ids) - min(count, self.batch))
         return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
 
     def choice(self, sampler: Sampler) -> TokenSampler | None:
-        """The backend as chooser of a stream's tokens, where it can be that."""
+        """The backend as the token sampler of a stream, if it supports that."""
         return DeviceSampler.offered(self.backend, self.cache, sampler)
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Truncate the cache to the first `length` tokens."""
         self.cache.rewind(length)
 
     def close(self) -> None:
-        """Give back the backend's threads and memory; reading on is refused from now on."""
+        """Release the backend's threads and memory; later calls raise an error."""
         self._closed = True
         self.backend.close()

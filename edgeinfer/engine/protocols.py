@@ -1,4 +1,4 @@
-"""The protocols of the top floor: an engine that turns ids into logits, a tokenizer that makes the ids."""
+"""Protocols of the engine layer: an engine (ids to logits) and a tokenizer (text to ids)."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -11,45 +11,47 @@ from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 Progress = Callable[[int, int], None]
-"""Called during prefill with (tokens done, tokens in all)."""
+"""Called during prefill with (tokens done, tokens in total)."""
 
 
 class TokenSampler(Protocol):
-    """Chooses tokens where the logits lie, so that only ids travel."""
+    """Samples tokens on the device, so that only ids are copied."""
 
     def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
-        """Read the last token of `history`; the id that follows. None: not read, the host has to sample.
+        """Process the last token of `history`; return the next id. None: not processed, the host has to
+        sample.
 
-        `ahead`: it will be asked for the next token too, and may begin with that.
+        `ahead`: the next token will be requested too, and may be started early.
         """
         ...
 
 
 class Engine(Protocol):
-    """Turns token ids into logits and remembers what it has read; text is none of its business."""
+    """Computes logits from token ids and keeps the KV cache; it doesn't handle text."""
 
     @property
     def context(self) -> int:
-        """Most tokens that the cache can hold."""
+        """Maximum number of tokens in the cache."""
         ...
 
     @property
     def largest_context(self) -> int:
-        """Most tokens that a cache of this model could hold on this machine."""
+        """Maximum number of tokens that a cache of this model could hold on this machine."""
         ...
 
     @property
     def ids(self) -> list[int]:
-        """The tokens that the cache holds now."""
+        """The cached tokens."""
         ...
 
     @property
     def vocabulary_size(self) -> int: ...
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Read `ids` after what the cache holds; return the logits (vocabulary,) behind the last of them.
+        """Process `ids` after the cached tokens; return the logits (vocabulary,) after the last of them.
 
-        `progress` is called behind each part that has been read; if it raises, the cache holds what was read.
+        `progress` is called after each processed part. If it raises, the cache holds the parts processed so
+        far.
 
         Raises:
             EdgeInferError: the engine has been closed.
@@ -57,63 +59,63 @@ class Engine(Protocol):
         ...
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read `ids`; return the logits (len(ids), vocabulary) behind each of them."""
+        """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         ...
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read `ids`; what the head reads behind each, (len(ids), width) float32.
+        """Process `ids`; return the final hidden states of each, (len(ids), hidden size) float32.
 
         Raises:
-            EdgeInferError: this engine doesn't give them.
+            EdgeInferError: this engine doesn't support it.
         """
         ...
 
     def snapshot(self) -> Snapshot | None:
-        """What it holds, to go on from another time; None: this engine can't."""
+        """The cache content, to be restored later; None: not supported by this engine."""
         ...
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
-        """Hold the first `length` tokens of a snapshot. Raises `ValueError` where it doesn't fit."""
+        """Restore the first `length` tokens of a snapshot. Raises `ValueError` if it doesn't fit."""
         ...
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Truncate the cache to the first `length` tokens."""
         ...
 
     def choice(self, sampler: Sampler) -> TokenSampler | None:
-        """Who chooses this stream's tokens in the engine's stead of the host; None: the host does."""
+        """The device sampler for this stream; None: the host samples."""
         ...
 
     @property
     def bytes_per_token(self) -> int:
-        """Weight bytes read for one decoded token."""
+        """Weight bytes read per decoded token."""
         ...
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         ...
 
 
 @runtime_checkable
 class DraftingEngine(Protocol):
-    """An engine that may go from token to token by itself."""
+    """An engine that can run a draft loop by itself."""
 
     @property
     def most_given(self) -> int:
-        """Tokens that `guesses` reads at most before it guesses; 0: it can't."""
+        """Maximum tokens that `guesses` processes before it drafts; 0: drafting isn't supported."""
         ...
 
     def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
-        """Read `ids`, then guess and read on, as `DraftingBackend.guesses`; it holds what was read."""
+        """Process `ids`, then draft and continue, as `DraftingBackend.guesses`; updates the cache."""
         ...
 
 
 class TextDecoder(Protocol):
-    """Ids to text as they come, never half a character."""
+    """Incremental detokenizer; never returns part of a character."""
 
     @property
     def pending(self) -> bool:
-        """Whether half a character is being held."""
+        """Whether an incomplete character is buffered."""
         ...
 
     def push(self, token_id: int) -> str: ...
@@ -122,7 +124,7 @@ class TextDecoder(Protocol):
 
 
 class TextTokenizer(Protocol):
-    """Text to ids and back."""
+    """Converts text to ids and back."""
 
     @property
     def bos_id(self) -> int | None: ...
@@ -152,7 +154,9 @@ class TextTokenizer(Protocol):
         special: bool = False,
         restore: Callable[[str], str] | None = None,
     ) -> list[int]:
-        """`restore` is applied to the text between special tokens, after these have been found."""
+        """Encode text. `restore` is applied to the text between special tokens, after these have
+        been found.
+        """
         ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
@@ -160,7 +164,7 @@ class TextTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def is_control(self, token_id: int) -> bool:
-        """Whether a token says nothing in an answer, as those that end it."""
+        """Whether a token adds no text to a completion, such as an end token."""
         ...
 
     def stream_decoder(self) -> TextDecoder: ...

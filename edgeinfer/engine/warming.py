@@ -1,4 +1,4 @@
-"""Building the kernels ahead of their first use, so that no first run has to wait for the compiler."""
+"""Builds the kernels before their first use, so that the first run doesn't wait for the compiler."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from edgeinfer_quant_formats import GGUFFile
 
 @dataclass(frozen=True)
 class Warmed:
-    """What was done: `units` are there now, `built` of them were compiled just now."""
+    """The result: `units` are available, `built` of them were compiled by this call."""
 
     instruction_set: str
     units: tuple[str, ...]
@@ -28,16 +28,17 @@ class Warmed:
     seconds: float
     folder: Path
     bytes: int
-    """Of all kernels in the folder."""
+    """Size of all kernels in the folder."""
 
 
 def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = None) -> Warmed:
-    """Compile what these models need and isn't cached yet; without models, what any of them may need.
+    """Compile the kernels that these models need and that aren't cached; without models, those that any may
+    need.
 
-    `progress` hears of units built, if any have to be.
+    `progress` is called with the number of built units, if any have to be built.
 
     Raises:
-        UnknownModelError, FormatError, UnsupportedModelError: a model that isn't there or can't be run.
+        UnknownModelError, FormatError, UnsupportedModelError: a model that doesn't exist or can't be run.
         KernelError: this machine can't build the kernels, or the cache can't be written.
         OSError: a file can't be opened.
     """
@@ -58,7 +59,7 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
 
 
 def _units(model: str | Path) -> list[str]:
-    """The units of kernels that a model needs."""
+    """The kernel units that a model needs."""
     with GGUFFile.open(find_model(model).path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         try:

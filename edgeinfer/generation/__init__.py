@@ -1,1 +1,1 @@
-"""Generating text: sequences and tokens, from a request to the end of a completion."""
+"""Text generation: sequences and token streams, from a request to the completion."""

@@ -1,4 +1,4 @@
-"""An answer's tokens for a program that does other things in between: `async for`."""
+"""An asynchronous token stream, for `async for`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,10 +9,10 @@ from edgeinfer.results import Generation, Token
 
 
 class AsyncTokenStream:
-    """A `TokenStream` whose tokens are computed on a thread of its own.
+    """A `TokenStream` that computes its tokens on a separate thread.
 
-    A task that is cancelled while it waits for a token, or `aclose`, ends the answer with finish reason
-    "cancelled"; `result` holds what was said.
+    Cancelling a task that waits for a token, or `aclose`, ends the completion with finish reason "cancelled";
+    `result` then holds the text generated so far.
     """
 
     def __init__(self, stream: TokenStream) -> None:
@@ -21,7 +21,7 @@ class AsyncTokenStream:
 
     @property
     def result(self) -> Generation:
-        """The answer as far as it has come."""
+        """The completion so far."""
         return self._stream.result
 
     def __aiter__(self) -> AsyncIterator[Token]:
@@ -42,6 +42,6 @@ class AsyncTokenStream:
         return next(self._stream, None)
 
     async def aclose(self) -> None:
-        """End the answer here; the token that is being computed is the last that is waited for."""
+        """End the completion; waits only for the token that is being computed."""
         self._stream.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Beam search: the most probable answers, found by going on with the best of several beginnings."""
+"""Beam search: finds the most probable completions by extending the best partial sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Beam:
-    """The beginning of an answer; `branch` of the cache holds all of its ids but the last."""
+    """A partial completion; `branch` of the cache holds all of its ids except the last."""
 
     branch: int
     ids: tuple[int, ...] = ()
@@ -32,15 +32,15 @@ class _Beam:
 
     @property
     def mean(self) -> float:
-        """By which answers of different lengths are compared: the log-probability a token."""
+        """The mean log-probability per token, used to compare completions of different length."""
         return self.total / max(1, len(self.logprobs))
 
 
 class BeamSearch:
-    """`beams` beginnings side by side; penalties, DRY and biases work, what draws or cuts doesn't.
+    """Beam search with `beams` sequences; penalties, DRY and biases apply, truncation and sampling don't.
 
-    A beginning that the model ends is an answer. The search ends when there are `beams` answers and the best
-    beginning is no more probable, token for token, than the worst of these.
+    A sequence that ends is a completion. The search ends when there are `beams` completions and the best open
+    sequence has no higher mean log-probability than the worst of them.
     Source: Wu et al. 2016, section 7 (arXiv:1609.08144), with length normalization to the power of one.
     """
 
@@ -57,7 +57,7 @@ class BeamSearch:
         self._most = request.most_tokens(engine.context)
 
     def run(self) -> list[Generation]:
-        """The best answers, `beams` at most, the most probable first."""
+        """The best completions, at most `beams`, most probable first."""
         logits = read_prompt(self._engine, self._request, self._clock)
         self._search(logits, branches_of(self._engine))
         ranked = sorted(self._answers, key=lambda beam: beam.mean, reverse=True)
@@ -82,7 +82,7 @@ class BeamSearch:
         self._answers += [replace(beam, reason=reason) for beam in alive]
 
     def _extended(self, alive: Sequence[_Beam], rows: Sequence[Logits]) -> list[_Beam]:
-        """The best beginnings that are a token longer; those that end are answers now."""
+        """The best sequences extended by one token; those that end are added to the completions."""
         longer: list[_Beam] = []
         for beam, logits in zip(alive, rows, strict=True):
             ids, chances = self._sampler.distribution(logits, [*self._request.prompt_ids, *beam.ids])
@@ -109,9 +109,9 @@ class BeamSearch:
         return max(beam.mean for beam in alive) <= worst
 
     def _advance(self, alive: Sequence[_Beam], branches: Sequences) -> tuple[list[_Beam], list[Logits]]:
-        """Read the last token of every beam, each in a branch of its own.
+        """Process the last token of every beam, each in a separate branch.
 
-        Of those that come from one branch the first goes on in it; a branch without any is dropped.
+        Of several beams from one branch, the first continues in it; a branch without beams is dropped.
         """
         for branch in self._branches - {beam.branch for beam in alive}:
             branches.drop(branch)
@@ -147,7 +147,7 @@ class BeamSearch:
 
 
 def _undrawn(settings: SamplerSettings) -> SamplerSettings:
-    """What changes logits stays, what cuts the distribution or draws from it doesn't."""
+    """The settings that change logits, without truncation and sampling."""
     return replace(
         settings,
         temperature=1.0,

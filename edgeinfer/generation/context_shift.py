@@ -1,7 +1,7 @@
-"""What a text keeps of itself once it outgrows the context: its first tokens, its last, and if asked for, of
-those between them the ones that the last look at most.
+"""Context shift: which tokens stay in the KV cache when the context is full. The first and the last tokens
+stay; optionally also those in between with the highest attention scores.
 
-The first ones are where attention goes that has nowhere else to go; without them a model falls apart.
+The first tokens act as attention sinks; without them the model's output degrades badly.
 Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Zhang et al. 2023, "H2O:
 Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models".
 """
@@ -20,51 +20,53 @@ from edgeinfer.shown import shown
 
 OnFull = Literal["stop", "slide", "heavy-hitters"]
 SINKS = 4
-"""First tokens that are kept at least."""
+"""Minimum number of first tokens that are kept."""
 MIN_CONTEXT = 64
 STEP = 16
-"""What is left out at a time is a multiple of so many tokens."""
+"""The number of evicted tokens is a multiple of this."""
 VOTERS = 32
-"""Last tokens that say by their attention which others stay."""
+"""Number of last tokens whose attention scores are summed."""
 
 
 @runtime_checkable
 class ShiftingEngine(Engine, Protocol):
-    """An engine that can forget tokens in the middle of what it holds."""
+    """An engine that can evict tokens from the middle of its cache."""
 
     @property
     def can_vote(self) -> bool:
-        """Whether it has `votes`."""
+        """Whether `votes` is supported."""
         ...
 
     @property
     def text(self) -> list[int]:
-        """The tokens that it holds, with all that it has forgotten between them."""
+        """The processed tokens, including all evicted ones."""
         ...
 
     @property
     def slid_at(self) -> int | None:
-        """How many first tokens were read with all tokens before them in place; None: all were."""
+        """The number of first tokens that were processed before any eviction; None: no eviction."""
         ...
 
     def held_of(self, length: int) -> int:
-        """How many tokens it holds of the first `length` of `text`."""
+        """Number of cached tokens among the first `length` tokens of `text`."""
         ...
 
     def forget(self, gone: Sequence[int]) -> None:
-        """Forget tokens at `gone` (rising places in `ids`); those behind them move up."""
+        """Evict the tokens at `gone` (rising indices in `ids`); later ones move up."""
         ...
 
     def votes(self, count: int) -> npt.NDArray[np.float64]:
-        """(tokens held,): how much the last `count` tokens look at each; these are read once more."""
+        """(cached tokens,): attention scores of each from the last `count` tokens, which are
+        processed again.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ContextShift:
-    """Keep the first `keep` tokens, half of the context at most, and of the others the last that fit.
+    """Keep the first `keep` tokens, at most half of the context, and as many of the last ones as fit.
 
-    What is left out of a text depends on its length alone.
+    The evicted tokens depend only on the length of the text.
     """
 
     keep: int
@@ -72,10 +74,10 @@ class ContextShift:
 
     @classmethod
     def wanted(cls, on_full: str, keep: int, engine: Engine) -> "ContextShift | None":
-        """What `on_full` asks for; None: the answer ends where the context does.
+        """The policy named `on_full`; None: generation stops when the context is full.
 
         Raises:
-            SettingError: it is unknown, or can't be done here.
+            SettingError: it is unknown, or not supported here.
         """
         if not isinstance(on_full, str) or on_full not in POLICIES:
             raise SettingError(f"on_full: saw {shown(on_full)}, wanted {_either(POLICIES)}")
@@ -101,21 +103,21 @@ class ContextShift:
 
     @property
     def step(self) -> int:
-        """Tokens that are left out at a time: a quarter of the context, so that it is rarely done."""
+        """Number of tokens evicted at a time: a quarter of the context, so that shifts are rare."""
         return self.context // 4 // STEP * STEP
 
     def left_out(self, length: int) -> int:
-        """How many tokens of a text of this length are left out."""
+        """Number of tokens that are evicted from a text of this length."""
         return max(0, -(-(length - self.context) // self.step) * self.step)
 
     def rest(self, ids: Sequence[int], left_out: int) -> list[int]:
-        """A text without its first tokens behind those that stay."""
+        """A text without the `left_out` tokens after the kept first ones."""
         return [*ids[: self.keep], *ids[self.keep + left_out :]]
 
     def begin(self, engine: Engine, ids: Sequence[int]) -> list[int]:
-        """What the engine is to hold of a text: it goes on with what it has of its beginning, unless more of
-        that is gone than has to be, and forgets what the text needs room for; a text too long even so goes
-        without its middle.
+        """Prepare the engine for a text and return the ids that its cache is to hold. The cached prefix is
+        reused, unless more of it was evicted than necessary, and tokens are evicted to make space. A text
+        that is still too long loses its middle.
         """
         assert isinstance(engine, ShiftingEngine)
         held = engine.held_of(shared_prefix(engine.text, ids))
@@ -133,24 +135,24 @@ class ContextShift:
         return [*engine.ids, *rest]
 
     def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
-        """A history that has outgrown the context, a step shorter."""
+        """A history that has reached the context limit, shortened by one step."""
         if not (isinstance(engine, ShiftingEngine) and engine.ids == history[:-1]):
             return self.rest(history, self.step)
         engine.forget(self.least_wanted(engine, self.step))
         return [*engine.ids, history[-1]]
 
     def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
-        """The places of `count` tokens, of those that the engine holds, that go first."""
+        """The indices of the `count` cached tokens to evict."""
         return range(self.keep, self.keep + count)
 
 
 class HeavyHitters(ContextShift):
-    """Keep the first tokens, the last quarter of the context, and of those between them the ones that the
-    last `VOTERS` look at most.
+    """Keep the first tokens, the last quarter of the context, and the tokens in between with the highest
+    attention scores from the last `VOTERS` tokens.
     """
 
     def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
-        """As told; where so many aren't between them, the oldest."""
+        """The tokens with the lowest scores; if there are too few in between, the oldest."""
         last = len(engine.ids) - self.context // 4
         if last - self.keep < count:
             return super().least_wanted(engine, count)
@@ -163,7 +165,7 @@ POLICIES: dict[str, type[ContextShift] | None] = {
     "slide": ContextShift,
     "heavy-hitters": HeavyHitters,
 }
-"""By the names of `OnFull`."""
+"""Policies by the names of `OnFull`."""
 
 
 def _either(names: Iterable[str]) -> str:
@@ -172,8 +174,8 @@ def _either(names: Iterable[str]) -> str:
 
 
 def shared_with(engine: Engine, ids: Sequence[int], slid: bool = False) -> int:
-    """How many first tokens of a text the engine holds; if these have all been left in place, unless `slid`
-    says that tokens of the text were left out of `ids`.
+    """Length of the cached prefix of a text. Counts only tokens processed before any eviction, unless `slid`:
+    tokens of the text were omitted from `ids`.
     """
     shared = shared_prefix(engine.ids, ids)
     if not slid and isinstance(engine, ShiftingEngine) and engine.slid_at is not None:

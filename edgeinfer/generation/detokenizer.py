@@ -1,4 +1,4 @@
-"""Text of tokens as soon as it is certain: never half a character, never the beginning of a stop string."""
+"""Incremental detokenizer: never emits part of a character or the start of a possible stop string."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from edgeinfer.results import Token
 
 
 class Detokenizer:
-    """Gives tokens their text; holds those back whose text isn't certain yet (half a character or stop)."""
+    """Adds text to tokens; buffers those whose text is incomplete (part of a character or stop string)."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
         self._decoder = tokenizer.stream_decoder()
@@ -21,15 +21,15 @@ class Detokenizer:
         return self._stops.found is not None
 
     def push(self, token: Token) -> list[Token]:
-        """The tokens that may be shown now, with their text."""
+        """The tokens that can be emitted now, with their text."""
         shown = self._stops.push(self._decoder.push(token.id))
-        # What `dataclasses.replace` makes takes three times as long, between two steps.
+        # `dataclasses.replace` would take three times as long, on the path between two steps.
         self._waiting.append(Token(token.id, shown, token.drafted, token.logprob, token.top_logprobs))
         certain = self.stopped or not (self._stops.holds or self._decoder.pending)
         return self._release() if certain else []
 
     def finish(self) -> list[Token]:
-        """The rest, once no more tokens come."""
+        """The buffered tokens, at the end of generation."""
         if not self.stopped:
             rest = self._stops.push(self._decoder.finish()) + self._stops.finish()
             if rest:

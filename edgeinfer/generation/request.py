@@ -1,4 +1,4 @@
-"""What a caller says of an answer, as a request: texts, ids or messages, and settings by name."""
+"""Builds a request from the caller's arguments: text, ids or messages, and settings by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def messages_of(prompt: Prompt) -> Sequence[Message] | None:
-    """The prompt if it is a chat. Raises `SettingError` for what isn't a message."""
+    """The prompt if it is a chat. Raises `SettingError` for invalid messages."""
     if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
         return None
     if not isinstance(prompt[0], Mapping):
@@ -30,7 +30,7 @@ def messages_of(prompt: Prompt) -> Sequence[Message] | None:
 
 
 def _is_message(message: object) -> bool:
-    """Whether it has a role, and a content: a text or its parts; none where it calls tools."""
+    """Whether it has a role and a content (text or parts); no content is needed with tool calls."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
@@ -50,7 +50,7 @@ def request_of(
     sliding: ContextShift | None = None,
     **sampling: Any,
 ) -> Request:
-    """One answer's request; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""
+    """The request for one completion; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""
     return Request(
         prompt_ids=ids,
         sampling=SamplerSettings.from_fields(sampling),

@@ -1,4 +1,4 @@
-"""The token that follows a text."""
+"""The sampled token."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class SampledToken(NamedTuple):
-    """A token that follows; the logits that it was drawn from, if they came to the host."""
+    """A sampled token, and the logits from which it was sampled if they were copied to the host."""
 
     id: int
     logits: npt.NDArray[np.float32] | None

@@ -1,4 +1,4 @@
-"""How many answers are asked for, and which: any, the best of some, or those that a search finds."""
+"""Number and kind of requested completions: sampled, best of several, or beam search."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ MAX_ANSWERS = 256
 
 @dataclass(frozen=True)
 class SequenceCounts:
-    """`n` answers are given, None: one; of `best_of` that are drawn, or of `beams` that are searched."""
+    """`n` completions are returned, None: one; of `best_of` sampled ones, or of `beams` in a beam search."""
 
     n: int | None = None
     best_of: int | None = None
@@ -46,7 +46,9 @@ class SequenceCounts:
         request: Request,
         constraint: Callable[[], Constraint | None],
     ) -> list[Generation]:
-        """`n` answers; `constraint` gives what each has to keep to. `Raises` as the model's `generate`."""
+        """`n` completions; `constraint` returns a new constraint for each. `Raises` as the model's
+        `generate`.
+        """
         wanted = self.n or 1
         if self.beams is not None:
             if request.stop:

@@ -1,4 +1,4 @@
-"""Several answers to one prompt, drawn side by side: read once; a pass takes a token of each."""
+"""Several sampled completions of one prompt in a batch: one prefill; each forward has a token of each."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from edgeinfer.structured.constraint import Constraint
 
 @dataclass
 class _Answer:
-    """One of them, as far as it has come; `read`: how many of its ids its branch of the cache holds."""
+    """One completion in progress; `read`: the number of its ids in its branch of the cache."""
 
     sampler: Sampler
     text: Detokenizer
@@ -33,9 +33,9 @@ class _Answer:
 
 
 class SequenceGroup:
-    """`count` answers to `request`, each with a sampler of its own: with a seed, one more for each.
+    """`count` completions of `request`, each with a separate sampler: seeds are consecutive if one is given.
 
-    Answer 0 is what a stream would give. Where the cache has no room for all at once, the last begun wait.
+    Completion 0 equals that of a stream. If the cache can't hold all, the ones started last wait.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SequenceGroup:
                 answer.sampler.constraint.limit(self._most)
 
     def run(self) -> list[Generation]:
-        """All answers, in the order of their seeds."""
+        """All completions, in the order of their seeds."""
         logits = read_prompt(self._engine, self._request, self._clock)
         if self._most == 0:
             reason = self._request.full_reason(self._engine.context)
@@ -108,10 +108,10 @@ class SequenceGroup:
                 assert answer.branch is not None
                 branches.drop(answer.branch)
                 active.remove(answer)
-                most = branches.together  # there is room again
+                most = branches.together  # there is space again
 
     def _read(self, branches: Sequences, active: Sequence[_Answer]) -> list[npt.NDArray[np.float32]]:
-        """Logits behind each answer; most often a token of each is read, more where one had to wait."""
+        """Logits after each completion; usually processes one token of each, more after a wait."""
         tokens: list[tuple[int, int]] = []
         last: list[int] = []
         for answer in active:
@@ -125,7 +125,7 @@ class SequenceGroup:
 
     @staticmethod
     def _put_off(branches: Sequences, active: list[_Answer], waiting: deque[_Answer]) -> None:
-        """Let the answer begun last wait until another has ended; the only one ends here."""
+        """Pause the completion started last until another one ends; if it is the only one, it ends."""
         answer = active.pop()
         assert answer.branch is not None
         branches.drop(answer.branch)
@@ -136,7 +136,7 @@ class SequenceGroup:
             answer.reason = "context"
 
     def _draw(self, answer: _Answer, logits: npt.NDArray[np.float32]) -> None:
-        """The next token of an answer, and whether it is the last."""
+        """Sample the next token of a completion, and check whether it is the last."""
         chosen = answer.sampler.sample(logits, answer.ids)
         answer.sampler.accept(chosen)
         constraint = answer.sampler.constraint
@@ -176,7 +176,7 @@ class SequenceGroup:
 
 
 def best_answers(answers: Sequence[Generation], count: int) -> list[Generation]:
-    """The `count` that the model finds most probable, token for token, the best first."""
+    """The `count` completions with the highest mean log-probability per token, best first."""
     worst = -np.inf
     ranked = sorted(answers, key=lambda a: worst if a.mean_logprob is None else a.mean_logprob, reverse=True)
     return ranked[:count]

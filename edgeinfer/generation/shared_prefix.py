@@ -1,4 +1,4 @@
-"""Several continuations of one text, side by side in one cache: what they share is held once."""
+"""Several sequences in one cache with a shared prefix, which is stored once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,34 +16,36 @@ Logits = npt.NDArray[np.float32]
 
 
 class CacheFullError(Exception):
-    """No page is left for another token of a branch; another branch has to be dropped first."""
+    """No page is free for another token of a sequence; another sequence has to be dropped first."""
 
 
 class Sequences(Protocol):
-    """Continuations of what an engine holds. While they live the engine may not be used otherwise."""
+    """Sequences that continue the engine's cache. The engine must not be used otherwise during
+    their lifetime.
+    """
 
     together: int
-    """Branches that are read in one pass; 1: side by side costs as much as one after the other."""
+    """Sequences per forward; 1: a batch costs as much as processing them one after the other."""
 
     def fork(self, branch: int | None = None) -> int:
-        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        """A copy of a sequence; None: of the engine's initial content."""
         ...
 
     def drop(self, branch: int) -> None:
-        """Forget a branch."""
+        """Remove a sequence."""
         ...
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each; logits (len(tokens), vocabulary) behind each.
+        """Append (branch, token) each; returns logits (len(tokens), vocabulary) after each.
 
         Raises:
-            CacheFullError: nothing has been read; the cache has no room for all of these.
+            CacheFullError: nothing was processed; the cache has no space for all of these.
         """
         ...
 
 
 def branches_of(engine: Engine) -> Sequences:
-    """Branches behind what the engine holds now: by pages where its backend can, else one after another."""
+    """Sequences after the engine's cache content: paged if its backend supports it, else alternating."""
     paged = isinstance(engine, NativeEngine) and engine.cache.layers
     if paged and isinstance(engine, NativeEngine) and isinstance(engine.backend, PackingBackend):
         return PagedSequences(engine)
@@ -52,17 +54,17 @@ def branches_of(engine: Engine) -> Sequences:
 
 @dataclass
 class _Text:
-    """Where a branch lies: pages of the cache, the last of them begun perhaps."""
+    """The cache pages of a sequence; the last page may be partly filled."""
 
     pages: list[int]
     length: int
 
 
 class PagedSequences:
-    """Branches whose common pages are held once; a page is copied when one of its holders goes on in it.
+    """Sequences that share pages; a page is copied when one of its owners appends to it.
 
-    A page holds PAGE positions. The engine's own text stays as it is: only behind its end, in the page that
-    it has begun, one branch may go on.
+    A page holds PAGE positions. The engine's own sequence doesn't change; one sequence may append to its
+    partly filled last page.
     """
 
     def __init__(self, engine: NativeEngine) -> None:
@@ -84,7 +86,7 @@ class PagedSequences:
         return len(self._free)
 
     def fork(self, branch: int | None = None) -> int:
-        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        """A copy of a sequence; None: of the engine's initial content."""
         source = self._stem if branch is None else self._texts[branch]
         for page in source.pages:
             self._holders[page] += 1
@@ -93,15 +95,15 @@ class PagedSequences:
         return self._next
 
     def drop(self, branch: int) -> None:
-        """Forget a branch; pages that nobody else holds are free again."""
+        """Remove a sequence; pages without other owners are freed."""
         for page in self._texts.pop(branch).pages:
             self._release(page)
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each, several of one branch in their order; logits behind each.
+        """Append (branch, token) each, several of one branch in order; returns logits after each.
 
         Raises:
-            CacheFullError: nothing has been read; the cache has no room for all of these.
+            CacheFullError: nothing was processed; the cache has no space for all of these.
         """
         self._make_room([branch for branch, _ in tokens])
         found = [
@@ -121,7 +123,7 @@ class PagedSequences:
         return self._engine.read_at([token for _, token in tokens], Places(positions, pages))
 
     def _make_room(self, branches: Sequence[int]) -> None:
-        """Pages of their own for the tokens to come, or `CacheFullError` before anything has changed."""
+        """Reserve exclusive pages for the new tokens, or raise `CacheFullError` before any change."""
         wanted = {branch: branches.count(branch) for branch in dict.fromkeys(branches)}
         needed = 0
         for branch, count in wanted.items():
@@ -164,7 +166,9 @@ class PagedSequences:
 
 
 class AlternatingSequences:
-    """Branches of an engine that holds one text at a time: what differs is read anew for each."""
+    """Sequences of an engine that holds one text at a time: differing tokens are processed again at
+    each switch.
+    """
 
     together = 1
 
@@ -175,20 +179,20 @@ class AlternatingSequences:
         self._next = 0
 
     def fork(self, branch: int | None = None) -> int:
-        """A new branch that holds what another does; None: what the engine held in the beginning."""
+        """A copy of a sequence; None: of the engine's initial content."""
         self._next += 1
         self._texts[self._next] = list(self._stem if branch is None else self._texts[branch])
         return self._next
 
     def drop(self, branch: int) -> None:
-        """Forget a branch."""
+        """Remove a sequence."""
         del self._texts[branch]
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each; logits (len(tokens), vocabulary) behind each.
+        """Append (branch, token) each; returns logits (len(tokens), vocabulary) after each.
 
         Raises:
-            CacheFullError: a branch is as long as the context.
+            CacheFullError: a sequence is as long as the context.
         """
         branches = [branch for branch, _ in tokens]
         if any(len(self._texts[b]) + branches.count(b) > self._engine.context for b in set(branches)):

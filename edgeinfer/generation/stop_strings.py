@@ -1,10 +1,10 @@
-"""Ending an answer at a text, without ever showing a part of it."""
+"""Stop strings: end a completion at a text, without emitting any part of it."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through as it comes, except what may be the beginning of a stop string."""
+    """Passes text through, except a suffix that may be the start of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -12,7 +12,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take new text; return what is certain to be shown. Sets `found` when a stop string is complete."""
+        """Add new text; return the text that can be emitted. Sets `found` when a stop string is complete."""
         if not self._stops:
             return text
         self._held += text
@@ -27,16 +27,16 @@ class StopStrings:
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """The longest end of the held text that begins `stop`."""
+        """Length of the longest suffix of the buffered text that is a prefix of `stop`."""
         longest = min(len(stop) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
 
     @property
     def holds(self) -> bool:
-        """Whether text is being held back."""
+        """Whether text is buffered."""
         return bool(self._held)
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The buffered text, which is no stop string."""
         shown, self._held = self._held, ""
         return shown

@@ -1,4 +1,4 @@
-"""How long the parts of an answer took."""
+"""Timing of prefill and decoding of a completion."""
 
 import time
 
@@ -6,8 +6,8 @@ from edgeinfer.results import Speed
 
 
 class GenerationTimer:
-    """How long the parts of one answer took, or of several side by side; what their reader does between two
-    tokens doesn't count.
+    """Times the phases of one completion, or of a batch; time that the caller spends between tokens
+    is excluded.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class GenerationTimer:
         self._prefill_seconds = time.perf_counter() - self._since
 
     def resume(self) -> None:
-        """The next token is being computed."""
+        """Start timing the next token."""
         self._since = time.perf_counter()
 
     def decoded(self, tokens: int = 1) -> None:
-        """So many tokens have been chosen."""
+        """Count `tokens` sampled tokens."""
         seconds = time.perf_counter() - self._since
         if self._sampled:
             self._decode_seconds += seconds
@@ -37,11 +37,11 @@ class GenerationTimer:
 
     @property
     def decoded_tokens(self) -> int:
-        """Those behind the first, which the prompt's reading gave."""
+        """Tokens after the first, which prefill produced."""
         return max(0, self._sampled - 1)
 
     def speed(self, generated: int, bytes_per_token: int) -> Speed:
-        """`generated`: tokens of the answer, without the one that ended it."""
+        """The speeds. `generated`: tokens of the completion, without the end token."""
         prefill, decode = self._prefill_seconds, self._decode_seconds
         rate = self.decoded_tokens / decode if decode > 0 else 0.0
         return Speed(

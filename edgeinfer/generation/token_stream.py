@@ -1,4 +1,4 @@
-"""From a prompt's ids to a stream of tokens: prefill, sample, decode text, stop."""
+"""The token stream of a completion: prefill, sampling, detokenizing, stopping."""
 
 import sys
 import time
@@ -29,21 +29,21 @@ from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is asked for. `max_tokens` None: until the model ends or the context is full."""
+    """The request for one completion. `max_tokens` None: until the model ends or the context is full."""
 
     prompt_ids: list[int]
     sampling: SamplerSettings
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    """None: none; n: every token's own and those of the n best."""
+    """None: no logprobs; n: of each sampled token and of the n best."""
     progress: Progress | None = None
     dropped_turns: int = 0
     constraint: Constraint | None = None
-    """Which tokens may follow; used up by this answer."""
+    """The allowed tokens; used up by this completion."""
     recall: "Recall | None" = None
     sliding: ContextShift | None = None
-    """What becomes of a text that outgrows the context; None: the answer ends there."""
+    """The context shift policy; None: generation stops when the context is full."""
 
     def __post_init__(self) -> None:
         check_count("max_tokens", self.max_tokens)
@@ -57,32 +57,32 @@ class Request:
                 raise SettingError(f"stop: saw {shown(text)}, wanted a text, or a list of texts")
 
     def most_tokens(self, context: int) -> int:
-        """How many tokens an answer has at most, in a context of so many."""
+        """Maximum number of tokens of the completion in a context of `context` tokens."""
         room = sys.maxsize if self.sliding else context - len(self.prompt_ids)
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
     def full_reason(self, context: int) -> FinishReason:
-        """Why an answer of `most_tokens` ends."""
+        """The finish reason of a completion with `most_tokens` tokens."""
         return "length" if self.most_tokens(context) == self.max_tokens else "context"
 
 
 def check_count(name: str, value: object) -> None:
-    """Raise `SettingError` unless `value` is a whole number of at least 0, or None."""
+    """Raise `SettingError` unless `value` is an integer of at least 0, or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 0, or None")
 
 
 class _Cancelled(Exception):  # noqa: N818 - no error: somebody has asked for it
-    """Leaves the middle of a prompt that nobody waits for any more."""
+    """Aborts a prefill after cancellation."""
 
 
 class TokenStream:
-    """An iterator of tokens; `result` is the answer so far, and the whole answer once the stream has ended.
+    """An iterator of tokens; `result` is the completion so far, or the whole one at the end.
 
     A `KeyboardInterrupt` or `cancel()` ends it with finish reason "cancelled"; the model stays usable.
-    Streams of one model may take turns, token by token, and may be read by several threads: `turn` is the
-    model's lock. `on_end` hears of the answer once, however it ended. `batch_invariant`: the engine's logits
-    behind several tokens that it reads at once are to the last bit those of one by one.
+    Several streams of one model can be read alternately, and by several threads: `turn` is the model's lock.
+    `on_end` is called once with the completion, however it ended. `batch_invariant`: logits of several tokens
+    processed in one step are bit-identical to those processed one by one.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class TokenStream:
         return token
 
     def cancel(self) -> None:
-        """Stop here; what was said stays. Another thread that is reading the stream gets the token, or
-        reads the part of the prompt, that is being computed, and then the end.
+        """Stop here; the text so far remains. Another thread that reads the stream gets the token (or
+        finishes the prompt part) that is being computed, and then the end.
         """
         self._cancelled = True
         try:
             self._produced.close()
-        except ValueError:  # in the middle of a token: whoever reads it comes to the end by itself
+        except ValueError:  # a token is being computed: its reader ends the stream
             return
         self._end()
 
@@ -152,7 +152,7 @@ class TokenStream:
 
     @property
     def result(self) -> Generation:
-        """The answer as far as it has come."""
+        """The completion so far."""
         return Generation(
             text="".join(token.text for token in self._tokens),
             ids=[token.id for token in self._tokens],
@@ -179,8 +179,8 @@ class TokenStream:
         )
 
     def _prefill(self) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """Logits behind the prompt, and its tokens that the engine holds; leaves it where somebody has
-        cancelled the stream.
+        """Logits after the prompt, and the prompt tokens that are cached; aborts if the stream is
+        cancelled.
         """
         request = replace(self._request, progress=self._progress)
         if request.sliding is not None:
@@ -190,7 +190,7 @@ class TokenStream:
         return read_prompt(self._engine, request, self._clock, self._left_out > 0), list(request.prompt_ids)
 
     def _slid(self, history: list[int]) -> list[int]:
-        """The history that the next token follows: without a part of its middle where the context is full."""
+        """The history for the next token: with a part of its middle evicted if the context is full."""
         sliding, engine = self._request.sliding, self._engine
         if sliding is None or len(history) <= engine.context:
             return history
@@ -245,18 +245,18 @@ class TokenStream:
         yield from text.finish()
 
     def _complete_reason(self) -> FinishReason:
-        """Why an answer ends that the model, or its grammar, has ended."""
+        """The finish reason of a completion that the model or its grammar has ended."""
         closed = self._request.constraint is not None and self._request.constraint.closed_early
         return self._request.full_reason(self._engine.context) if closed else "stop"
 
     def _next(
         self, history: list[int], sampler: Sampler, chooser: TokenSampler | None, room: int
     ) -> list[SampledToken]:
-        """The tokens behind `history`, one at least and 1 + `room` at most; the sampler has accepted them."""
+        """The tokens after `history`, from one to 1 + `room`; the sampler has accepted them."""
         engine, speculator, pace = self._engine, self._speculator, self._pace
         follows = engine.ids == history[: len(history) - 1 - self._certain.unread]
         constraint = self._request.constraint
-        if constraint and self._request.logprobs is None:  # these need the logits behind each
+        if constraint and self._request.logprobs is None:  # logprobs need the logits after each
             most = min(1 + room, engine.context - len(history))
             if certain := self._certain.choose(constraint, sampler, most):
                 return certain
@@ -270,7 +270,7 @@ class TokenStream:
             end_ids = self._tokenizer.end_ids
             return speculator.read(draft, history, sampler, end_ids, self._drafts)
         begin = time.perf_counter()
-        # What a device begins ahead is in the way of a draft that comes between.
+        # A step that the device starts ahead would delay a draft.
         chosen = self._one(history, sampler, chooser, follows, ahead=pace.costs.times_plain)
         speculator.plain(sampler, time.perf_counter() - begin)
         return [chosen]
@@ -283,10 +283,10 @@ class TokenStream:
         follows: bool,
         ahead: bool = True,
     ) -> SampledToken:
-        """The token behind `history`, read by itself.
+        """The token after `history`, without drafting.
 
-        If another stream has used the cache in between (`follows` False), more than a token is read. `ahead`:
-        so will the one behind it, as far as is known.
+        If another stream has used the cache in between (`follows` False), more than one token is processed.
+        `ahead`: the token after it is expected to be requested in the same way.
         """
         engine, unread, self._certain.unread = self._engine, self._certain.unread, 0
         held = len(history) - 1 - unread
@@ -308,7 +308,7 @@ class TokenStream:
 
 
 def described(chosen: SampledToken, wanted: int | None) -> Token:
-    """The token, still without its text; with its own log-probability and the `wanted` best, if any are."""
+    """The token without its text, with its log-probability and the `wanted` best ones if requested."""
     if wanted is None or chosen.logits is None:
         return Token(chosen.id, "", chosen.drafted)
     own, best = logprobs(chosen.logits, chosen.id, wanted)
@@ -316,15 +316,15 @@ def described(chosen: SampledToken, wanted: int | None) -> Token:
 
 
 Recall = Callable[[list[int], int], int]
-"""(ids, how many of them the engine holds) -> how many it holds now, more if they were on the disk."""
+"""(ids, number of cached ones) -> number of cached ones now; larger if a prompt cache was restored."""
 
 
 def rewind_to_shared(
     engine: Engine, ids: Sequence[int], recall: Recall | None = None, slid: bool = False
 ) -> int:
-    """Keep what the cache has in common with a prompt, but for its last token; how many tokens that is.
+    """Truncate the cache to its common prefix with a prompt, except the last token; returns its length.
 
-    `slid`: `ids` is what a longer text has left.
+    `slid`: `ids` is the rest of a longer text after context shift.
 
     Raises:
         SettingError: the prompt is empty.
@@ -344,9 +344,9 @@ def rewind_to_shared(
 def read_prompt(
     engine: Engine, request: Request, clock: GenerationTimer, slid: bool = False
 ) -> npt.NDArray[np.float32]:
-    """Read the part of the prompt that the cache doesn't hold; logits behind its last token, (vocabulary,).
+    """Prefill the uncached part of the prompt; returns the logits after its last token, (vocabulary,).
 
-    Raises what `rewind_to_shared` raises.
+    Raises the errors of `rewind_to_shared`.
     """
     shared = rewind_to_shared(engine, request.prompt_ids, request.recall, slid)
     clock.start(len(request.prompt_ids), shared)
@@ -356,7 +356,7 @@ def read_prompt(
 
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
-    """The error for a prompt of `count` tokens, more than the context holds."""
+    """The error for a prompt of `count` tokens, which is more than the context."""
     if engine.largest_context > engine.context:
         way_out = f"up to {engine.largest_context} the model was trained for and fits this machine"
     else:

@@ -1,1 +1,1 @@
-"""From a name and wishes to an engine: the device, what it takes there, and bringing it there."""
+"""Model loading, from a name and options to an engine: select devices, check memory, load weights."""

@@ -1,4 +1,4 @@
-"""Loading a model on the CPU as planned: its kernels, its cache, its engine."""
+"""Loads a model on the CPU as planned: kernels, cache, engine."""
 
 from dataclasses import replace
 
@@ -25,15 +25,15 @@ from edgeinfer_offload.planner.plan_types import CPU_BATCH, Repacking
 
 
 def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | None) -> LoadedEngine:
-    """An engine of our CPU kernels. `draft`: the sizes of its draft model, which comes next.
+    """An engine with the CPU kernels. `draft`: sizes of the draft model, which is loaded next.
 
     Raises:
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
-        SettingError: a wish that the CPU can't fulfil.
+        SettingError: an option that the CPU doesn't support.
     """
     wishes = source.wishes
     request = replace(request_for(source, sparse, draft), device="cpu")
-    # Before kernels are compiled: what doesn't fit with the fewest threads is refused.
+    # Before kernels are compiled: a model that doesn't fit with the fewest threads is refused.
     planned = plan_devices(request, unmeasured_machine(wishes.threads or 1))
     kernels = _kernels(source, sparse, planned)
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
@@ -43,7 +43,9 @@ def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
 
 
 def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int) -> LoadedEngine:
-    """A draft model that the model's plan has room for. `team`: the model's threads, if it is on the CPU."""
+    """Load a draft model for which the plan has memory. `team`: the target's thread pool, if it is on the
+    CPU.
+    """
     request = replace(request_for(source, SparseChoice(), None), device="cpu", ram=None)
     machine = unmeasured_machine(threads)
     processor = replace(machine.processor, free_bytes=machine.processor.total_bytes)

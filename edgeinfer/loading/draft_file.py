@@ -1,4 +1,4 @@
-"""The file of a draft model, opened and checked against the model that it drafts for."""
+"""The file of a draft model, opened and checked against its target model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
 NO_MODELS = (None, "lookup", "self")
-"""Values of `draft` that name no model."""
+"""Values of `draft` that aren't model names."""
 
 
 @dataclass(frozen=True)
 class DraftFile:
-    """An open draft model; `required`: it was asked for by name. Close `file` when done."""
+    """An open draft model; `required`: it was requested by name. Close `file` when done."""
 
     name: str
     file: GGUFFile
@@ -33,7 +33,7 @@ class DraftFile:
         """Open a draft model by name or path for the model in `target`.
 
         Raises:
-            OtherVocabularyError: its tokens aren't the model's.
+            OtherVocabularyError: its vocabulary differs from the target's.
             SettingError: it can't be run.
             UnknownModelError, FormatError, OSError: there is no such model, or it can't be read.
         """
@@ -55,11 +55,11 @@ class DraftFile:
 def open_draft(
     wanted: str | None, registered: Path | None, target: GGUFFile
 ) -> tuple[DraftFile | None, tuple[str, ...]]:
-    """The draft model for `target`: `wanted`, or with "auto" the one `registered` for it; a note where its
-    vocabulary is another one, so that prompt lookup drafts instead.
+    """The draft model for `target`: `wanted`, or with "auto" the one `registered` for it. If its vocabulary
+    differs, returns a warning, and prompt lookup is used instead.
 
     Raises:
-        As `DraftFile.open`, for a draft that was asked for by name.
+        As `DraftFile.open`, for a draft that was requested by name.
     """
     named = registered if wanted == "auto" else wanted
     if named in NO_MODELS:

@@ -1,4 +1,4 @@
-"""Loading what drafts for a model: a smaller one of the same vocabulary, or a look back at the text."""
+"""Loads the drafter of a model: a smaller model with the same vocabulary, or prompt lookup."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from edgeinfer_kernels.backend import LayeredBackend
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """What drafts, if anything does, and what the user should know of it."""
+    """The drafter, if any, and warnings for the user."""
 
     drafter: Drafter | None
     notes: tuple[str, ...] = ()
@@ -29,13 +29,13 @@ class LoadedDrafter:
 def load_drafter(
     draft: DraftFile | None, source: ModelSource, target: Tokenizer, beside: LoadedEngine
 ) -> LoadedDrafter:
-    """As asked for: the model in `draft` where the plan has room for it, else prompt lookup.
+    """Load the requested drafter: the model in `draft` if the plan has memory for it, else prompt lookup.
 
-    `source`, `target`: the model and its tokenizer; `beside`: as it has been loaded.
+    `source`, `target`: the target model and its tokenizer; `beside`: the loaded target engine.
 
     Raises:
-        SettingError: what was asked for can't run beside this model.
-        OSError: a reference can't be read.
+        SettingError: the requested drafter can't run with this model.
+        OSError: a lookup file can't be read.
     """
     wishes = source.wishes
     if wishes.draft is None:
@@ -82,7 +82,7 @@ def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
 def _draft_model(
     draft: DraftFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
 ) -> DraftModel:
-    """The model in `draft` as a drafter, where the plan has room for it."""
+    """The model in `draft` as a drafter, if the plan has memory for it."""
     wishes = replace(source.wishes, context=source.context, device="cpu", progress=None)
     own = ModelSource(draft.name, draft.file, draft.config, wishes)
     try:
@@ -100,7 +100,7 @@ def _draft_model(
 
 
 def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
-    """On the model's GPU if the plan has it there; else on the CPU."""
+    """Load on the target's GPU if planned so; else on the CPU."""
     if beside.draft == "gpu" and beside.gpu is not None:
         from edgeinfer.loading.gpu_loading import load_draft_on_gpu
 

@@ -1,4 +1,4 @@
-"""Whether a model can draft for another: both have the same tokens, but for some at the end of one."""
+"""Checks whether one model can draft for another: the vocabularies must match, except at the end."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import string_list
 
 MAX_EXTRA_TOKENS = 1024
-"""Tokens, padding most often, by which vocabularies of one family are seen to differ in length."""
+"""Maximum difference in vocabulary size seen within a model family; mostly padding tokens."""
 
 
 class OtherVocabularyError(SettingError):
-    """A draft has other tokens than its model: what it guesses means nothing there."""
+    """The draft's vocabulary differs from the target's, so its token ids have another meaning."""
 
 
 def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two files' metadata list the same tokens, but for some more at the end of one. Then no
-    tokenizer has to be built, and no token's bytes looked at, to know that their ids mean the same.
+    """Whether two files list the same tokens in their metadata, except for extra ones at the end of one. If
+    so, their ids match without building a tokenizer or comparing token bytes.
     """
     kinds = [metadata.get("tokenizer.ggml.model") for metadata in (one, other)]
     texts = [string_list(metadata, "tokens") for metadata in (one, other)]
@@ -34,7 +34,9 @@ def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
-    """Raise `OtherVocabularyError` unless both have the same tokens, but for some more at the end of one."""
+    """Raise `OtherVocabularyError` unless both have the same tokens, except for extra ones at the
+    end of one.
+    """
     shared = min(draft.vocabulary_size, target.vocabulary_size)
     extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
     if extra > MAX_EXTRA_TOKENS:

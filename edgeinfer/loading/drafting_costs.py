@@ -1,6 +1,6 @@
-"""What passes and drafts of a model cost, measured when it is first loaded, and what drafts have come to.
+"""Costs of forwards and drafts of a model, measured on its first load, and stored draft statistics.
 
-Both are remembered, so that a new process begins with what is known.
+Both are stored, so that a new process starts with them.
 """
 
 from contextlib import suppress
@@ -15,10 +15,10 @@ LEARNT = tuple(field.name for field in fields(DraftStats))
 
 
 def begin_drafting(speculator: Speculator, figures: MeasuredFigures, of: str) -> None:
-    """Give the speculator what is remembered `of` it, or what is measured now, some tenth of a second; where
-    that was disturbed the next process measures again.
+    """Pass the stored costs `of` the model to the speculator, or measure them now in about a tenth of a
+    second. If the measurement was disturbed, the next process repeats it.
 
-    When it is closed, what it has learnt is remembered.
+    When the speculator is closed, its statistics are stored.
     """
     known = figures.known()
     costs = _remembered(known, of)
@@ -63,7 +63,7 @@ def _remember(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> None:
 
 
 def _learnt(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
-    """What was learnt of answers of a kind; None: not all of it is known."""
+    """The stored draft statistics of one kind of completion; None: incomplete."""
     found = [known.get(_of_kind(of, kind, name)) for name in LEARNT]
     numbers = [number for number in found if number is not None]
     return DraftStats(*numbers) if len(numbers) == len(LEARNT) else None
@@ -72,12 +72,12 @@ def _learnt(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
 def _keep_learnt(
     figures: MeasuredFigures, of: str, speculator: Speculator, begun: dict[str, DraftStats]
 ) -> None:
-    """Remember what was learnt of the kinds of answers that there were."""
+    """Store the statistics of the kinds of completions that occurred."""
     found = dict[str, float]()
     for kind, pace in speculator.paces.items():
         if pace.learnt not in (DraftController().learnt, begun.get(kind)):
             found |= {_of_kind(of, kind, name): value for name, value in asdict(pace.learnt).items()}
-    # On a full disk the next process begins with what this one began with.
+    # On a full disk the next process starts with the same values as this one.
     with suppress(OSError):
         if found:
             figures.keep(found)

@@ -1,4 +1,4 @@
-"""From a model file to an engine, on the devices that the plan names."""
+"""Loads an engine from a model file, on the devices of the plan."""
 
 from dataclasses import dataclass, field, replace
 
@@ -19,17 +19,17 @@ from edgeinfer_offload.machine.measure import remembered_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 
 MAX_ATTEMPTS = 3
-"""Plans that are tried while other programs take memory of the GPU, each with less of it."""
+"""Number of plans tried while other programs take GPU memory, each with less of it."""
 SHARE_LEFT = 0.9
 
 
 def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
-    """An engine on the device that was asked for; "auto" takes a GPU if one can be used, and says why not.
+    """An engine on the requested device; "auto" uses a GPU if possible, or returns the reason why not.
 
     `draft`: the sizes of its draft model.
 
     Raises:
-        GpuUnavailableError: "cuda" was asked for, and no part can run there.
+        GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
     """
     sparse = choose_sparse(source)
@@ -51,7 +51,7 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
 
 @dataclass
 class _GpuLoading:
-    """Loading a model whose plan has a GPU. Imports torch."""
+    """Loads a model whose plan uses a GPU. Imports torch."""
 
     source: ModelSource
     gpu: Gpu
@@ -60,7 +60,7 @@ class _GpuLoading:
     notes: list[str] = field(default_factory=list)
 
     def load(self) -> LoadedEngine:
-        """All on the GPU, or split as planned; with less of the GPU if other programs take memory there."""
+        """Load all on the GPU, or split as planned; with less GPU memory if other programs take some."""
         from edgeinfer.loading.gpu_loading import load_on_gpu
         from edgeinfer.loading.split_loading import load_split
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
@@ -84,14 +84,14 @@ class _GpuLoading:
         raise AssertionError("unreachable")
 
     def _unmeasured(self) -> Machine:
-        """Memory alone, which tells whether all fits the GPU."""
+        """Memory sizes only, which suffices to decide whether all fits the GPU."""
         from edgeinfer_kernels.cuda.device_parts import free_bytes
 
         machine = unmeasured_machine(1 if self.draft is None else self._threads())
         return with_gpu(machine, self.gpu, free_bytes(self.gpu.index), user_folder("cache"))
 
     def _measured(self, machine: Machine) -> Machine:
-        """With the speeds of CPU, GPU and link, measured on first use."""
+        """The machine with the speeds of CPU, GPU and link, measured on first use."""
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
         cache, sizes, graphics = user_folder("cache"), self.source.sizes, machine.graphics

@@ -1,4 +1,4 @@
-"""Weights that main memory can't hold: which of them stay in the file, and how the system reads them."""
+"""Disk offload: which weights stay memory-mapped, and how the system reads them."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from edgeinfer_quant_formats import GGUFFile
 
 
 def blocks_in_file(plan: MemoryPlan) -> list[Block]:
-    """The blocks of layers whose weights, or the CPU's part of them, the plan leaves on the disk."""
+    """The blocks of layers whose weights, or whose CPU shard, the plan keeps on disk."""
     found = []
     for index, layer in enumerate(plan.layers):
         found += [Block("attention", index)] if layer.attention == "disk" else []
@@ -19,7 +19,7 @@ def blocks_in_file(plan: MemoryPlan) -> list[Block]:
 
 
 def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
-    """The whole matrices of which the plan leaves anything on the disk."""
+    """The whole matrices of which the plan keeps any part on disk."""
     found: list[Matrix] = []
     for kind, index in blocks_in_file(plan):
         layer = weights.layers[index]
@@ -32,8 +32,8 @@ def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
 
 
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:
-    """Have the system read ahead in these matrices if its cache can't hold what the plan leaves in the file;
-    what a person should know of it.
+    """Enable read-ahead for these matrices if the page cache can't hold the memory-mapped weights; returns a
+    message for the user.
     """
     if plan.rereads_file:
         _read_in_order(file, matrices)
@@ -45,11 +45,11 @@ def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan
 
 
 def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:
-    """Have the system read far ahead in those matrices that every token reads from one end to the other.
+    """Enable far read-ahead for the matrices that every token reads sequentially.
 
     Measured (a 1.1B of which 260 MiB don't fit the memory that its process may use, two threads): 0.42 to
-    0.71 s a token, 0.40 to 1.25 without; a thread that asks for what is needed next 0.64 to 1.47, as what it
-    brings pushes out what is still to be read.
+    0.71 s per token; 0.40 to 1.25 without it. A thread that prefetches the next matrix takes 0.64 to 1.47,
+    because it evicts pages that are still needed.
     """
     for matrix in matrices:
         if matrix.experts == 1 and matrix.name in file.tensors:

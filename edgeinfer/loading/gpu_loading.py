@@ -1,4 +1,4 @@
-"""Loading a model on a GPU: what it takes there, whether that fits, and its engine. Imports torch."""
+"""Loads a model on a GPU: memory check, backend and engine. Imports torch."""
 
 from dataclasses import replace
 
@@ -23,18 +23,17 @@ from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
 
 TUNING_SECONDS = 9.0
-"""What finding the best cuts of a step may take, once for a GPU and the shape of a model: on an H200 as good
-as twenty (8B in Q4_0, Q4_K_M, Q8_0: 667, 607, 459 tokens/s, with twenty 666, 604, 454).
-"""
+"""Time limit for tuning the tile configs of a step, once per GPU and model shape. On an H200 as good as
+twenty seconds (8B in Q4_0, Q4_K_M, Q8_0: 667, 607, 459 tokens/s, with twenty 666, 604, 454)."""
 TUNED_FROM_BYTES = 200 << 20
-"""Weight bytes a token below which a step is latency, and not worth tuning."""
+"""Weight bytes per token below which a step is bound by latency, and tuning doesn't help."""
 
 
 def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEngine:
     """An engine whose weights, cache and activations are all on the GPU, as planned.
 
     Raises:
-        GpuUnavailableError: the model has a matrix without a kernel there, or other programs took the memory.
+        GpuUnavailableError: the model has a matrix without a GPU kernel, or other programs took the memory.
     """
     plan = planned.memory
     try:
@@ -69,7 +68,9 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEng
 
 
 def load_draft_on_gpu(source: ModelSource, gpu: Gpu, nbytes: int) -> LoadedEngine:
-    """A draft model in the bytes that the model's plan keeps for it. Raises `GpuUnavailableError`."""
+    """Load a draft model in the bytes that the target's plan reserves for it. Raises
+    `GpuUnavailableError`.
+    """
     request = replace(request_for(source, SparseChoice(), None), device="cuda", vram=None, ram=None)
     machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
     planned = plan_devices(request, machine)
@@ -79,7 +80,7 @@ def load_draft_on_gpu(source: ModelSource, gpu: Gpu, nbytes: int) -> LoadedEngin
 
 
 def draft_gpu_bytes(plan: MemoryPlan) -> int:
-    """What a plan keeps on the GPU for the draft model, with what all models there share."""
+    """GPU bytes that a plan reserves for the draft model, including those shared by all models."""
     if plan.draft != "gpu":
         return 0
     return sum(
@@ -88,8 +89,8 @@ def draft_gpu_bytes(plan: MemoryPlan) -> int:
 
 
 def made_ready(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes: int) -> CudaBackend:
-    """The backend, tuned for this GPU if its step reads enough, and its steps compiled: of every width where
-    drafts will ask for them.
+    """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
+    if drafts need them.
 
     Raises:
         GpuUnavailableError: it can't compile, or the GPU failed.

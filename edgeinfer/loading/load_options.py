@@ -1,4 +1,4 @@
-"""What the caller of `load` asks for, checked on the way in."""
+"""Options of `load`, validated."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from edgeinfer.shown import shown
 from edgeinfer_kernels.layer_cache import CacheType
 
 MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
-"""They wait for each other by turning in circles: many more than processors stop a machine."""
+"""Threads spin at barriers: far more threads than processors would block the machine."""
 MAX_LEAVES = 8
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
@@ -25,12 +25,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def is_device(name: str) -> bool:
-    """Whether `name` is one that `load` takes: "auto", "cpu", "cuda", "cuda:N"."""
+    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N"."""
     return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
 
 
 def check_load_options(context: int | None, threads: int | None, draft: str | None) -> None:
-    """Raise `SettingError` for what neither loading nor planning takes."""
+    """Raise `SettingError` for values that neither loading nor planning accepts."""
     for name, value in (("context", context), ("threads", threads)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 1, or None")
@@ -42,24 +42,24 @@ def check_load_options(context: int | None, threads: int | None, draft: str | No
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the caller of `load` asked for, checked."""
+    """Validated options of `load`."""
 
     context: int | None = None
     device: str = "auto"
     vram: int | None = None
-    """Bytes of the GPU's memory to use at most."""
+    """Maximum bytes of GPU memory to use."""
     ram: int | None = None
-    """Bytes of main memory to use at most."""
+    """Maximum bytes of main memory to use."""
     threads: int | None = None
     repack: bool = True
     sparse: Sparse = "auto"
-    """Whether the CPU reads active neurons only, see `sparse_choice`."""
+    """Whether the CPU reads only active neurons, see `sparse_choice`."""
     instruction_set: str | None = None
     draft: str | None = "auto"
     draft_leaves: int = 0
-    """Tokens of a draft beside its branch."""
+    """Number of tree siblings of a draft."""
     references: tuple[Path, ...] = ()
-    """Files whose text the answer may repeat."""
+    """Lookup files: text that the completion may repeat."""
     kv: CacheType = "f16"
     engine: EngineName = "edgeinfer"
     chat_template: str | None = None
@@ -71,14 +71,14 @@ class LoadOptions:
 
     @property
     def drafts_on_gpu(self) -> bool:
-        """Whether anything drafts for a model on a GPU: only if that is asked for, since a step of several
-        tokens isn't the same to the last bit there.
+        """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
+        bit-identical there.
         """
         return bool(self.references) or self.draft not in (None, "auto")
 
     @property
     def asks_sparse(self) -> bool:
-        """Whether layers are to be sparse whatever a profile says."""
+        """Whether layers are sparse independent of the profile."""
         return self.sparse in ("exact", "predicted")
 
     def __post_init__(self) -> None:

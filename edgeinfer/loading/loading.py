@@ -1,4 +1,4 @@
-"""From a name to a model that answers: find the file, choose the device, load an engine."""
+"""Model loading: find the file, select the device, load an engine."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -66,36 +66,38 @@ def load(
     progress: Progress | None = None,
     build_progress: Progress | None = None,
 ) -> Model:
-    """Load a model: a name in the catalogue, a path to a .gguf file, or nothing for the built-in one.
+    """Load a model: a name in the model registry, a path to a .gguf file, or None for the built-in one.
 
-    `context`: tokens of prompt and answer together; None: what the model was trained for, 4096 at most.
-    `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `threads` None: as many as read
-    memory fastest, measured once. `repack` False: leave the weights in the file's memory map, which takes
-    next to no memory of our own; answers then come at about a third of the speed, prompts are read as fast.
-    Weights that main memory can't hold at any context stay there anyway, with a note.
-    `sparse`, for models with a ReLU: of what lies on the CPU "exact" reads the weights of active neurons only
-    while steps are short, which changes rounding at most; "auto" does, where all of the model lies there and
-    the profile that `edgeinfer profile` made says that it pays; "predicted" also guesses which are active;
-    "off".
-    `draft`: what guesses tokens ahead: "auto" (the catalogue's draft for this model, else "lookup"), "lookup"
-    (what followed the last words before), "self" (the model with half of its layers), a name or path of a
-    small model of the same vocabulary, or None. `draft_leaves`: tokens that a draft model offers beside those
-    of its draft, a tree on the CPU.
-    `references`: text files that the answer is likely to repeat, as code that is to be edited; what followed
-    the last words there is guessed first.
-    `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
-    `chat_template`: Jinja text instead of the file's. `thinking`, `template_args`: defaults for all answers,
-    as for `Model.stream`; without them those of models.toml. `assume_pre_tokenizer`: go on with this
-    one where the file's is unknown. `snapshots`: prompts that begin with what `Model.keep_snapshot` left on
-    the disk are read from there. `progress` hears of bytes loaded, `build_progress` of kernels compiled
-    (first use only).
+    - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
+    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
+    - `threads`: None: the count that reads memory fastest, measured once.
+    - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
+      third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
+      memory-mapped, with a warning.
+    - `sparse`, for models with a ReLU, on the CPU: "exact" reads only the weights of active neurons while
+      steps are short, which changes at most the rounding. "auto" does so if the whole model is on the CPU and
+      the profile from `edgeinfer profile` predicts a gain. "predicted" also predicts which neurons are
+      active; "off" disables it.
+    - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
+      (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
+      same vocabulary, or None.
+    - `draft_leaves`: number of tree siblings that a draft model adds to its draft, on the CPU.
+    - `references`: lookup files, text that the completion is likely to repeat, such as code to edit. Prompt
+      lookup searches them first.
+    - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
+    - `chat_template`: Jinja text that replaces the file's.
+    - `thinking`, `template_args`: defaults for all completions, as for `Model.stream`; without them those of
+      models.toml.
+    - `assume_pre_tokenizer`: use this one if the file's is unknown.
+    - `snapshots`: restore prompt prefixes that `Model.keep_snapshot` saved to disk.
+    - `progress` is called with bytes loaded, `build_progress` with kernels compiled (first use only).
 
     Raises:
-        UnknownModelError: no such name or file; NotPulledError: a name whose files aren't here yet.
-        UnsupportedModelError: the file holds what edgeinfer doesn't run; the text names the way out.
+        UnknownModelError: no such name or file; NotPulledError: a name whose files aren't downloaded yet.
+        UnsupportedModelError: edgeinfer doesn't support the file; the text has a workaround.
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
         SettingError: a setting out of its range.
-        ChatTemplateError: `chat_template`, or the file's choice of one, leads nowhere.
+        ChatTemplateError: `chat_template`, or the file's choice of one, is invalid.
         KernelError: this machine can't build or run the kernels.
         FormatError: a damaged file.
         OSError: the file can't be opened, or the folder of compiled kernels can't be written.
@@ -150,7 +152,7 @@ def _paths(given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
-    """What a failure of the lower floors means to who loads a model; None: it speaks for itself."""
+    """The user-facing error for an exception of a lower layer; None: the exception is clear by itself."""
     if isinstance(error, UnsupportedFormatError):
         return UnsupportedModelError(f"{error}; llama.cpp may run it: add --engine llama.cpp")
     if isinstance(error, UnsupportedProcessorError | KernelBuildError):
@@ -207,14 +209,14 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
 
 
 def _leaves_a_core(loaded: LoadedEngine) -> bool:
-    """Whether a core is idle while it computes."""
+    """Whether a core is idle while the engine computes."""
     if loaded.team is None:
         return loaded.whole_on_gpu
     return loaded.team.threads < usable_cpus()
 
 
 def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> None:
-    """What drafts cost is remembered where it is the same at each start: on the CPU, whatever the budget."""
+    """Drafting costs are stored where they are the same at each start: on the CPU, with any budget."""
     if model.speculator is None:
         return
     if loaded.team is None:
@@ -231,14 +233,14 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
 def _drafting(
     draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
-    """What drafts for the engine."""
+    """The drafter for the engine."""
     if loaded.gpu is not None and not source.wishes.drafts_on_gpu:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)
 
 
 def _snapshots(source: ModelSource) -> SnapshotStore:
-    """Where keys and values of this file, read in this way, are kept."""
+    """The store for prompt caches of this file with these settings."""
     wishes = source.wishes
     fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
     return SnapshotStore(snapshots_folder(), fingerprint)
@@ -256,7 +258,7 @@ def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Toke
 
 
 def _chat_format(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatFormat | None:
-    """The chat template of the file, or `given`; None where there is none."""
+    """The chat template of the file, or `given`; None if there is none."""
     metadata = dict(file.metadata)
     if given is not None:
         metadata["tokenizer.chat_template"] = given

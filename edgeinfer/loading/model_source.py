@@ -1,4 +1,4 @@
-"""A model file that has been read as far as every device needs it, and what loading it there gives."""
+"""An opened model file with its config, as input of device loading, and the result of loading."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The file, its configuration, and the wishes for it."""
+    """The file, its config, and the options."""
 
     name: str
     file: GGUFFile
@@ -31,7 +31,7 @@ class ModelSource:
 
     @property
     def context(self) -> int:
-        """Tokens of the cache: as wished, else what the model was trained for, 4096 at most."""
+        """Context in tokens: as requested, else the trained context, 4096 at most."""
         return self.wishes.context or min(self.config.trained_context, DEFAULT_CONTEXT)
 
     @cached_property
@@ -49,30 +49,30 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine with its plan, and what the user should know of how it came about."""
+    """An engine with its plan, and warnings for the user."""
 
     engine: NativeEngine
     plan: Callable[[], MemoryPlan]
-    """With how fast everything is read, which is measured on first use."""
+    """Returns the plan with all speeds, which are measured on first use."""
     draft: Place | None = None
-    """Where its plan has room for the draft model; None: nowhere."""
+    """The device on which the plan has memory for the draft model; None: none."""
     whole_on_gpu: bool = False
     """Whether all of it is on a GPU."""
     threads: int = 1
-    """Of the CPU, for it or its draft model."""
+    """CPU threads for it or its draft model."""
     gpu: Gpu | None = None
-    """The GPU that any of it is on."""
+    """The GPU that it uses, if any."""
     draft_gpu_bytes: int = 0
-    """What the plan keeps there for the draft model, with what all models there share."""
+    """GPU bytes reserved for the draft model, including those shared by all models."""
     notes: list[str] = field(default_factory=list)
     team: ThreadPool | None = None
-    """The threads of an engine that lies on the CPU as a whole; a draft model's take turns with them."""
+    """The thread pool of an engine that is wholly on the CPU; a draft model shares it."""
 
 
 class LoadProgress:
-    """Counts the bytes that have come where the kernels want them; lets go of the file's pages behind.
+    """Counts the bytes loaded into the kernels' layout, and releases the file's pages after use.
 
-    `left`: bytes that stay in the file.
+    `left`: bytes that stay memory-mapped.
     """
 
     def __init__(self, source: ModelSource, left: int = 0) -> None:
@@ -84,7 +84,7 @@ class LoadProgress:
 
     def __call__(self, matrix: Matrix) -> None:
         self._file.check_size()
-        if matrix.name in self._file.tensors:  # a predictor's matrices come from elsewhere
+        if matrix.name in self._file.tensors:  # a predictor's matrices aren't in this file
             self.released = self._file.release(matrix.name)
         self._done = min(self._done + matrix.nbytes, self._total)
         if self._progress:

@@ -1,4 +1,4 @@
-"""Loading a model that is larger than the GPU: divided between it and the CPU as planned. Imports torch."""
+"""Loads a split model, which is larger than the GPU's memory, as planned. Imports torch."""
 
 from dataclasses import dataclass
 
@@ -32,11 +32,11 @@ from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
 def load_split(source: ModelSource, gpu: Gpu, planned: DevicePlan, sparse: SparseChoice) -> LoadedEngine:
-    """An engine with as much on the GPU as makes it fastest, the rest on the CPU, as planned.
+    """An engine with the fastest split between GPU and CPU, as planned.
 
     Raises:
         DeviceMemoryError: other programs took memory of the GPU.
-        GpuUnavailableError: it has no kernels for a part of it.
+        GpuUnavailableError: it has no kernels for a part of the model.
     """
     sparse = sparse if planned.memory.wishes.sparse else SparseChoice()
     units = [SERVICE, *kernel_units(source.weights, head=False, sparse=sparse.layers)]
@@ -52,7 +52,7 @@ def load_split(source: ModelSource, gpu: Gpu, planned: DevicePlan, sparse: Spars
 
 @dataclass(frozen=True)
 class _Sides:
-    """Both sides of a model that is divided as the plan says."""
+    """Both shards of a split model."""
 
     source: ModelSource
     gpu: Gpu
@@ -61,7 +61,7 @@ class _Sides:
     sparse: SparseChoice
 
     def load(self) -> LoadedEngine:
-        """Bring everything into place. Raises `DeviceMemoryError`."""
+        """Load both shards. Raises `DeviceMemoryError`."""
         source, plan, facts = self.source, self.plan, self.source.specification
         placing = LoadProgress(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
@@ -131,7 +131,7 @@ class _Sides:
         return tuple(layer.division for layer in self.plan.layers)
 
     def _host_caches(self) -> dict[int, LayerCache]:
-        """Those of the layers whose attention is the CPU's, by layer."""
+        """The caches of the layers whose attention is on the CPU, by layer."""
         source = self.source
         return {
             index: LayerCache.allocate(layer.attention, source.context, source.wishes.kv)
@@ -167,7 +167,7 @@ class _Sides:
 
 
 def placed_note(plan: MemoryPlan) -> str:
-    """What of a divided model is on the GPU, in a sentence."""
+    """A sentence on which part of a split model is on the GPU."""
     layers = plan.layers
     attention = sum(layer.attention == "gpu" for layer in layers)
     second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"

@@ -1,1 +1,1 @@
-"""What a model file says of its model: architecture, sizes, weights by name."""
+"""The model config from a GGUF file: architecture, sizes, weights by name."""

@@ -1,4 +1,6 @@
-"""Every architecture as a row of facts; what a file's metadata says comes on top (`model_config.py`)."""
+"""The supported architectures, one table row each; values of the file's metadata are added in
+`model_config.py`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +10,10 @@ from edgeinfer_kernels.specification import Activation, Gating
 
 @dataclass(frozen=True)
 class Architecture:
-    """What all models of one GGUF architecture have in common. The defaults are Llama's."""
+    """The common properties of all models of one GGUF architecture. The defaults are Llama's."""
 
     rope_neox: bool = False
-    """RoPE turns (i, i + d/2) together; otherwise (2i, 2i + 1)."""
+    """RoPE rotates the pairs (i, i + d/2); otherwise (2i, 2i + 1)."""
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
     gated: bool = True
@@ -19,38 +21,39 @@ class Architecture:
     post_norm: bool = False
     qk_norm: Literal["none", "head", "row"] = "none"
     embedding_scale_by_width: bool = False
-    """Embeddings are multiplied by √width."""
+    """Embeddings are multiplied by √hidden_size."""
     window_pattern: int = 0
-    """Every n-th layer sees everything, the others a window; 0: no windows."""
+    """Every n-th layer has global attention, the others a sliding window; 0: no windows."""
     default_window: int = 0
     window_rope_base: float | None = None
-    """RoPE base of windowed layers where the file gives none; None: that of the others."""
+    """Default RoPE base of windowed layers if the file has none; None: that of the other layers."""
     window_rope_unscaled: bool = False
     """Windowed layers ignore RoPE scaling."""
     global_layer_first: bool = False
-    """The layer that sees everything is the first of its `window_pattern` and not the last."""
+    """The global attention layer is the first of its `window_pattern`, not the last."""
     rope_in_windows_only: bool = False
-    """In a model with windows the layers without one have no positions."""
+    """In a model with windows, layers with global attention use no RoPE."""
     rope_skipped_every: int = 0
-    """Every n-th layer has no positions at all; 0: none."""
+    """Every n-th layer uses no RoPE; 0: none."""
     default_attention_soft_cap: float = 0.0
     default_logit_soft_cap: float = 0.0
-    """Soft caps where the file gives none; 0: none."""
+    """Soft caps if the file has none; 0: no soft cap."""
     query_scale_by_heads_at: int = 0
-    """A model of this many layers scales queries by √(width / heads) instead of √(head dimension)."""
+    """A model with this number of layers scales queries by √(hidden size / heads) instead of √(head
+    dimension)."""
     sinks: bool = False
     feed_forward_norm: str = "ffn_norm"
-    """The name under which files keep the norm before the feed-forward."""
+    """The tensor name of the norm before the feed-forward."""
     experts: Literal["never", "maybe", "always"] = "never"
     gating: Gating | None = "softmax"
-    """How experts are weighed; None: as the file says."""
+    """The gating function of the experts; None: given by the file."""
     expert_weights_normalized: bool = True
     expert_length_by_share: bool = False
-    """Where the file doesn't give the experts' length it is feed_forward_length / expert_used_count."""
+    """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
-    """Whether there may be an expert for every token; "gated": there is, weighed by a sigmoid."""
+    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
     early_router: bool = False
-    """The router reads the layer's input."""
+    """The router reads the layer's input (pre-attention router)."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -125,4 +128,4 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope_skipped_every=4),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
 }
-"""GGUF `general.architecture` -> its facts."""
+"""GGUF `general.architecture` -> its properties."""

@@ -1,6 +1,4 @@
-"""What a GGUF file says of its model: an architecture's facts, filled from metadata, as a decoder
-specification.
-"""
+"""The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ MAX_LAYERS = 4096
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes that may differ from layer to layer."""
+    """Sizes that may differ between layers."""
 
     heads: int
     kv_heads: int
@@ -40,7 +38,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's sizes and numbers; lengths in elements."""
+    """A model's sizes and parameters; lengths in elements."""
 
     architecture: str
     facts: Architecture
@@ -68,7 +66,7 @@ class ModelConfig:
     def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
         """Read the keys of the file's architecture; `vocabulary_size` is the embedding's number of rows.
 
-        Raises `UnsupportedModelError` for an unknown architecture, a missing key or a feature that isn't run.
+        Raises `UnsupportedModelError` for an unknown architecture, a missing key or an unsupported feature.
         """
         return _Reader(metadata).config(vocabulary_size)
 
@@ -90,7 +88,7 @@ class ModelConfig:
         return rope_specification(self.rope_dim, base, self.facts.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpecification:
-        """What the backends compute; `factors` divide the RoPE frequencies (see
+        """The specification for the backends; `factors` divide the RoPE frequencies (see
         `model_weights.rope_factors`).
         """
         return DecoderSpecification(
@@ -137,7 +135,7 @@ class ModelConfig:
 
 
 class _Reader:
-    """The metadata of one architecture, with errors that name the key."""
+    """Reads the metadata of one architecture; errors name the key."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
@@ -154,7 +152,7 @@ class _Reader:
         return self.metadata.get(f"{self.name}.{key}", default)
 
     def refused(self, key: str, value: Any, wanted: str) -> UnsupportedModelError:
-        """The error for a key's value, which may be long or odd."""
+        """The error for a key's value; long or unprintable values are shortened."""
         shown = "missing" if value is None else printable(" ".join(repr(value).split()))
         return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {wanted}")
 
@@ -168,14 +166,14 @@ class _Reader:
         return float(value)
 
     def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
-        """A whole number from `least` to `most`."""
+        """An integer from `least` to `most`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.refused(key, value, f"a whole number from {least} to {most}")
         return value
 
     def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
-        """One number for all layers, or an array with one each."""
+        """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
         if len(values) != layers or not all(type(v) is int and 0 < v < 1 << 24 for v in values):
@@ -221,13 +219,13 @@ class _Reader:
         )
 
     def factor(self, key: str, default: float = 0.0) -> float:
-        """A positive number; 0 stands for none."""
+        """A positive number; 0: none."""
         value = self.get(key, default)
         is_none = isinstance(value, int | float) and not isinstance(value, bool) and value == 0
         return 0.0 if is_none else self.number(key, default, above=0)
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
-        """Which layers see a window only."""
+        """Which layers have a sliding window."""
         if not window or not self.facts.window_pattern:
             return (False,) * layers
         pattern = self.get("attention.sliding_window_pattern", self.facts.window_pattern)
@@ -251,7 +249,7 @@ class _Reader:
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
     def experts(self, layers: int) -> ExpertsConfig | None:
-        """The mixture's sizes; None: the model is dense."""
+        """The MoE config; None: the model is dense."""
         kind = self.facts.experts
         most = 0 if kind == "never" else MAX_EXPERTS
         count = self.count("expert_count", 0, least=int(kind == "always"), most=most)

@@ -1,4 +1,4 @@
-"""The sizes of a model's mixtures of experts, as its file gives them."""
+"""The MoE sizes of a model, as in its file."""
 
 from dataclasses import dataclass
 
@@ -6,17 +6,17 @@ from edgeinfer_kernels.specification import Gating
 
 MAX_EXPERTS = 1024
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_chosen"}
-"""What the numbers of expert_gating_func mean."""
+"""The meaning of expert_gating_func values."""
 
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """The mixtures of experts, alike in all layers behind the first `dense_layers`."""
+    """The MoE config, the same in all layers after the first `dense_layers`."""
 
     count: int
     used: int
     feed_forward: int
-    """Elements of an expert's hidden row; `shared`: of the shared expert's, 0: there is none."""
+    """Length of an expert's intermediate activations; `shared`: of the shared expert's, 0: there is none."""
     shared: int
     gating: Gating
     normalized: bool

@@ -1,7 +1,7 @@
-"""The sizes of a model from its file's metadata and tensor index alone; no weight is read.
+"""Model sizes from a file's metadata and tensor index; no weights are read.
 
-Knows grouped-query attention with a dense feed-forward or with experts, of any architecture that names its
-tensors so: also of those whose arithmetic isn't run yet.
+Supports grouped-query attention with a dense feed-forward or with experts, for any architecture with these
+tensor names, including architectures that edgeinfer doesn't run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,10 +39,10 @@ MAX_LAYERS = 4096
 
 
 def file_sizes(file: GGUFFile, config: ModelConfig | None) -> ModelSizes:
-    """The sizes of the file's model; `config` None: its architecture isn't run, generic keys are read.
+    """The sizes of the file's model; `config` None: unsupported architecture, generic keys are read.
 
     Raises:
-        UnsupportedModelError: no language model, or one that is built of other parts.
+        UnsupportedModelError: no language model, or one with other components.
     """
     return _Reader(file, config).sizes()
 
@@ -75,7 +75,7 @@ class _Reader:
         return UnsupportedModelError(f"{self._architecture}.{key}: {printable(str(seen))}, wanted {wanted}")
 
     def _count(self, key: str, layer: int = 0, default: int | None = None) -> int:
-        """A whole number, or that of a layer where there is one for each."""
+        """An integer, or the layer's entry of an array."""
         value = self._metadata.get(f"{self._architecture}.{key}", default)
         if isinstance(value, np.ndarray) and layer < len(value):
             value = value[layer].item()
@@ -99,7 +99,7 @@ class _Reader:
         return MatrixSize(name, info.format.name, *info.shape)
 
     def _lengths(self, prefix: str, names: Sequence[str]) -> tuple[int, ...]:
-        """Lengths of those vectors that the file has."""
+        """Lengths of the existing vectors."""
         found = [self._tensors.get(prefix + name) for name in names]
         return tuple(int(np.prod(info.shape)) for info in found if info)
 
@@ -129,7 +129,7 @@ class _Reader:
         )
 
     def _attention_facts(self, index: int) -> tuple[int, int, int, int, int]:
-        """Heads, key-value heads, their size, the window, and which RoPE table."""
+        """Heads, key-value heads, head dimension, window, and index of the RoPE table."""
         if self._specification:
             facts = self._specification.layers[index].attention
             table = self._tables.setdefault((facts.rope, facts.head_dim), len(self._tables))
@@ -142,7 +142,7 @@ class _Reader:
         return heads, kv_heads, self._count("attention.key_length", index, width // heads), 0, 0
 
     def _projections(self, prefix: str, rows: Sequence[int]) -> list[MatrixSize]:
-        """q, k and v: three tensors, or the rows of one."""
+        """q, k and v: three tensors, or row ranges of one."""
         name = f"{prefix}attn_qkv.weight"
         if name not in self._tensors:
             return [self._matrix(f"{prefix}attn_{part}.weight") for part in "qkv"]
@@ -150,7 +150,7 @@ class _Reader:
         return [MatrixSize(name, fused.format, count, fused.columns) for count in rows]
 
     def _feed_forward(self, prefix: str, ending: str = "") -> FeedForwardSizes:
-        """A dense one; with the ending "_shexp", the shared expert."""
+        """A dense feed-forward; with the ending "_shexp", the shared expert."""
         up, down = (self._matrix(f"{prefix}ffn_{part}{ending}.weight") for part in ("up", "down"))
         gate = f"{prefix}ffn_gate{ending}.weight"
         found: MatrixSize | None = None
@@ -200,7 +200,7 @@ class _Reader:
         return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _stack(self, name: str) -> MatrixSize | None:
-        """One of the experts' matrices that a tensor holds; None: there is no such tensor."""
+        """The size of one of the experts' matrices in a tensor; None: there is no such tensor."""
         info = self._tensors.get(name)
         if info is None:
             return None

@@ -1,7 +1,7 @@
-"""From RoPE metadata to one inverse frequency a pair: linear, Llama 3 factors, YaRN and LongRoPE.
+"""RoPE scaling, from metadata to one inverse frequency per pair: linear, Llama 3 factors, YaRN and LongRoPE.
 
-All of them multiply a pair's frequency by a constant, so that position enters in one place only. YaRN: Peng
-et al. 2023, §3; LongRoPE: Ding et al. 2024.
+All of them multiply a pair's frequency by a constant, so that the position is used in one formula only. YaRN:
+Peng et al. 2023, §3; LongRoPE: Ding et al. 2024.
 """
 
 import math
@@ -19,7 +19,7 @@ Factors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """`factor` > 1 stretches the context; `attention_factor` multiplies cosine and sine besides."""
+    """`factor` > 1 extends the context; `attention_factor` multiplies cosine and sine."""
 
     kind: str = "none"
     factor: float = 1.0
@@ -32,7 +32,7 @@ class RopeScaling:
 
 
 def yarn_ramp(dimensions: int, base: float, scaling: RopeScaling) -> npt.NDArray[np.float64]:
-    """1 where a pair keeps its frequency (fast pairs), 0 where it is interpolated, linear between."""
+    """1 for pairs that keep their frequency (high frequencies), 0 for interpolated ones, linear between."""
 
     def pair_of(rotations: float) -> float:
         turns = scaling.original_context / (rotations * 2 * math.pi)
@@ -45,7 +45,7 @@ def yarn_ramp(dimensions: int, base: float, scaling: RopeScaling) -> npt.NDArray
 
 
 def yarn_magnitude(scaling: RopeScaling) -> float:
-    """√(1/t) of the paper: 1 + 0.1·ln(factor), or the quotient that a log multiplier asks for."""
+    """√(1/t) of the paper: 1 + 0.1·ln(factor), or the quotient that a log multiplier requires."""
 
     def magnitude(multiplier: float) -> float:
         return 0.1 * multiplier * math.log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
@@ -60,7 +60,7 @@ def rope_specification(
 ) -> RopeSpecification:
     """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled.
 
-    Raises `UnsupportedModelError`: the file's numbers lead beyond `MAX_FREQUENCY` or `MAX_MAGNITUDE`.
+    Raises `UnsupportedModelError`: the file's values exceed `MAX_FREQUENCY` or `MAX_MAGNITUDE`.
     """
     try:
         with np.errstate(all="ignore"):
@@ -85,7 +85,7 @@ def _out_of_range(base: float, scaling: RopeScaling) -> UnsupportedModelError:
 def _scaled(
     dimensions: int, base: float, scaling: RopeScaling, factors: Factors | None
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """The pairs' frequencies, and what cosine and sine are multiplied by."""
+    """The pairs' frequencies, and the factor of cosine and sine."""
     frequencies = base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)

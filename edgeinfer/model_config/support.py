@@ -1,4 +1,4 @@
-"""Whether edgeinfer's own engine runs a model: from its file's header, before any weight is read."""
+"""Checks whether the native engine supports a model, from its file's header, before any weight is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NEEDS_LLAMA_CPP = "needs --engine llama.cpp"
 
 @dataclass(frozen=True)
 class ModelSupport:
-    """`reason`: why edgeinfer's engine can't run it; empty: it can."""
+    """`reason`: why the native engine can't run it; empty: supported."""
 
     reason: str = ""
 
@@ -32,7 +32,7 @@ class ModelSupport:
 
 
 def model_support(file: GGUFFile) -> ModelSupport:
-    """Whether edgeinfer's engine has the architecture, the tensors, their types and the tokenizer."""
+    """Whether the native engine supports the architecture, the tensors, their types and the tokenizer."""
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         kernel_formats(read_weights(file, config))
@@ -43,7 +43,7 @@ def model_support(file: GGUFFile) -> ModelSupport:
 
 
 def header_support(metadata: Mapping[str, Any]) -> ModelSupport:
-    """As `model_support`, of the architecture and the tokenizer alone."""
+    """As `model_support`, for the architecture and the tokenizer only."""
     try:
         ModelConfig.from_metadata(metadata, len(metadata.get("tokenizer.ggml.tokens", ())))
         Tokenizer.check(metadata)
@@ -56,7 +56,7 @@ def open_model(path: Path, name: str) -> GGUFFile:
     """The open file of a model.
 
     Raises:
-        UnsupportedModelError: it has a tensor type that edgeinfer doesn't know.
+        UnsupportedModelError: it has an unknown tensor type.
         FormatError, OSError: it can't be read.
     """
     try:
@@ -66,7 +66,7 @@ def open_model(path: Path, name: str) -> GGUFFile:
 
 
 def support_of(path: Path) -> ModelSupport:
-    """As `model_support`, of a file on this disk.
+    """As `model_support`, for a local file.
 
     Raises:
         FormatError, OSError: it can't be read.
@@ -79,10 +79,10 @@ def support_of(path: Path) -> ModelSupport:
 
 
 def unsupported_type(error: UnsupportedTypeError, path: Path) -> ModelSupport:
-    """Of a file with a tensor type that edgeinfer doesn't know."""
+    """The result for a file with an unknown tensor type."""
     return ModelSupport(_shortened(str(error).removeprefix(f"{path}: ")))
 
 
 def _shortened(reason: str) -> str:
-    """A reason without its way out, which is always the same."""
+    """A reason without the suggested solution, which is always the same."""
     return reason.partition("; ")[0].partition(". --engine")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""From a GGUF file's tensors to the weights that backends take, with every name and shape checked."""
+"""Reads a GGUF file's tensors as weights for the backends; checks every name and shape."""
 
 from collections.abc import Sequence
 
@@ -26,10 +26,10 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 def rope_factors(file: GGUFFile, config: ModelConfig, context: int) -> Factors | None:
     """The file's divisors of the RoPE frequencies, (rope_dim/2,) float32.
 
-    LongRoPE has two sets, chosen by the context in use.
+    LongRoPE has two sets, selected by the context in use.
 
     Raises:
-        UnsupportedModelError: not one factor for each pair, or one that isn't above 0.
+        UnsupportedModelError: not one factor per pair, or one that isn't above 0.
     """
     long_context = context > config.rope_scaling.original_context
     name = "rope_factors_long.weight" if long_context else "rope_factors_short.weight"
@@ -47,7 +47,7 @@ def rope_factors(file: GGUFFile, config: ModelConfig, context: int) -> Factors |
 
 
 class WeightReader:
-    """Takes tensors out of a file by name; what nobody took is an error at the end."""
+    """Reads tensors of a file by name; unused tensors are an error at the end."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self._file = file
@@ -55,7 +55,7 @@ class WeightReader:
         self._taken = set(ROPE_TENSORS)
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """The tensor `name`.weight of this shape, in the file's bytes."""
+        """The tensor `name`.weight with this shape, in the file's format."""
         found = self.matrix_or_none(name, rows, columns)
         if found is None:
             raise UnsupportedModelError(
@@ -74,7 +74,7 @@ class WeightReader:
         return Matrix(full, info.format.name, rows, columns, self._file.raw(full).reshape(rows, -1))
 
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
-        """The tensor `name`.weight of (count, rows, columns): one matrix for each expert."""
+        """The tensor `name`.weight of (count, rows, columns): one matrix per expert."""
         full = f"{name}.weight"
         info = self._file.tensors.get(full)
         if info is None:
@@ -110,7 +110,7 @@ class WeightReader:
         return found
 
     def refuse_leftovers(self) -> None:
-        """A tensor that nothing uses would mean a wrong answer, not a smaller one."""
+        """Raise an error for unused tensors: ignoring one would give wrong results."""
         left = [name for name in self._file.tensors if name not in self._taken]
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
@@ -157,7 +157,7 @@ class WeightReader:
         )
 
     def _projections(self, prefix: str, rows: Sequence[int]) -> list[Matrix]:
-        """Query, key and value: three tensors, or the rows of one."""
+        """Query, key and value: three tensors, or row ranges of one."""
         width = self._config.width
         fused = self.matrix_or_none(f"{prefix}.attn_qkv", sum(rows), width)
         if fused is None:
@@ -200,7 +200,7 @@ class WeightReader:
         )
 
     def _shared(self, prefix: str, hidden: int) -> FeedForwardWeights:
-        """The expert that every token goes through."""
+        """The shared expert."""
         width = self._config.width
         return FeedForwardWeights(
             ffn_up=self.matrix(f"{prefix}.ffn_up_shexp", hidden, width),
@@ -235,10 +235,10 @@ class WeightReader:
 
 
 def embedding_rows(file: GGUFFile) -> int:
-    """The vocabulary's size by the embedding's shape.
+    """The vocabulary size, from the embedding's shape.
 
     Raises:
-        UnsupportedModelError: the file holds no embedding.
+        UnsupportedModelError: the file has no embedding.
     """
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:

@@ -1,1 +1,1 @@
-"""Which devices a model runs on: the plan that `load` carries out and `edgeinfer plan` prints."""
+"""Device planning: the plan that `load` executes and `edgeinfer plan` prints."""

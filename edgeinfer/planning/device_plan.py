@@ -1,4 +1,6 @@
-"""Which devices run a model, and where its bytes are: the one decision behind `load` and `edgeinfer plan`."""
+"""The device plan, used by `load` and `edgeinfer plan`: which devices run a model, and where its
+bytes are.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,11 +22,11 @@ NO_DRAFT = "not enough memory for the draft model; using prompt lookup instead"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A model and what was asked for it. `device`: "cpu", "auto" or "cuda"; the machine says what is there.
+    """A model and its load options. `device`: "cpu", "auto" or "cuda"; the machine has the available devices.
 
-    `draft`: the sizes of its draft model; unless it is `draft_required`, it is left out where it doesn't fit
-    and where the model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: asked for, so that
-    it can't be given up.
+    `draft`: the sizes of its draft model. Unless `draft_required`, it is omitted if it doesn't fit or if the
+    model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: requested explicitly, so it can't
+    be dropped.
     """
 
     name: str
@@ -44,15 +46,15 @@ class PlanRequest:
 
     @property
     def required_draft(self) -> ModelSizes | None:
-        """The draft model, if it can't be left out."""
+        """The draft model, if it can't be omitted."""
         return self.draft if self.draft_required else None
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The decision. `kind`: all on the CPU, all on the GPU, or split between them.
+    """The result. `kind`: all on the CPU, all on the GPU, or split between them.
 
-    `fitting`: the largest context with which the model fits there. `notes`: one line each for the user.
+    `fitting`: the largest context with which the model fits. `notes`: warnings for the user, one line each.
     """
 
     kind: Literal["cpu", "gpu", "split"]
@@ -68,14 +70,14 @@ class DevicePlan:
 def plan_devices(
     request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine] = lambda machine: machine
 ) -> DevicePlan:
-    """All on the GPU if it fits; else split between GPU and CPU where that is faster; else all on the CPU,
-    for the reason in the plan's `limit_reason`.
+    """All on the GPU if it fits; else split between GPU and CPU if that is faster; else all on the CPU, with
+    the reason in the plan's `limit_reason`.
 
     `measured`: adds the speeds that a split needs to `machine`.
 
     Raises:
         OutOfMemoryError: nothing fits; the text has the numbers, and a context that would fit.
-        GpuUnavailableError: "cuda" was asked for, and no part can run there.
+        GpuUnavailableError: "cuda" was requested, and no part can run there.
     """
     if request.device == "cpu" or machine.graphics is None:
         return _on_cpu(request, machine)
@@ -89,7 +91,7 @@ def plan_devices(
 
 
 def faster_with_a_gibibyte(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
-    """The plan, with the decode speed that a GiB more of GPU memory would give: of a plan made with that."""
+    """The plan, with the predicted decode speed at one GiB more of GPU memory, from a second plan."""
     graphics = machine.graphics
     if graphics is None or request.device == "cpu" or planned.kind == "gpu":
         return planned.memory
@@ -177,7 +179,7 @@ def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
 
 
 def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanOptions) -> DevicePlan:
-    """What main memory can't hold at any context stays in the file."""
+    """The CPU plan with disk offload, for weights that main memory can't hold at any context."""
     try:
         plan = plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))
     except PlanError as error:
@@ -186,7 +188,7 @@ def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanOption
 
 
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
-    """One line with the way out."""
+    """The error with a suggested solution, in one line."""
     if 0 < fitting < request.context:
         way_out = f"with a context of {fitting} it fits (--context, context=)"
     elif request.draft_required:

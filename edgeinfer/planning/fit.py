@@ -1,4 +1,4 @@
-"""Whether a model fits this machine, and about how fast it would answer; nothing is measured for it."""
+"""Whether a model fits this machine, and its approximate speed; without any measurement."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 ASSUMED_BYTES_PER_SECOND = 20e9
-"""How fast an ordinary laptop reads its memory; taken where this machine hasn't been measured yet."""
+"""Memory bandwidth of a typical laptop; assumed if this machine isn't measured yet."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model would lie here. `nbytes`: of main memory and the GPU; None: what it takes isn't known."""
+    """How a model fits this machine. `nbytes`: bytes of main memory and GPU together; None: unknown."""
 
     fits: bool
     nbytes: int | None
@@ -31,9 +31,9 @@ class Fit:
 
 
 def known_machine() -> Machine:
-    """This machine with what is free now and what was measured before; nothing is measured for it.
+    """This machine with the memory free now and stored measurements; nothing is measured.
 
-    Its `origin` is "unmeasured" if the speed of its memory is assumed.
+    Its `origin` is "unmeasured" if the memory bandwidth is assumed.
     """
     cache = user_folder("cache")
     threads = usable_cpus()
@@ -58,7 +58,7 @@ def known_machine() -> Machine:
 
 
 def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
-    """This machine with the figures that `edgeinfer plan` takes for the model, if they are measured."""
+    """This machine with the speeds that `edgeinfer plan` uses for the model, if they are stored."""
     cache = user_folder("cache")
     formats = {matrix.format for matrix in sizes.matrices()}
     threads = known_threads(cache) or machine.processor.threads
@@ -67,7 +67,7 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
 
 
 def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:
-    """How a model of these sizes would lie on a machine with this context, nothing on the disk."""
+    """How a model of these sizes fits a machine with this context, without disk offload."""
     try:
         plan = plan_memory(
             sizes, machine, PlanOptions(context=context, device="any" if machine.graphics else "cpu")

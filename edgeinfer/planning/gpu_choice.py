@@ -1,4 +1,4 @@
-"""Which GPU a model may run on, without loading anything for it."""
+"""Selects the GPU for a model, without loading anything."""
 
 import importlib.util
 
@@ -7,14 +7,16 @@ from edgeinfer_kernels.cuda.driver import OLDEST_CAPABILITY, Gpu, list_gpus
 
 
 class GpuUnavailableError(EdgeInferError):
-    """No GPU can run this model; the text says why and what to do. With device "auto" the CPU takes over."""
+    """No GPU can run this model; the text has the reason and the solution. With device "auto" the CPU is
+    used.
+    """
 
 
 def usable_gpu(wished: str) -> Gpu | None:
-    """The GPU that `wished` ("auto", "cuda", "cuda:N") names; None: "auto", and there is none at all.
+    """The GPU for `wished` ("auto", "cuda", "cuda:N"); None: "auto", and there is no GPU.
 
     Raises:
-        GpuUnavailableError: there is one that can't be used, or not the one that was asked for.
+        GpuUnavailableError: the GPU can't be used, or the requested one doesn't exist.
     """
     gpus = list_gpus()
     if not gpus:

@@ -1,4 +1,4 @@
-"""Which experts of a model are known to be hot, from the profile that `edgeinfer profile` made of it."""
+"""The hot experts of a model, from its activity profile (`edgeinfer profile`)."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profil
 def known_routing(
     path: Path, sizes: ModelSizes
 ) -> tuple[tuple[tuple[float, ...], ...] | None, tuple[str, ...]]:
-    """How often each expert is used, None where nothing tells; and a remark on a profile that can't be used.
+    """The usage probability of each expert, None if unknown; and warnings on an unusable profile.
 
     Raises OSError: the model or its profile can't be read.
     """

@@ -1,4 +1,4 @@
-"""A plan for a model that isn't loaded: from its file's metadata, for this machine or a described one."""
+"""Plans a model without loading it: from its metadata, for this machine or a described one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from edgeinfer_quant_formats.errors import printable
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of a model, and what a person should know of it."""
+    """The plan of a model, and warnings for the user."""
 
     model: str
     plan: MemoryPlan
@@ -59,18 +59,18 @@ def plan_model(
     sparse: Sparse = "auto",
     build_progress: Progress | None = None,
 ) -> ModelPlan:
-    """Where a model's bytes would lie, and how fast it would answer; nothing of it is loaded.
+    """Plan the placement of a model's bytes and predict its speed; no weights are loaded.
 
-    `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). This
-    machine's speeds are measured on first use, which takes a few seconds. Other settings as for `load`; a
-    `draft` model is placed too, that of "auto" if the model leaves room for it. What main memory can't hold
-    at any context stays on the disk. `load` with the same settings places everything as planned here.
+    `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). The speeds
+    of this machine are measured on first use, which takes a few seconds. Other settings as for `load`. A
+    `draft` model is placed too; that of "auto" only if the model leaves memory for it. Weights that main
+    memory can't hold at any context stay on disk. `load` with the same settings uses the same placement.
 
     Raises:
         UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
         UnsupportedModelError: its file isn't built of attention and feed-forwards.
-        SettingError: a setting out of its range, or a description that can't be read.
-        OutOfMemoryError: no placement keeps to the budgets; the text says what is missing.
+        SettingError: a setting out of its range, or an invalid description.
+        OutOfMemoryError: no placement fits the budgets; the text has the missing bytes.
     """
     wished = str(draft) if isinstance(draft, Path) else draft
     wishes = LoadOptions(
@@ -98,7 +98,7 @@ def plan_model(
 
 
 def _request(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> tuple[PlanRequest, list[str]]:
-    """What `load` would ask the planner for, as far as the file's model can be run; notes for the user."""
+    """The planner request that `load` would make, as far as the file's model is supported; and warnings."""
     draft, notes = open_draft(wishes.draft, found.draft_path, file)
     sizes = draft.sizes if draft else None
     if draft is not None:
@@ -147,7 +147,7 @@ def model_sizes(path: Path) -> ModelSizes:
 
 
 def usual_context(path: Path) -> int:
-    """The context that a model is planned and loaded with if none is named. Raises as `model_sizes` does."""
+    """The default context for planning and loading a model. Raises as `model_sizes` does."""
     with GGUFFile.open(path) as file:
         return min(_trained_context(file), DEFAULT_CONTEXT)
 
@@ -166,7 +166,7 @@ def _trained_context(file: GGUFFile) -> int:
 def _machine(
     device: str, threads: int | None, formats: set[str], model_bytes: int, build_progress: Progress | None
 ) -> tuple[Machine, list[str]]:
-    """The machine to plan for, and a remark if its GPU can't be used."""
+    """The machine to plan for, and a warning if its GPU can't be used."""
     if not is_device(device):
         try:
             return describe_machine(device), []

@@ -1,4 +1,4 @@
-"""What the planner is asked for a model that is about to be loaded."""
+"""Builds the planner request for a model that is about to be loaded."""
 
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest

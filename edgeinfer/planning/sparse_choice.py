@@ -1,4 +1,4 @@
-"""Which layers' feed-forward reads active neurons only: what was wished, what can be, and what pays."""
+"""Selects the layers whose feed-forward reads only active neurons, by option, support and expected gain."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
 
 UNKNOWN_SHARE = 0.25
-"""What is taken for the active share where no profile tells."""
+"""Assumed share of active neurons without a profile."""
 PAYS_BELOW = 0.9
 
 
 @dataclass(frozen=True)
 class SparseChoice:
-    """The layers that are sparse, what they take and a token reads of each, and a line that says why."""
+    """The sparse layers, their bytes in memory and read per token, and a message with the reason."""
 
     layers: SparseLayers = field(default_factory=dict)
     wish: SparseOptions | None = None
@@ -40,11 +40,11 @@ class SparseChoice:
 
 
 def choose_sparse(source: ModelSource) -> SparseChoice:
-    """By the wish `sparse`: "off"; "exact" and "predicted", wherever it can be done; "auto", exactly, where
-    the model's profile says that it pays.
+    """Select by the option `sparse`: "off"; "exact" and "predicted", in all supported layers; "auto", exact,
+    if the model's profile predicts a gain.
 
     Raises:
-        SettingError: "exact" or "predicted" where no layer can be sparse, or no predictor is at hand.
+        SettingError: "exact" or "predicted" if no layer can be sparse, or if there is no predictor.
     """
     wish = source.wishes.sparse
     if wish == "off" or (wish == "auto" and not source.wishes.repack):
@@ -85,7 +85,7 @@ def _share(profile: ActivityProfile | None, layer: int) -> float:
 
 
 def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
-    """As `SparseLayer.activity`."""
+    """The value of `SparseLayer.activity`."""
     counts = profile.counts.get(f"neurons.{layer}") if profile else None
     if counts is None or not counts.any():
         return ()
@@ -134,7 +134,7 @@ def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfil
 
 
 def _ratio(weights: FeedForwardWeights, active: float) -> float:
-    """The time of an exact sparse feed-forward over that of the dense one, by the bytes of both."""
+    """The time of an exact sparse feed-forward divided by that of the dense one, from the bytes of both."""
     matrices = [weights.ffn_up, weights.ffn_down, *([weights.ffn_gate] if weights.ffn_gate else [])]
     dense = sum(map(interleaved_bytes, matrices))
     scattered = bytes_of_a_token(weights, None, active, active)
@@ -142,7 +142,7 @@ def _ratio(weights: FeedForwardWeights, active: float) -> float:
 
 
 def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
-    """Bytes of what a token reads whole in a sparse layer: gate (up without one), unless it is predicted."""
+    """Bytes that a token always reads in a sparse layer: gate (up without one), unless it is predicted."""
     return 0 if predicted else interleaved_bytes(weights.ffn_gate or weights.ffn_up)
 
 
@@ -163,7 +163,7 @@ def _choice(
 def _sizes(
     weights: FeedForwardWeights, trained: Trained | None, active: float, activity: tuple[float, ...]
 ) -> SparseLayer:
-    """What a sparse layer takes, and a token reads of it with this share of its neurons active."""
+    """Bytes that a sparse layer takes, and that a token reads with this share of active neurons."""
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
     finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
     whole = read_whole(weights, predicted=predictor is not None)

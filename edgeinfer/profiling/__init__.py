@@ -1,1 +1,1 @@
-"""What of a model is used: counting active neurons over a text, and learning to predict them."""
+"""Activity profiling: counts active neurons and experts on a text, and trains predictors of them."""

@@ -1,9 +1,10 @@
-"""Learning which neurons will be active: a low-rank guess at each layer's projections, and thresholds.
+"""Trains predictors of active neurons: a low-rank approximation of each layer's projection, and thresholds.
 
-The projection that a ReLU judges is z = W·x + b. Of all products of matrices of rank r, B·A is nearest to W
-on the text: it is least in Σ |W·x - B·A·x|², by the singular vectors of W·C½ with C = Σ x·xᵀ (reduced-rank
-regression, Izenman 1975). Neuron n is then named where (B·A·x)ₙ + bₙ + t·σₙ > 0, σₙ being the spread of its
-error on that text, and t the least for which so many of the active ones are named on another part of it.
+The input of the ReLU is z = W·x + b. Of all matrix products B·A of rank r, the best approximation of W on the
+text minimizes Σ |W·x - B·A·x|². The singular vectors of W·C½ with C = Σ x·xᵀ give it (reduced-rank
+regression, Izenman 1975). Neuron n is predicted active if (B·A·x)ₙ + bₙ + t·σₙ > 0, where σₙ is the standard
+deviation of its error on that text. t is the smallest value that reaches the target recall on another part of
+the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,43 +22,44 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 RECALL = 0.985
-"""Recall that thresholds are chosen for; a little above what is wanted, as the next text differs."""
+"""Recall for which thresholds are chosen; slightly above the target, because other texts differ."""
 FORMAT = "Q8_0"
 RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Recorded tokens of one layer."""
+    """Recorded activations of one layer."""
 
     x: npt.NDArray[np.float16]
-    """(tokens, width), normed."""
+    """(tokens, hidden size), normed."""
     active: npt.NDArray[np.uint8]
     """(tokens, neurons) as packed bits."""
 
     def of(self, part: slice, neurons: int) -> tuple[Floats, Bools]:
-        """x and which neurons were active, of some of the tokens."""
+        """x, and which neurons were active, for some of the tokens."""
         bits = np.unpackbits(self.active[part], axis=1, count=neurons)
         return self.x[part].astype(np.float32), bits.astype(np.bool_)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A predictor, and what it does on text that neither its matrices nor its threshold have seen."""
+    """A predictor, and its quality on text that was used neither for its matrices nor its threshold."""
 
     predictor: NeuronPredictor
     recall: float
-    """Share of the active neurons that it names."""
+    """Share of the active neurons that it predicts active."""
     named: float
-    """Share of all neurons that it names."""
+    """Share of all neurons that it predicts active."""
     active: float
     """Share of all neurons that are active."""
 
 
 def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -> list[Trained]:
-    """Predictors of these ranks, multiples of 32 and no more than the width.
+    """Predictors of these ranks, multiples of 32 and at most the hidden size.
 
-    Fitted on the first half of the tokens, thresholds chosen on the third quarter, judged on the last.
+    Fitted on the first half of the tokens; thresholds are chosen on the third quarter, quality is measured on
+    the last.
     """
     matrix, bias = weights.ffn_gate or weights.ffn_up, weights.ffn_up_bias
     if weights.ffn_gate is not None:
@@ -85,21 +87,21 @@ def _guess(predictor: NeuronPredictor, x: Floats) -> Floats:
 
 
 def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bools) -> np.float32:
-    """How many spreads too low a guess may be so that RECALL of the active neurons are named."""
+    """The threshold in standard deviations for which RECALL of the active neurons are predicted."""
     needed = (-(_guess(predictor, x) + predictor.bias) / spread)[active]
     return np.float32(np.quantile(needed, RECALL) if len(needed) else 0)
 
 
 def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> Trained:
-    """What a predictor does on these tokens."""
+    """The quality of a predictor on these tokens."""
     named = _guess(predictor, x) + predictor.bias > 0
     hits, all_active = int((named & active).sum()), int(active.sum())
     return Trained(predictor, hits / max(all_active, 1), float(named.mean()), float(active.mean()))
 
 
 def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
-    """A (width, width) and B (neurons, width): of any rank r, the first r rows of A and columns of B have
-    their product nearest to W over the rows of x.
+    """A (hidden size, hidden size) and B (neurons, hidden size). For any rank r, the product of the first r
+    rows of A and columns of B is the best approximation of W on the rows of x.
     """
     metric = (x.T @ x).astype(np.float64) / max(len(x), 1)
     metric[np.diag_indices_from(metric)] += RIDGE * np.trace(metric) / len(metric) + 1e-12
@@ -118,7 +120,7 @@ def _stored(values: Floats, name: str) -> Matrix:
 
 
 def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]]:
-    """A predictor as arrays of a profile."""
+    """A predictor as arrays for a profile."""
     found, name = trained.predictor, f"predictor.{layer}"
     quality = np.array([trained.recall, trained.named, trained.active])
     return {
@@ -130,7 +132,7 @@ def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]
 
 
 def read_predictor(arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix) -> Trained | None:
-    """The predictor of a layer whose gate (or up) is `matrix`; None where the profile holds none.
+    """The predictor of a layer whose gate (or up) is `matrix`; None if the profile has none.
 
     Raises:
         ValueError: arrays that don't fit this layer.

@@ -1,4 +1,4 @@
-"""Profile a model over text: its active neurons, counted, judged and saved beside the model."""
+"""Profiles a model on text: counts active neurons, evaluates the counts, and saves them next to the model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,17 +34,17 @@ from edgeinfer_offload.runtime.activity_profile import ActivityProfile, model_ha
 
 TEXT_TOKENS = 8192
 PREDICTOR_TOKENS = 4096
-"""Tokens whose x is kept for training; as float16, in memory."""
+"""Number of tokens whose x is kept in memory for training, as float16."""
 DEFAULT_RANKS = (32, 64, 128, 256)
 MIN_TOKENS = 64
 
 Report = Callable[[str, int, int], None]
-"""Called with what is done, and how much of how much."""
+"""Called with the current task, and its done and total amounts."""
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """What was counted, and what follows from it."""
+    """The counts and their evaluation."""
 
     path: Path
     profile: ActivityProfile
@@ -63,16 +63,16 @@ def profile(
     report: Report | None = None,
     **loading: Any,
 ) -> Profiling:
-    """Run `model` over `texts` (without any, over what it tells by itself), count which neurons are active,
-    and save the counts beside the model, or in the user's data folder.
+    """Run `model` over `texts` (by default, over text that it generates), count which neurons are active, and
+    save the counts next to the model, or in the user's data folder.
 
-    `tokens`: of text at most. `predictor`: train predictors too, of `rank`, or of the rank that costs least.
-    `loading`: further keywords of `edgeinfer.load`.
+    `tokens`: maximum tokens of text. `predictor`: also train predictors, of `rank`, or of the rank with the
+    lowest cost. `loading`: further keywords of `edgeinfer.load`.
 
     Raises:
         SettingError: a setting out of its range, a text too short, predictors for a model without ReLU.
         OSError: the profile can't be written.
-        EdgeInferError: what `edgeinfer.load` raises.
+        EdgeInferError: the errors of `edgeinfer.load`.
     """
     _check(tokens, rank)
     found = find_model(model)
@@ -88,13 +88,13 @@ def profile(
             arrays = {name: value for layer, each in enumerate(trained)
                       for name, value in predictor_arrays(layer, each).items()}  # fmt: skip
             made = replace(made, arrays=arrays)
-    in_data_folder = found.source == "built in"  # a package's folder stays as it was installed
+    in_data_folder = found.source == "built in"  # the package folder must not be modified
     path = save_profile(made, found.path, user_folder("data"), in_data_folder)
     return profiling_of(made, path, trained)
 
 
 def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] = ()) -> Profiling:
-    """What a profile says, layer by layer and overall."""
+    """The evaluation of a profile, per layer and overall."""
     by_layer = made.layers("neurons") | made.layers("experts")
     counts = [by_layer[layer] for layer in sorted(by_layer)]
     each = tuple(coverage([layer], made.tokens) for layer in counts)
@@ -109,7 +109,7 @@ def _check(tokens: int, rank: int | None) -> None:
 
 
 def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]:
-    """The text in windows that fit the context; at least two, so that there are two halves."""
+    """The text in windows that fit the context; at least two, one for each half."""
     if not texts:
         return told_by(model, tokens)
     ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
@@ -121,7 +121,7 @@ def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]
 def _counted(
     model: Model, windows: Sequence[Sequence[int]], keep: bool, report: Report | None
 ) -> tuple[ActivityProfile, list[Samples]]:
-    """The counts of both halves, and of all layers x and activity, if they are to be kept."""
+    """The counts of both halves; and x and activity of all layers, if `keep`."""
     specification = cpu_engine(model)[0].specification
     facts = [layer.feed_forward for layer in specification.layers]
     rules = sorted(set(map(rule_of, facts)))
@@ -154,7 +154,7 @@ def _counted(
 
 
 class _Kept:
-    """One layer's x and activity, token by token."""
+    """One layer's x and activity, by token."""
 
     def __init__(self) -> None:
         self._x: list[npt.NDArray[np.float16]] = []
@@ -181,7 +181,7 @@ def _halved(windows: Sequence[Sequence[int]]) -> tuple[Sequence[Sequence[int]], 
 def _trained(
     weights: Sequence[FeedForwardWeights], samples: Sequence[Samples], rank: int | None, report: Report | None
 ) -> list[Trained]:
-    """A predictor for each layer: of the rank wished for, or of that which reads fewest weights."""
+    """A predictor for each layer: of the given rank, or of the one that reads the fewest weights."""
     found = []
     for layer, (each, sample) in enumerate(zip(weights, samples, strict=True)):
         width = each.ffn_up.columns
@@ -193,7 +193,7 @@ def _trained(
 
 
 def _cost(weights: FeedForwardWeights, trained: Trained) -> float:
-    """Bytes that finding the active neurons takes a token: the predictor, and the rows that it names."""
+    """Bytes per token to find the active neurons: the predictor, and the rows of the neurons it predicts."""
     matrix = weights.ffn_gate or weights.ffn_up
     return trained.predictor.nbytes + trained.named * matrix.nbytes
 

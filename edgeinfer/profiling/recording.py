@@ -1,4 +1,4 @@
-"""Running a model over text layer by layer, with a look at every feed-forward."""
+"""Runs a model over text layer by layer, and records the activity of every feed-forward."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,35 +23,34 @@ MAGNITUDE_RULE = "at least the root mean square of its row"
 
 Report = Callable[[int, int], None]
 Seen = Callable[[int, Activations | None, npt.NDArray[np.bool_]], None]
-"""Called with a layer, its normed x (tokens, width) and which neurons were active (tokens, neurons);
-of a mixture, None and which experts (tokens, experts).
-"""
+"""Called with a layer, its normed x (tokens, hidden size) and the active neurons (tokens, neurons). For an
+MoE layer, with None and the used experts (tokens, experts)."""
 
 
 @dataclass
 class Half:
-    """One half of the text, counted."""
+    """The counts of one half of the text."""
 
     tokens: int = 0
     counts: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict)
 
     def add(self, layer: int, active: npt.NDArray[np.bool_]) -> None:
-        """Count the rows of a layer; the first layer's are the tokens."""
+        """Add the activity rows of a layer; tokens are counted at the first layer."""
         found = active.sum(axis=0, dtype=np.uint32)
         self.counts[layer] = self.counts[layer] + found if layer in self.counts else found
         self.tokens += len(active) if layer == 0 else 0
 
 
 def windows_of(ids: Sequence[int], window: int) -> list[list[int]]:
-    """The text in windows, each read from an empty cache."""
+    """The text in windows, each processed with an empty cache."""
     return [list(ids[first : first + window]) for first in range(0, len(ids), window)]
 
 
 def told_by(model: Model, tokens: int) -> list[list[int]]:
-    """Texts that the model tells by itself, of `tokens` tokens in all; seeded.
+    """Generated texts of the model, of `tokens` tokens in total; with fixed seeds.
 
     Raises:
-        SettingError: the model ends at once, whatever the draw.
+        SettingError: the model ends every text at once.
     """
     tokenizer, seed = model.tokenizer, 0
     found: list[list[int]] = []
@@ -70,7 +69,7 @@ def told_by(model: Model, tokens: int) -> list[list[int]]:
 
 
 def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:
-    """The engine of a model on our CPU kernels. Raises `SettingError` for any other."""
+    """The engine of a model on the CPU kernels. Raises `SettingError` for any other."""
     engine = model.engine
     if not isinstance(engine, NativeEngine) or not isinstance(engine.backend, CpuBackend):
         raise SettingError(f"{model.name}: only a model on the CPU can be profiled; add --device cpu")
@@ -78,7 +77,7 @@ def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:
 
 
 def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: Report | None = None) -> None:
-    """Read every window from an empty cache; `seen` hears of each layer of each step."""
+    """Process every window with an empty cache; `seen` is called for each layer of each step."""
     engine, backend = cpu_engine(model)
     facts = [layer.feed_forward for layer in engine.specification.layers]
     for done, window in enumerate(windows):
@@ -104,17 +103,17 @@ def _steps(ids: Sequence[int], batch: int) -> Iterator[list[int]]:
 
 
 def used_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> npt.NDArray[np.bool_]:
-    """Which experts the tokens of the last step went to."""
+    """The experts used by the tokens of the last step."""
     assert backend.routing is not None
     ids = backend.routing.ids[layer, :tokens]
     used = np.zeros((tokens, experts + 1), np.bool_)
-    used[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last, which is nobody
+    used[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last one, which is no expert
     return used[:, :experts]
 
 
 def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDArray[np.bool_]:
-    """Which neurons count: those that aren't exactly zero for ReLU families, otherwise those whose magnitude
-    is at least the root mean square of the token's row.
+    """Which neurons count as active: for ReLU families the nonzero ones, otherwise those with at least the
+    root mean square magnitude of the token's row.
     """
     if activation in RELU_FAMILIES:
         return np.asarray(hidden != 0)
@@ -122,7 +121,7 @@ def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDAr
 
 
 def rule_of(facts: FeedForwardSpecification | ExpertsSpecification) -> str:
-    """What activity goes by, for a person."""
+    """A description of the activity rule."""
     if isinstance(facts, ExpertsSpecification):
         return ROUTED_RULE
     return EXACT_RULE if facts.activation in RELU_FAMILIES else MAGNITUDE_RULE

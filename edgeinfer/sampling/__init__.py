@@ -1,4 +1,4 @@
-"""From logits to the next token: one chain of samplers, in one fixed order.
+"""Sampling, from logits to the next token: one sampler chain in fixed order.
 
 The order is that of llama.cpp's default chain, so that settings carry over:
 
@@ -9,13 +9,13 @@ The order is that of llama.cpp's default chain, so that settings carry over:
 5. locally typical
 6. top-p
 7. min-p
-8. XTC, which leaves out the most probable tokens now and then
+8. XTC, which excludes the most probable tokens with some probability
 9. temperature
-10. one draw
+10. sampling
 
-Mirostat 2 takes the place of steps 4 to 8 and works after the temperature; bias and penalties stay.
-A temperature of 0 takes the highest logit after steps 1 to 3, the lowest id among equals.
-`docs/sampling.md` says what each setting means.
+Mirostat 2 replaces steps 4 to 8 and runs after the temperature; bias and penalties stay. A temperature of 0
+takes the highest logit after steps 1 to 3, the lowest id among equals. `docs/sampling.md` describes each
+setting.
 """
 
 from edgeinfer.sampling.logprobs import logprobs

@@ -1,4 +1,4 @@
-"""What may follow at all, whatever the model would like."""
+"""Constraints on the next token, independent of the model's logits."""
 
 from typing import Protocol
 
@@ -9,40 +9,40 @@ Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 MUCH_ALLOWED = 2
-"""Where one of so many tokens is allowed, none is looked at apart from the others."""
+"""If at least one in this many tokens is allowed, allowed tokens aren't gathered separately."""
 
 
 class Constraint(Protocol):
-    """What may follow, token by token."""
+    """The allowed tokens, updated token by token."""
 
     def begin(self) -> None:
-        """`allowed` will be asked for soon: it may be found meanwhile."""
+        """Hint that `allowed` is called soon: it may be computed in the background."""
         ...
 
     def allows(self, token_id: int) -> bool:
-        """Whether this token may come next."""
+        """Whether this token is allowed next."""
         ...
 
     def few(self) -> Ids | None:
-        """The tokens that may come next, rising; None: so many that `allowed` says it quicker."""
+        """The allowed tokens, rising; None: so many that `allowed` is faster."""
         ...
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """(vocabulary,) the tokens that may come next, one at least."""
+        """(vocabulary,) mask of the allowed tokens; at least one is True."""
         ...
 
     def in_time(self, token_id: int) -> int:
-        """The sampled token, or another one where the answer has to come to its end."""
+        """The sampled token, or another one if the completion has to end soon."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """The token that was kept."""
+        """Update with the accepted token."""
         ...
 
 
 def allowed_of(logits: Logits, constraint: Constraint) -> tuple[Ids | None, Logits]:
-    """The logits of the tokens that may follow, with their ids where they are few; else the logits of all
-    tokens, -inf where one may not follow. Where little may follow, no sampler need look at all that may not.
+    """If few tokens are allowed: their ids and their logits. Else None, and the logits of all tokens with
+    -inf for disallowed ones. With few tokens, samplers skip all others.
     """
     ids = constraint.few()
     if ids is None:

@@ -1,4 +1,4 @@
-"""Finding the best few among many candidates without sorting them all."""
+"""Partial sorting: the best few of many candidates."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +8,13 @@ Positions = npt.NDArray[np.int64]
 
 COLUMNS = 2048
 FEW_COLUMNS = 512
-"""Of as many keys as a small vocabulary has: the fewer columns, the quicker their maxima are parted."""
+"""Column count for small vocabularies: with fewer columns their maxima are partitioned faster."""
 
 
 def highest(keys: Floats, count: int) -> Positions:
     """Positions of the `count` highest keys, falling; the lowest position first among equals.
 
-    Reads `keys` (n,) three times and sorts `count` values only.
+    Reads `keys` (n,) three times and sorts only `count` values.
     """
     if count >= keys.size:
         return np.argsort(-keys, kind="stable")
@@ -32,8 +32,8 @@ def highest(keys: Floats, count: int) -> Positions:
 def _lower_bound(keys: Floats, count: int) -> float:
     """A value that at least `count` keys reach, close to the one that exactly `count` reach.
 
-    The keys are laid out in columns; if `count` columns have a maximum of at least x, so have
-    `count` keys. Column maxima cost one pass at memory speed, where a partition costs ten.
+    The keys are arranged in columns. If `count` columns have a maximum of at least x, then at least `count`
+    keys do. Column maxima cost one pass at memory speed; a partition costs ten.
     """
     columns = COLUMNS if keys.size > 8 * COLUMNS or count > FEW_COLUMNS // 4 else FEW_COLUMNS
     rows = keys.size // columns

@@ -1,4 +1,4 @@
-"""DRY: penalize the token that would carry on a passage which has been said already."""
+"""DRY: penalizes the token that would extend a repetition of earlier text."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ LARGEST_LOGARITHM = math.log(LARGEST_PENALTY)
 
 
 class SequenceBreakers:
-    """Finds the strings behind which a repetition starts afresh, whatever tokens spell them.
+    """Finds sequence breakers, strings that reset a repetition, in any tokenization.
 
-    Without `token_bytes` (token id -> its bytes) no breaker can be found and none applies.
+    Without `token_bytes` (token id -> its bytes) no breaker applies.
     """
 
     def __init__(self, breakers: Sequence[str], token_bytes: Callable[[int], bytes] | None) -> None:
@@ -23,11 +23,11 @@ class SequenceBreakers:
         self._bytes_of: dict[int, bytes] = {}
 
     def holds_breaker(self, token_id: int) -> bool:
-        """Whether the token's own text holds a breaker."""
+        """Whether the token's text contains a breaker."""
         return any(breaker in self._bytes(token_id) for breaker in self._breakers)
 
     def tokens_behind(self, history: Sequence[int], most: int) -> int:
-        """How many tokens follow the last breaker, `most` or the whole history if none is found before.
+        """Number of tokens after the last breaker; `most` or the whole history if none is found.
 
         A breaker may begin in one token and end in a later one.
         """
@@ -47,7 +47,7 @@ class SequenceBreakers:
         return most
 
     def _tokens_from(self, history: Sequence[int], distance: int, size: int) -> int:
-        """Tokens left behind the first `size` bytes that start `distance` tokens before the end."""
+        """Number of tokens after the first `size` bytes that start `distance` tokens before the end."""
         while size > 0:
             size -= len(self._bytes(history[-distance]))
             distance -= 1
@@ -62,10 +62,10 @@ class SequenceBreakers:
 
 
 def repeated_lengths(history: Sequence[int], limit: int) -> dict[int, int]:
-    """For each token that once followed the present ending: how many tokens of the ending it followed.
+    """For each token that followed an earlier occurrence of the current suffix: the length of that suffix.
 
-    `limit` caps the lengths. Linear in the history: Z-algorithm over the reversed tokens, visiting only
-    the places where the last token stands. Source: Gusfield, Algorithms on Strings, section 1.4.
+    `limit` caps the lengths. Linear in the history: Z-algorithm over the reversed tokens, visiting only the
+    occurrences of the last token. Source: Gusfield, Algorithms on Strings, section 1.4.
     """
     backwards = list(reversed(history))
     lengths: dict[int, int] = {}
@@ -76,7 +76,7 @@ def repeated_lengths(history: Sequence[int], limit: int) -> dict[int, int]:
             position = backwards.index(backwards[0], position + 1)
         except (ValueError, IndexError):
             return longest
-        # Inside the box [left, right) the tokens repeat a stretch that has been measured.
+        # Inside the box [left, right) the tokens repeat a section that has been measured.
         length = min(lengths.get(position - left, right - left), right - position) if position < right else 0
         if position + length >= right:
             while position + length < len(backwards) and backwards[length] == backwards[position + length]:
@@ -90,10 +90,10 @@ def repeated_lengths(history: Sequence[int], limit: int) -> dict[int, int]:
 def dry_penalties(
     history: Sequence[int], settings: SamplerSettings, breakers: SequenceBreakers
 ) -> dict[int, float]:
-    """What DRY takes off the logits: token id -> multiplier * base ** (repeated length - allowed length).
+    """The DRY penalties: token id -> multiplier * base ** (repeated length - allowed length).
 
-    Tokens that hold a breaker are spared. Source: github.com/oobabooga/text-generation-webui, pull
-    request 5677.
+    Tokens that contain a breaker are exempt. Source: github.com/oobabooga/text-generation-webui, pull request
+    5677.
     """
     recent = last_tokens(history, settings.dry_penalty_last_n)
     allowed = settings.dry_allowed_length

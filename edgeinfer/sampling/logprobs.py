@@ -1,4 +1,4 @@
-"""How probable the model itself found a token, before any sampler had its say."""
+"""Log-probabilities of tokens under the model, before any sampler."""
 
 import math
 
@@ -13,10 +13,10 @@ def logprobs(
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Natural log-probability of `chosen` and of the `top_n` best, from raw logits (V,).
 
-    Returns the chosen token's, and pairs (id, log-probability), falling, lowest id first among equals.
+    Returns that of the chosen token, and pairs (id, log-probability), falling, lowest id first among equals.
     """
     peak = float(logits.max())
-    # The peak comes off first: added to the logarithm, a large one would swallow it.
+    # The peak is subtracted first: added to the logarithm, a large one would absorb it.
     total = math.log(float(np.exp(logits - peak).sum(dtype=np.float64)))
     best = highest(logits, top_n) if top_n > 0 else ()
     top = tuple((int(token_id), float(logits[token_id]) - peak - total) for token_id in best)

@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties on tokens that have been said."""
+"""Repetition, presence and frequency penalties on tokens of the history."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def last_tokens(history: Sequence[int], count: int) -> Sequence[int]:
 
 
 def penalties_are_on(settings: SamplerSettings) -> bool:
-    """Whether any of the three would change a logit."""
+    """Whether any of the three changes a logit."""
     return settings.repeat_last_n != 0 and (
         settings.repeat_penalty != 1 or settings.presence_penalty != 0 or settings.frequency_penalty != 0
     )
@@ -39,6 +39,6 @@ def penalize_repetition(
     ids = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
     times = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
     seen = logits[ids]
-    with np.errstate(over="ignore"):  # an infinite logit is told by the sampler
+    with np.errstate(over="ignore"):  # an infinite logit raises an error in the sampler
         seen = np.where(seen > 0, seen / settings.repeat_penalty, seen * settings.repeat_penalty)
         logits[ids] = seen - times * settings.frequency_penalty - settings.presence_penalty

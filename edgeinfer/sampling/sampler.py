@@ -1,4 +1,4 @@
-"""The chain of samplers: from logits to a distribution, and from a distribution to a token."""
+"""The sampler chain: from logits to a distribution, and from a distribution to a token."""
 
 import math
 import secrets
@@ -23,12 +23,12 @@ Probabilities = npt.NDArray[np.float64]
 Distribution = tuple[Ids, Probabilities]
 
 COLDEST = 1e-30
-"""A float32 can still divide by this temperature, and nothing but equals of the best survives it."""
+"""Minimum temperature by which a float32 can be divided; only the maximum and its equals survive it."""
 
 
 @dataclass(frozen=True)
 class SamplerState:
-    """All that changes in a sampler from token to token."""
+    """The mutable state of a sampler."""
 
     random: dict[str, Any]
     surprise_limit: float
@@ -36,14 +36,14 @@ class SamplerState:
 
 
 class Sampler:
-    """Chooses the next token of one stream.
+    """Samples the next token of one stream.
 
-    `token_bytes` (token id -> its bytes) lets DRY find its sequence breakers.
-    `seed` holds the seed in use, drawn afresh where the settings name none. `constraint` leaves out tokens
-    before all else; it hears of every token that `accept` does, and none of `snapshot`.
+    `token_bytes` (token id -> its bytes) lets DRY find its sequence breakers. `seed` holds the seed in use,
+    random if the settings have none. `constraint` excludes tokens before all other steps. It is updated by
+    `accept`, but isn't part of `snapshot`.
 
     Raises:
-        SettingError: a logit bias for a token that the vocabulary doesn't hold.
+        SettingError: a logit bias for a token that isn't in the vocabulary.
     """
 
     def __init__(
@@ -59,31 +59,31 @@ class Sampler:
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._coming: deque[float] = deque()
-        """Numbers that have been looked at, and not been used yet."""
+        """Uniforms that were read ahead and aren't used yet."""
         self._surprise_limit = 2 * settings.mirostat_tau
         self._last: Distribution | None = None
         self._breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)
         self._truncations = _active_truncations(settings)
         self._penalizes = penalties_are_on(settings)
         self._all_alike = not (self._penalizes or settings.dry_multiplier > 0 or settings.logit_bias)
-        """Whether logits are taken as they come, as far as their tokens may be said."""
+        """Whether the logits of allowed tokens are used unmodified."""
         self._shortlists = settings.mirostat == 0 and settings.top_k > 0 and settings.typical_p == 1
-        """Whether what may be drawn is a beginning of the allowed tokens in falling order."""
+        """Whether the candidates are a prefix of the allowed tokens in falling order."""
         self._all_asked = settings.temperature > 0 and not self._shortlists
-        """Whether all tokens that may follow had to be known the last time."""
+        """Whether the last sample needed all allowed tokens."""
         beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
 
     def begin(self) -> None:
-        """`sample` will be asked soon, for a token behind those accepted so far."""
+        """Hint that `sample` is called soon, for the token after those accepted so far."""
         if self.constraint and self._all_asked:
             self.constraint.begin()
 
     def sample(self, logits: Logits, history: Sequence[int]) -> int:
-        """Draw one token id from `distribution(logits, history)`; tell `accept` if it is kept.
+        """Sample one token id from `distribution(logits, history)`; call `accept` if it is kept.
 
-        At a temperature of 0 nothing is drawn.
+        At a temperature of 0 no uniform is used.
         """
         if self.settings.temperature == 0:
             self._last = None
@@ -92,14 +92,14 @@ class Sampler:
         return self._in_time(int(ids[self.draw(probabilities)]))
 
     def _in_time(self, token_id: int) -> int:
-        """The sampled token, or one that completes the answer in time, unless a bias bans it."""
+        """The sampled token, or one that completes the text in time, unless a bias bans it."""
         if self.constraint is None:
             return token_id
         found = self.constraint.in_time(token_id)
         return token_id if self.settings.logit_bias.get(found) == -math.inf else found
 
     def draw(self, probabilities: Probabilities) -> int:
-        """A position in `probabilities`, drawn accordingly; moves the random state by one number."""
+        """A position sampled from `probabilities`; advances the random state by one number."""
         chance = self.uniform()
         if probabilities.size == 1:
             return 0
@@ -108,23 +108,25 @@ class Sampler:
         return min(position, probabilities.size - 1)
 
     def uniform(self) -> float:
-        """A number in [0, 1) from the sampler's own random state: what a token is drawn with, and what a
-        draft is accepted or rejected with.
+        """A uniform in [0, 1) from the sampler's random state. Used for sampling, and for accepting or
+        rejecting draft tokens.
         """
         return self._coming.popleft() if self._coming else float(self._random.random())
 
     def coming(self, place: int) -> float:
-        """What `uniform` will give, place 0 the next time: for who draws elsewhere, maybe in vain."""
+        """The value that `uniform` returns after `place` further calls; for sampling elsewhere that may be
+        discarded.
+        """
         while len(self._coming) <= place:
             self._coming.append(float(self._random.random()))
         return self._coming[place]
 
     def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:
-        """The distribution that `sample` draws from.
+        """The distribution that `sample` uses.
 
-        `logits` (V,) float32; `history` the ids said so far, prompt included. Returns the ids of the
-        surviving candidates, rising, and their probabilities (float64, all above 0, sum 1). XTC's toss
-        is part of the distribution, so the same arguments give the same answer.
+        `logits` (V,) float32; `history` the ids so far, prompt included. Returns the ids of the remaining
+        candidates, rising, and their probabilities (float64, all above 0, sum 1). XTC's random decision is
+        part of the distribution, so the same arguments give the same result.
 
         Raises:
             LogitsError: a NaN or +inf among the logits, or not one finite.
@@ -136,12 +138,12 @@ class Sampler:
         return self._last
 
     def best(self, logits: Logits, history: Sequence[int]) -> int:
-        """The token that all of the chain in front of the temperature leaves most probable.
+        """The most probable token after all chain steps before the temperature.
 
         Raises: as `distribution`.
         """
         adjusted = self._adjusted(logits, history)
-        best = int(adjusted.argmax())  # a NaN, if there is one
+        best = int(adjusted.argmax())  # NaN is the maximum, if there is one
         usable = math.isfinite(adjusted[best])
         self._all_asked = self.constraint is not None and not (usable and self.constraint.allows(best))
         if self.constraint and self._all_asked:
@@ -153,8 +155,8 @@ class Sampler:
         return best
 
     def best_of_each(self, logits: Logits) -> list[int] | None:
-        """`sample` of every row of `logits` (rows, V), where none depends on what is kept of those before, as
-        nothing is drawn and logits are taken as they come; None: they are to be sampled one by one.
+        """`sample` for every row of `logits` (rows, V), if it doesn't depend on the previous rows: no
+        uniforms and unmodified logits. None: rows have to be sampled one by one.
 
         Raises: as `distribution`.
         """
@@ -168,7 +170,7 @@ class Sampler:
         return best
 
     def take(self, token_id: int) -> bool:
-        """Accept the only token that may follow, as if it had been sampled; False: a bias bans it."""
+        """Accept the only allowed token, as if it had been sampled; False: a bias bans it."""
         if self.settings.logit_bias.get(token_id) == -math.inf:
             return False
         self._last = None
@@ -179,7 +181,7 @@ class Sampler:
         return True
 
     def accept(self, token_id: int) -> None:
-        """Say that `token_id` was kept from the last distribution; mirostat learns from its surprise."""
+        """Record that `token_id` was kept from the last distribution; Mirostat updates its surprise limit."""
         if self.constraint:
             self.constraint.accept(token_id)
         if self.settings.mirostat != 2 or self._last is None:
@@ -192,19 +194,19 @@ class Sampler:
         self._surprise_limit -= self.settings.mirostat_eta * (surprise - self.settings.mirostat_tau)
 
     def snapshot(self) -> SamplerState:
-        """The state to come back to if the tokens that follow are rejected."""
+        """The state to restore if the following tokens are rejected."""
         random = dict(self._random.bit_generator.state)
         return SamplerState(random, self._surprise_limit, tuple(self._coming))
 
     def restore(self, state: SamplerState) -> None:
-        """Go back to a state that `snapshot` gave."""
+        """Restore a state from `snapshot`."""
         self._random.bit_generator.state = state.random
         self._coming = deque(state.coming)
         self._surprise_limit = state.surprise_limit
         self._last = None
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """The logits after bias, penalties and DRY, of all tokens; the caller's array stays as it is."""
+        """The logits of all tokens after bias, penalties and DRY; the argument isn't modified."""
         settings = self.settings
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")
@@ -227,7 +229,7 @@ class Sampler:
         """Steps 4 to 9 of the chain, or Mirostat, on the logits of all tokens."""
         ids, allowed, constraint = None, adjusted, self.constraint
         if constraint:
-            # Where all had to be looked at, what follows is often of the same kind.
+            # If the last sample needed all allowed tokens, the next one usually does too.
             ids = constraint.few() if self._all_asked else None
             if ids is None:
                 kept = self._shortlisted(adjusted, constraint)
@@ -245,7 +247,9 @@ class Sampler:
         return self._truncated(allowed, ids)
 
     def _shortlisted(self, logits: Logits, constraint: Constraint) -> Ids | None:
-        """What steps 4 to 7 leave of the allowed, rising; None: they have to look at all of these."""
+        """The allowed tokens that remain after steps 4 to 7, rising; None: these steps need all
+        allowed tokens.
+        """
         if not self._shortlists:
             return None
         found = None
@@ -282,7 +286,7 @@ class Sampler:
         return _possible(ids, probabilities)
 
     def _below_surprise_limit(self, logits: Logits, ids: Ids | None) -> Distribution:
-        """Mirostat 2: leave out what would surprise by more bits than the running limit.
+        """Mirostat 2: exclude tokens whose surprise in bits exceeds the running limit.
 
         Source: Basu et al. 2021, algorithm 2 (arXiv:2007.14966).
         """
@@ -294,7 +298,7 @@ class Sampler:
 
 
 def _active_truncations(settings: SamplerSettings) -> list[Callable[[Floats], Positions]]:
-    """Steps 4 to 7 of the chain, without those that are switched off."""
+    """Steps 4 to 7 of the chain, without disabled ones."""
     active: list[Callable[[Floats], Positions]] = []
     if settings.top_k > 0:
         active.append(lambda logits: truncation.top_k(logits, settings.top_k))
@@ -308,7 +312,7 @@ def _active_truncations(settings: SamplerSettings) -> list[Callable[[Floats], Po
 
 
 def _softened(logits: Logits, temperature: float) -> Probabilities:
-    """Softmax of logits over temperature; the peak is taken off first, so no temperature overflows."""
+    """Softmax of logits over temperature; the peak is subtracted first, so no temperature overflows."""
     with np.errstate(over="ignore", under="ignore"):
         weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
     return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)

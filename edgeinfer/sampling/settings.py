@@ -1,4 +1,4 @@
-"""What may be asked of the sampler, checked on the way in."""
+"""Sampler settings, validated."""
 
 import difflib
 import math
@@ -11,12 +11,12 @@ from edgeinfer.plain_numbers import plain_number
 from edgeinfer.shown import shown
 
 MAX_WHOLE = 2**63 - 1
-"""Whole numbers beyond this are out of every range."""
+"""Integers beyond this are out of every range."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may hold; `low` itself is excluded if `above` is set."""
+    """The allowed numbers of a setting; `low` itself is excluded if `above` is set."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -24,7 +24,7 @@ class Range:
     above: bool = False
 
     def holds(self, value: object) -> bool:
-        """Whether `value` is a number of the right kind, finite and within the bounds."""
+        """Whether `value` is a number of the right type, finite and within the bounds."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
         if isinstance(value, int) and abs(value) > MAX_WHOLE:
@@ -65,15 +65,14 @@ RANGES: dict[str, Range] = {
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """How the next token is chosen; the defaults are llama.cpp's.
+    """Sampling parameters; the defaults are llama.cpp's.
 
-    `repeat_last_n` and `dry_penalty_last_n` count tokens back from the end; 0 switches the penalty
-    off, -1 reads the whole history. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off.
-    `logit_bias` maps a token id to what is added to its logit; `-inf` bans the token.
-    `seed` None draws a fresh one.
+    `repeat_last_n` and `dry_penalty_last_n` count tokens back from the end; 0 disables the penalty, -1 uses
+    the whole history. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. `logit_bias` maps a token id
+    to the value added to its logit; `-inf` bans the token. `seed` None uses a random one.
 
     Raises:
-        SettingError: a value outside its range; the line names setting, value seen and range wanted.
+        SettingError: a value out of range; the message has the setting, its value and the allowed range.
     """
 
     temperature: float = 0.8
@@ -140,7 +139,7 @@ class SamplerSettings:
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> Self:
-        """Settings from keywords that a caller passed on.
+        """Settings from a caller's keyword arguments.
 
         Raises:
             SettingError: a keyword that is no sampler setting, with the nearest ones that are.

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p in one: the likeliest tokens one by one, until one of them is left out."""
+"""Top-k, top-p and min-p combined: takes tokens in falling order until one is excluded."""
 
 import math
 from collections.abc import Callable
@@ -9,21 +9,21 @@ import numpy.typing as npt
 from edgeinfer.sampling.candidates import highest
 
 MAX_ASKED = 48
-"""So many tokens are asked about at most; then it is quicker to look at all."""
+"""Maximum number of tokens checked with the constraint; beyond it, computing all allowed tokens is faster."""
 FIRST_ASKED = 3
-"""So many of the likeliest tokens may be refused before any is allowed."""
+"""Number of top tokens that may be disallowed before the first allowed one."""
 MARGIN = 1e-5
-"""Share of a sum of float32 weights that rounding may change."""
+"""Relative error of a sum of float32 weights due to rounding."""
 
 
 class Shortlist:
-    """The tokens that the three leave of the allowed, without knowing all of these.
+    """The allowed tokens that remain after top-k, top-p and min-p, without computing all allowed tokens.
 
-    Each of the three leaves a beginning of the allowed tokens in falling order. What top-p compares with, the
-    weight of the `top_k` best allowed, lies between the weight of those that were found so far and what it
-    would be if all others were allowed; where that doesn't decide, further ones are asked about.
+    Each of the three keeps a prefix of the allowed tokens in falling order. Top-p needs the weight of the
+    `top_k` best allowed tokens. Its lower bound is the weight of those found so far; its upper bound assumes
+    that all others are allowed. If the bounds don't decide, further tokens are checked.
 
-    `logits` (n,) float32, the best of them finite. `allows`: whether a token (a place in `logits`) is
+    `logits` (n,) float32, the best of them finite. `allows`: whether a token (an index in `logits`) is
     allowed; None: all are.
     """
 
@@ -40,14 +40,14 @@ class Shortlist:
         everything = allows is None
         self._asked = len(self._ids) if everything else 0
         self._allowed = list(range(self._asked))
-        """Places in falling order."""
+        """Indices in falling order of logits."""
         self._known = weight if everything else 0.0
-        """Weight of the allowed."""
+        """Weight of the allowed tokens."""
         self._rest = weight - self._known
-        """Weight of those that nobody asked about yet."""
+        """Weight of the unchecked tokens."""
 
     def kept(self, top_p: float, min_p: float) -> npt.NDArray[np.int64] | None:
-        """The ids that stay, rising; None: rounding decides, or too many would have to be asked about."""
+        """The remaining ids, rising; None: the result depends on rounding, or needs too many checks."""
         before, kept, floor = 0.0, 0, -math.inf
         while kept < len(self._allowed) or self._asked < len(self._ids):
             if kept == len(self._allowed):
@@ -69,15 +69,17 @@ class Shortlist:
                     return self._first(kept)
             before += self._weights[place]
             kept += 1
-        # Where one was refused, another one that stands behind all of these takes its place.
+        # A disallowed token frees a top-k place for the next-best token.
         return self._first(kept) if kept == len(self._ids) else None
 
     def _floor(self, best: int, min_p: float) -> float:
-        """The least logit that min-p leaves, rounded as `truncation.min_p` does."""
+        """The lowest logit that min-p keeps, rounded as in `truncation.min_p`."""
         return float(np.float32(self._falling[best] + math.log(min_p))) if min_p > 0 else -math.inf
 
     def _reached(self, before: float, share: float) -> bool | None:
-        """Whether weights of this sum hold `share` of that of the `top_k` best allowed; None: unknown."""
+        """Whether the weight `before` is at least `share` of the `top_k` best allowed weights;
+        None: unknown.
+        """
         while before >= share * self._known * (1 - MARGIN):
             refused = self._asked - len(self._allowed)
             most = self._known + self._rest + refused * self._weights[-1]
@@ -88,7 +90,7 @@ class Shortlist:
         return False
 
     def _ask(self) -> bool:
-        """Ask about the next one; False: there is none, or there have been enough."""
+        """Check the next token; False: there is none, or the limit is reached."""
         place, none = self._asked, not self._allowed
         if place in (MAX_ASKED, len(self._ids)) or (none and place == FIRST_ASKED) or not self._allows:
             return False

@@ -1,7 +1,7 @@
-"""The samplers that leave candidates out: top-k, locally typical, top-p, min-p, XTC.
+"""Truncation samplers: top-k, locally typical, top-p, min-p, XTC.
 
-Each takes the logits (n,) of the candidates that are still in and returns the positions that stay,
-rising. At least one stays.
+Each takes the logits (n,) of the remaining candidates and returns the positions to keep, rising. At least one
+is kept.
 """
 
 import math
@@ -13,9 +13,9 @@ from edgeinfer.sampling.candidates import Floats, Positions, highest, softmax
 
 BUCKETS = 4096
 FEW = 512
-"""So many candidates are sorted quicker than summed by buckets."""
+"""Up to this many candidates, sorting is faster than summing by buckets."""
 WIDEST = 32.0
-"""Span of the buckets in nats; what lies further below the best shares the last one."""
+"""Span of the buckets in nats; candidates further below the best share the last one."""
 
 
 def top_k(logits: Floats, k: int) -> Positions:
@@ -26,7 +26,7 @@ def top_k(logits: Floats, k: int) -> Positions:
 
 
 def typical(logits: Floats, share: float) -> Positions:
-    """The candidates whose surprise lies closest to the entropy, until they hold more than `share`.
+    """The candidates whose surprise is closest to the entropy, until they hold more than `share`.
 
     Source: Meister et al. 2022, section 5 (arXiv:2202.00666).
     """
@@ -39,7 +39,7 @@ def typical(logits: Floats, share: float) -> Positions:
 
 
 def top_p(logits: Floats, share: float) -> Positions:
-    """The most probable candidates, as few as hold `share` together.
+    """The smallest set of most probable candidates with a total probability of at least `share`.
 
     Source: Holtzman et al. 2020, section 3.1 (arXiv:1904.09751).
     """
@@ -54,9 +54,9 @@ def min_p(logits: Floats, ratio: float) -> Positions:
 
 
 def xtc(logits: Floats, threshold: float) -> Positions:
-    """All but the candidates that reach `threshold`, of which the least probable stays.
+    """Excludes the candidates with at least the probability `threshold`, except the least probable of them.
 
-    Two candidates can't both be above one half, so such a threshold changes nothing.
+    Two candidates can't both be above one half, so such a threshold has no effect.
     Source: github.com/oobabooga/text-generation-webui, pull request 6335.
     """
     probabilities = softmax(logits)
@@ -70,9 +70,9 @@ def xtc(logits: Floats, threshold: float) -> Positions:
 
 
 def _smallest_set(keys: Floats, probabilities: npt.NDArray[np.float64], share: float) -> Positions:
-    """The candidates with the highest keys, as few as reach `share` of probability, rising.
+    """The smallest set of candidates with the highest keys that reaches `share` of probability, rising.
 
-    Many are summed by buckets of the key, and only the bucket in which `share` is reached is sorted.
+    Many candidates are summed by buckets of the key; only the bucket that reaches `share` is sorted.
     """
     if keys.size <= FEW:
         falling = highest(keys, keys.size)

@@ -1,1 +1,1 @@
-"""Speculative decoding: cheap guesses of what comes next, checked by the model many at a time."""
+"""Speculative decoding: cheap draft tokens, verified by the model several at a time."""

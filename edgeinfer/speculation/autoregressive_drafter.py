@@ -1,4 +1,4 @@
-"""What drafters have in common that guess token by token, each from logits behind the one before."""
+"""The base of drafters that draft token by token, each from the logits after the previous one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from edgeinfer.speculation.drafts import Draft
 
 
 class AutoregressiveDrafter(ABC):
-    """With a seed the guesses are the best tokens, so that the answer is what plain decoding gives for that
-    seed; without one they are drawn, which lets more of them stand.
+    """With a seed, draft tokens are the most probable ones, so that the result equals baseline decoding with
+    that seed. Without a seed they are sampled, which raises acceptance.
 
-    `own_size`: the vocabulary of the logits that it guesses from; `vocabulary_size`: that of the model; ids
-    beyond it are never guessed. `leaves`: tokens more that a draft may hold, each the next best at its place;
-    drafts with leaves aren't drawn.
+    `own_size`: vocabulary size of the drafter's logits; `vocabulary_size`: that of the target; higher ids are
+    never drafted. `leaves`: number of tree siblings that a draft may have, each the next-best token at its
+    position; drafts with siblings aren't sampled.
     """
 
     def __init__(self, own_size: int, vocabulary_size: int, leaves: int = 0) -> None:
@@ -28,16 +28,16 @@ class AutoregressiveDrafter(ABC):
         self._vocabulary_size = vocabulary_size
         self._sampler: Sampler | None = None
         self._settings: SamplerSettings | None = None
-        """Those of the answer that `_sampler` is for."""
+        """The settings that `_sampler` was made for."""
         self._room = np.empty(own_size, np.float32)
 
     @abstractmethod
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """Logits behind a text, which may be written to; None: nothing can be guessed there."""
+        """Logits after a text, writable; None: no draft is possible."""
 
     @abstractmethod
     def _following(self, token: int) -> npt.NDArray[np.float32]:
-        """Logits behind one more token."""
+        """Logits after one more token."""
 
     def propose(
         self,
@@ -46,7 +46,7 @@ class AutoregressiveDrafter(ABC):
         least: Sequence[float],
         further: Sequence[float] = (),
     ) -> Draft:
-        """Token by token, until the next is too unlikely to be reached."""
+        """Draft token by token, until the next is too unlikely to be reached."""
         drawn = settings.temperature > 0 and settings.seed is None and not self.leaves
         sampler = self._sampler_for(settings)
         said, ids, distributions, reached = list(history), list[int](), list[Distribution](), 1.0
@@ -83,12 +83,12 @@ class AutoregressiveDrafter(ABC):
         return Draft(tuple(ids), drawn_from, self._likeliest(others), tuple(words[: len(ids)]))
 
     def _likeliest(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
-        """The `leaves` most likely of the next best tokens, each at its place."""
+        """The `leaves` most probable next-best tokens, each at its position."""
         taken = sorted(range(len(others)), key=lambda place: -others[place][1])[: self.leaves]
         return tuple((token,) if place in taken else () for place, (token, _) in enumerate(others))
 
     def _sampler_for(self, settings: SamplerSettings) -> Sampler:
-        """Draws as the answer's own sampler would, from its own chances; Mirostat's memory is left out."""
+        """A sampler with the completion's settings but separate uniforms; without the Mirostat state."""
         if self._sampler is None or self._settings is not settings:
             wanted = replace(settings, mirostat=0, seed=None, logit_bias=self._known(settings.logit_bias))
             if self._sampler is None or self._sampler.settings != wanted:
@@ -100,13 +100,13 @@ class AutoregressiveDrafter(ABC):
         return {token: value for token, value in bias.items() if token < self._own_size}
 
     def _share(self, logits: npt.NDArray[np.float32], token_id: int) -> float:
-        """The softmax of one logit: how sure a model is that has only one candidate left."""
+        """The softmax of one logit: the model's confidence if only one candidate remains."""
         np.subtract(logits, logits[token_id], out=self._room)
         np.exp(self._room, out=self._room)
         return float(1 / self._room.sum())
 
     def _next_best(self, logits: npt.NDArray[np.float32], best: int, reached: float) -> tuple[int, float]:
-        """The best token but one, and how likely it is to come where a draft gets so far."""
+        """The second-best token, and its probability, given that the draft reaches this position."""
         self._room[:] = logits
         self._room[best] = -np.inf
         token = int(self._room.argmax())

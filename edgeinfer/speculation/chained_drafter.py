@@ -1,4 +1,4 @@
-"""Several drafters in turn: the first that has a guess makes it."""
+"""Several drafters in order: the first that returns a draft is used."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from edgeinfer.speculation.drafts import Draft, Drafter
 
 
 class ChainedDrafter:
-    """A drafter made of others, the cheapest first."""
+    """A drafter made of others, cheapest first."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
@@ -24,7 +24,7 @@ class ChainedDrafter:
         least: Sequence[float],
         further: Sequence[float] = (),
     ) -> Draft:
-        """What the first of them guesses that guesses anything."""
+        """The first non-empty draft."""
         for drafter in self._drafters:
             draft = drafter.propose(history, settings, least, further)
             if draft.ids:

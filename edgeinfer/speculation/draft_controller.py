@@ -1,13 +1,12 @@
-"""How many tokens to draft: what a pass of n tokens costs, and how often guesses stand, as seen so far.
+"""Controls the draft length, from the costs of forwards and the observed acceptance.
 
-With acceptance a, pass cost t(n) and draft cost b + k·d, a draft of k tokens gives (1 - a^(k+1)) / (1 - a)
-tokens in t(k + 1) + b + k·d seconds; the k with the most tokens a second is taken, 0 included.
+With acceptance a, forward cost t(n) and draft cost b + k·d, a draft of k tokens gives (1 - a^(k+1)) / (1 - a)
+tokens in t(k + 1) + b + k·d seconds. The k with the most tokens per second is used, 0 included.
 
-That is a promise: guesses are made while the drafter is sure enough, so that those that are judged stand more
-often than any would, and a draft that comes to nothing costs too. So what drafting has really earned is kept
-as well: it decides how sure a guess must be, and as long as it isn't more than plain decoding gives, drafts
-are trials, short ones, that live on a small allowance. Once that is spent there is nothing to ask for some
-tokens: a `rest`.
+This prediction is biased. Draft tokens are made only while the drafter is confident enough, so verified ones
+are accepted more often than average ones, and an empty draft also costs time. The actual gain of drafting is
+therefore measured too. It sets the required confidence. Until drafting is known to help, drafts are short
+probes within a small budget. When the budget is spent, drafting pauses for some tokens: `rest`.
 """
 
 import math
@@ -17,46 +16,49 @@ from dataclasses import dataclass
 from edgeinfer.speculation.draft_costs import COLD, DISTURBED, MAX_DRAFTED, PLAIN_EVERY, RunningCosts
 
 FIRST_GUESS, FIRST_WEIGHT = 0.75, 2.0
-"""Acceptance that is assumed before anything has been seen, and how many guesses that counts for."""
+"""Initial acceptance, and the number of draft tokens that it counts for."""
 MIN_ACCEPTANCE = 0.1
 ACCEPTANCE_MEMORY = 0.95
-"""Weight of the guesses before when one more has been judged."""
+"""Weight of the previous draft tokens when one more has been verified."""
 MIN_TRUST, MAX_TRUST, TRUST_STEP = 0.1, 2.0, 0.1
-"""Bounds of the power to which a drafter's word is raised, and by what share a surprise changes it."""
+"""Bounds of the exponent applied to a drafter's probabilities, and its relative change per surprise."""
 GAIN = 1.05
-"""A draft has to promise, and drafts have to earn, so much more tokens a second than none."""
+"""Minimum factor in tokens per second that a draft has to predict, and drafting has to reach."""
 EARNED_MEMORY = 0.9
-"""Weight of the steps before in what drafting earns, when there is one more."""
+"""Weight of the previous steps in the measured gain of drafting."""
 EVIDENCE = 3
-"""Steps with drafts, or with looking for them, after which what they earned is believed."""
+"""Number of steps with drafts, or attempts, after which their measured gain is used."""
 TRIALS = 4
-"""So many drafts are tried in a row if they promise to pay; others while each gives more than it takes."""
+"""Number of drafts in a series of probes if they are predicted to pay; otherwise a series continues while
+each pays."""
 FIRST_LENGTH = 2
-"""Most tokens of the first of some drafts that are tried in a row, and of those that promise nothing."""
+"""Maximum tokens of the first draft in a series of probes, and of those predicted not to pay."""
 ALLOWANCE = 0.01
-"""What trials may cost, in tokens of plain decoding a pass; what they gain is theirs too."""
+"""Probe budget per forward, in tokens of baseline decoding; gains of probes are added."""
 FIRST_PURSE, FULL_PURSE = 0.25, 1.0
-"""Tokens that trials may cost at once: in the beginning, and when much has been saved."""
+"""Probe budget in tokens: initial value and maximum."""
 MIN_REST = 8
-"""Tokens: to ask costs a small model some hundredths of one."""
+"""Minimum pause in tokens: an attempt costs a small model a few hundredths of a token."""
 
 
 @dataclass(frozen=True)
 class DraftStats:
-    """What drafts have come to, to go on from another time."""
+    """Draft statistics, for a later process."""
 
     acceptance: float
     trust: float
     tokens: float
-    """Of the last steps with drafts."""
+    """Tokens of the last steps with drafts."""
     cost: float
-    """Of these steps, in tokens of plain decoding."""
+    """Cost of these steps, in tokens of baseline decoding."""
     steps: float
     purse: float
 
 
 class DraftController:
-    """Costs and chances of one model and its drafter in answers of one kind; kept from answer to answer."""
+    """Costs and acceptance of one model and its drafter for one kind of completion; kept between
+    completions.
+    """
 
     def __init__(self) -> None:
         self.costs = RunningCosts()
@@ -64,57 +66,56 @@ class DraftController:
         self._earned_tokens = self._earned_cost = 0.0
         self._steps = 0
         self._trust = 1.0
-        """The power to which what a drafter says of its guesses is raised."""
+        """Exponent applied to the drafter's probabilities."""
         self._purse = FIRST_PURSE
         self._trials, self._first, self._gives = 0, False, False
-        """How many drafts of a trial are to come, however little the last ones gave, if they promise to pay;
-        whether this one is the first; and whether the last one gave more than it took.
-        """
+        """Number of drafts left in a series of probes that is predicted to pay; whether this one is the
+        first; and whether the last one gained more than it cost."""
         self._known = False
-        """Whether anything has been tried."""
+        """Whether any draft was tried."""
         self.rest = 0
-        """Tokens to come for which nobody need ask; who decodes one of them counts it down."""
+        """Number of tokens without drafting; decoding one of them decrements it."""
 
     @property
     def acceptance(self) -> float:
-        """The chance that a guess stands, if those before it do."""
+        """The probability that a draft token is accepted, given that those before it are."""
         return self._stood / self._judged
 
     @property
     def learnt(self) -> DraftStats:
-        """What has been seen, with the weight of EVIDENCE steps at most: another text may be another case."""
+        """The statistics, with a weight of at most EVIDENCE steps, because another text may differ."""
         share = min(1.0, EVIDENCE / max(1, self._steps))
         tokens, cost = share * self._earned_tokens, share * self._earned_cost
         purse = self._purse - ALLOWANCE * self.rest
         return DraftStats(self.acceptance, self._trust, tokens, cost, min(self._steps, EVIDENCE), purse)
 
     def begin(self, learnt: DraftStats) -> None:
-        """Go on from what was seen another time."""
+        """Start from stored statistics."""
         self._stood, self._judged = EVIDENCE * learnt.acceptance, float(EVIDENCE)
         self._earned_tokens, self._earned_cost, self._steps = learnt.tokens, learnt.cost, int(learnt.steps)
         self._trust, self._purse, self._known = learnt.trust, learnt.purse, True
 
     def passed(self, seconds: float) -> None:
-        """A pass of one, without a draft, took so long."""
+        """Record the seconds of a single-token forward without a draft."""
         self._purse = min(FULL_PURSE, self._purse + ALLOWANCE)
         self.costs.passed(1, seconds)
 
     def stepped(self, tokens: int, rows: int, guesses: int, looked: float, read: float) -> None:
-        """A step with a draft, or with looking for one, gave so many tokens: so many guesses took `looked`
-        seconds, and a pass of so many rows took `read`.
+        """Record a step with a draft or an attempt: `tokens` resulting tokens, `guesses` draft tokens in
+        `looked` seconds, and a forward of `rows` tokens in `read` seconds.
         """
         costs, plain = self.costs, self.costs.plain
         costs.stepped()
         if plain is None:
             return
         usual = min(looked, DISTURBED * (costs.of_draft(guesses) or looked))
-        # A pass of one is what plain decoding would have made, and no measure of it.
+        # A single-token forward is the same as in baseline decoding, and no measure of drafting.
         due = costs.of_pass(rows) if rows > 1 else plain
         cost = (usual + (min(read, DISTURBED * due) if rows > 1 else plain)) / plain
         paid = looked / plain + (min(read, COLD * due) / plain if rows > 1 else 1.0)
         first, self._first, self._trials = self._first, False, max(0, self._trials - 1)
         if first:
-            # Other work has driven from the caches what it needs: it tells what a trial costs, nothing else.
+            # Other work has evicted its data from the caches: the time only counts as probe cost.
             self._gives = tokens > 1
         else:
             self._gives = tokens > cost
@@ -124,32 +125,36 @@ class DraftController:
             if rows > 1:
                 costs.drafted(guesses, looked)
                 costs.passed(rows, read)
-        # What was missed is read for all drafts to come, if there will be any.
+        # Prefill of missed tokens also serves later drafts, if there are any.
         free = (looked - usual) / plain if self.earns or not self._known else 0.0
         self._known = True
         self._purse = min(FULL_PURSE, self._purse + ALLOWANCE + tokens - (paid - free))
 
     @property
     def earns(self) -> bool:
-        """Whether drafts are seen to give more than plain decoding."""
+        """Whether drafting is measured to be faster than baseline decoding."""
         return self._steps >= EVIDENCE and self._earned_tokens > GAIN * self._earned_cost
 
     @property
     def _earned_rate(self) -> float:
-        """Tokens in the time of a plain one by steps with drafts; 1 before there is evidence."""
+        """Tokens per baseline token time of steps with drafts; 1 before there is evidence."""
         return self._earned_tokens / self._earned_cost if self._steps >= EVIDENCE else 1.0
 
     def judged(self, drafted: int, stood: int) -> None:
-        """Of so many guesses so many stood; the rest fell with the first that didn't."""
+        """Record that `stood` of `drafted` draft tokens were accepted; those after the first rejected one
+        don't count.
+        """
         for index in range(min(stood + 1, drafted)):
             self._stood = ACCEPTANCE_MEMORY * self._stood + (index < stood)
             self._judged = ACCEPTANCE_MEMORY * self._judged + 1
 
     def heard(self, chances: Sequence[float], stood: int) -> None:
-        """What a drafter thought of its guesses, of which so many stood before the first that fell.
+        """Record the drafter's probabilities of its draft tokens, of which `stood` were accepted before the
+        first rejection.
 
-        A guess that its drafter is unsure of, as the model may be too, stands more often than it says: what
-        it says is raised to a power that is learnt, so that on average as much is expected as comes.
+        A draft token of low probability is accepted more often than its drafter's probability, because the
+        target may be unsure too. The probability is raised to a learned exponent, so that the expected number
+        of accepted tokens matches the mean.
         """
         trust = self._trust
         for place, chance in enumerate(chances[: stood + 1]):
@@ -158,7 +163,7 @@ class DraftController:
         self._trust = trust
 
     def length(self, most: int) -> int:
-        """Tokens to draft now, `most` at most; 0: none."""
+        """Number of tokens to draft now, at most `most`; 0: none."""
         most = min(most, MAX_DRAFTED)
         if most < 1 or self.costs.times_plain:
             return 0
@@ -175,23 +180,24 @@ class DraftController:
         return best if promised and not self._first else min(most, FIRST_LENGTH)
 
     def _take_rest(self) -> None:
-        """Until there is something to try drafts with: that is saved now."""
+        """Pause drafting until the probe budget has recovered."""
         self.rest = max(MIN_REST, math.ceil(-self._purse / ALLOWANCE))
         self._purse += ALLOWANCE * self.rest
         if self.rest >= PLAIN_EVERY:
             self.costs.time_plain()
 
     def least_chances(self, length: int) -> list[float]:
-        """For each token of a draft, the chance of being reached from which it is worth its row in the pass.
+        """For each draft token, the minimum probability of being reached for which it is worth its row in the
+        forward.
 
-        A token more is worth the time in which the way things go earns one.
+        One more token is worth the time per token at the current rate.
         """
         scale = self.costs.scale
         return self._said(0.0 if scale is None else self._row_chance(scale, length), length)
 
     def further_chances(self, length: int) -> list[float]:
-        """For each token of a draft, the chance of being reached from which one more is worth being guessed
-        behind it: that stands with the acceptance, and takes time to guess too.
+        """For each draft token, the minimum probability of being reached for drafting another one after it.
+        The latter is accepted with the mean acceptance, and also takes drafting time.
         """
         scale = self.costs.scale
         if scale is None:
@@ -200,23 +206,25 @@ class DraftController:
         return self._said((each + self._row_chance(scale, length)) / stands, length)
 
     def _row_chance(self, scale: float, length: int) -> float:
-        """The chance of being reached that pays for a row of a draft of this length, all alike: costs that
-        are measured one by one are too uncertain to tell a row from the next.
+        """The minimum probability of being reached that pays for a row of a draft of this length. It is the
+        same for all rows: single measured costs are too uncertain to distinguish rows.
         """
         least = min(length, 2)
         more = self.costs.of_pass(1 + length) - self.costs.of_pass(least)
         return max(0.0, more) / ((1 + length - least) * self._worth(scale))
 
     def _said(self, chance: float, length: int) -> list[float]:
-        """What a drafter must say of each of its guesses where this chance is wanted."""
+        """The drafter's probabilities that correspond to this probability of being reached, for each draft
+        token.
+        """
         return [min(1.0, chance) ** (1 / self._trust)] * length
 
     def _worth(self, scale: float) -> float:
-        """The seconds in which the way things go earns a token."""
+        """Seconds per token at the current rate."""
         return scale / max(self._earned_rate, 1.0)
 
     def _rates(self, most: int) -> Sequence[float]:
-        """Tokens a second with drafts of 0, 1, … `most` tokens."""
+        """Tokens per second with drafts of 0, 1, … `most` tokens."""
         costs = self.costs
         rates, tokens, reached = [], 0.0, 1.0
         for length in range(most + 1):

@@ -1,81 +1,82 @@
-"""What passes of a model and drafts for it take, as seen so far."""
+"""Observed costs of the model's forwards and of drafts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_DRAFTED = 7
-"""Drafted tokens of a pass: with the token before them they are the eight rows that kernels take at once."""
+"""Maximum draft tokens per forward: with the token before them, the eight rows that kernels process
+at once."""
 MAX_ROWS = 16
-"""Of a pass: a draft may have leaves beside it."""
+"""Maximum rows of a forward: a draft may have tree siblings."""
 ROW_SHARE = 0.08
-"""What a further row is taken to cost, as a share of a pass of one, before it has been measured."""
+"""Assumed cost of each further row, as a share of a single-token forward, before it is measured."""
 COST_MEMORY, QUICK_MEMORY = 0.9, 0.5
-"""Weight of the known cost when something dearer, or something cheaper, is seen: disturbed passes are longer,
-never shorter, so that what is quick is believed sooner.
-"""
+"""Weight of the known cost when a higher, or a lower one is observed. Disturbances only make forwards longer,
+so lower values are adopted faster."""
 PLAIN_MEMORY = 0.7
-"""Weight of what plain decoding is known to take when a pass is slower; a quicker one is believed sooner here
-too, but not so little the others: drafts are disturbed as well.
-"""
+"""Weight of the known baseline time when a forward is slower. Faster ones are adopted sooner here too, but
+slow ones count more than above, because drafts are disturbed as well."""
 DISTURBED = 1.5
-"""A pass or a draft counts for at most so many times what it should have taken."""
+"""An observation counts at most this many times the expected duration."""
 COLD = 3.0
-"""As DISTURBED, for what trials pay: that what they need has been driven from the caches is their cost."""
+"""As DISTURBED, for the cost of probes: cold caches are part of their cost."""
 READ_SHARE = 1 / 3
-"""What a drafter takes to read a token of a text, of what it takes to guess one."""
+"""Drafter time to prefill a token, relative to drafting one."""
 PLAIN_EVERY = 64
-"""After so many passes with drafts some are made without."""
+"""After this many forwards with drafts, some are made without."""
 PLAIN_RUN = 5
-"""So many in a row: behind a draft a pass takes longer, as that has been in the caches, so that the first of
-them doesn't count.
-"""
+"""Number of these in a row. After a draft a forward takes longer, because the draft used the caches; the
+first one isn't counted."""
 IMPOSSIBLE = 1.2
-"""Times what rows take one by one: they were disturbed."""
+"""Factor over the cost of separate rows above which a measurement counts as disturbed."""
 
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """What is measured once, when a model is first loaded, in seconds."""
+    """Costs in seconds, measured once when a model is first loaded."""
 
     passes: Mapping[int, float]
-    """By their rows, one of them 1."""
+    """By number of rows; 1 is included."""
     drafted_token: float | None = None
     """None: nothing was drafted."""
     draft: float = 0.0
-    """Of a draft whatever its length."""
+    """Fixed cost of a draft, independent of its length."""
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs must have run meanwhile: rows never take longer together than one by one."""
+        """Whether other programs disturbed the measurement: rows together never take longer than
+        one by one.
+        """
         one = self.passes[1]
         return any(seconds > IMPOSSIBLE * rows * one for rows, seconds in self.passes.items())
 
 
 class RunningCosts:
-    """What is known by now: begins with what was measured, and follows what comes.
+    """Current cost estimates: start from the measured costs and follow observations.
 
-    t(n), what a pass of n rows takes, is kept as t(1), which follows the machine's mood and the length of
-    the text from pass to pass, times a shape, n rows beside one, which changes slowly.
+    t(n), the cost of a forward of n rows, is t(1) times a relative cost of n rows. t(1) depends on the load
+    of the host and the length of the text and changes with each forward; the relative cost changes slowly.
     """
 
     def __init__(self) -> None:
         self.scale: float | None = None
-        """t(1); None before one was seen."""
+        """t(1); None before the first observation."""
         self.plain: float | None = None
-        """Seconds of a pass of one as they come, quick or not: what drafting is compared with."""
+        """Observed seconds of a single-token forward, fast or slow: the baseline for drafting."""
         self.begin = self.each = 0.0
-        """Seconds that a draft takes whatever its length, and those of each guess."""
+        """Fixed seconds of a draft, and seconds of each draft token."""
         self._shape = [1 + ROW_SHARE * index for index in range(MAX_ROWS)]
-        """Of passes of 1, 2, … rows."""
+        """Relative costs of forwards of 1, 2, … rows."""
         self._since_plain, self._plain_run = 0, 0
 
     def measured(self, costs: MeasuredCosts) -> None:
-        """What passes and drafts took one after the other, maybe long ago: where all begins, but for what
-        drafting is compared with, which is timed first.
+        """Set the stored costs of forwards and drafts, possibly old. They are initial values, except the
+        baseline, which is timed first.
         """
         one = costs.passes[1]
         self.scale, self.plain = one, None
-        # More rows never take less, nor longer than one by one: what says so was measured while others ran.
+        # More rows never take less time, nor more than one by one: other values come from disturbed
+        # measurements.
         known = {rows: min(rows, max(1.0, found / one)) for rows, found in costs.passes.items()}
         self._shape = [_on_lines(known, rows) for rows in range(1, MAX_ROWS + 1)]
         if costs.drafted_token is not None:
@@ -83,23 +84,23 @@ class RunningCosts:
         self.time_plain()
 
     def time_plain(self) -> None:
-        """What a pass of one takes is no longer known."""
+        """Discard the baseline time."""
         self._since_plain, self._plain_run = PLAIN_EVERY, 0
 
     @property
     def times_plain(self) -> bool:
-        """Whether passes of one are wanted, to time them."""
+        """Whether single-token forwards are needed, to time them."""
         return self.scale is None or self._since_plain >= PLAIN_EVERY
 
     def passed(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long; if of one, without a draft before it."""
+        """Record the seconds of a forward of `rows` rows; a single-token one has no draft before it."""
         self._plain_run = self._plain_run + 1 if rows == 1 else 0
         if rows == 1 and (self._plain_run > 1 or self.scale is None):
             self.scale = _learnt(self.scale if self.scale and self.plain else seconds, seconds)
             self.plain = self._plain_behind(min(seconds, DISTURBED * self.scale))
             self._since_plain = 0 if self._plain_run >= PLAIN_RUN else self._since_plain
         elif rows > 1 and self.scale is not None:
-            if seconds < self.scale:  # then one row takes no longer, by now: it is time to look how long
+            if seconds < self.scale:  # then one row can't take longer: time it again soon
                 self.scale = _learnt(self.scale, seconds)
                 self.plain = min(self.plain or seconds, DISTURBED * self.scale)
                 self._since_plain = PLAIN_EVERY
@@ -111,35 +112,38 @@ class RunningCosts:
         return _mixed(QUICK_MEMORY if seconds < known else PLAIN_MEMORY, known, seconds)
 
     def stepped(self) -> None:
-        """A pass came behind a draft, or behind looking for one."""
+        """Record that a forward followed a draft or an attempt."""
         self._since_plain += 1
         self._plain_run = 0
 
     def drafted(self, guesses: int, seconds: float) -> None:
-        """So many guesses, those that a draft was ended before among them, took so long."""
+        """Record the seconds of `guesses` draft tokens, including those discarded at the draft's end."""
         known = self.of_draft(guesses)
         if not known:
             self.each = seconds / max(1, guesses)
             return
-        # A drafter that has missed something, as a new prompt, reads that first: no cost of the guesses.
+        # A drafter that has missed tokens, such as a new prompt, prefills them first; this isn't draft token
+        # cost.
         changed = _learnt(known, min(seconds, DISTURBED * known)) / known
         self.begin, self.each = changed * self.begin, changed * self.each
 
     def of_draft(self, guesses: int) -> float:
-        """Seconds of a draft; 0 before one was seen."""
+        """Seconds of a draft; 0 before the first observation."""
         return self.begin + guesses * self.each if guesses else 0.0
 
     def of_draft_at_most(self, guesses: int, text: int) -> float:
-        """Seconds that a draft behind so many tokens may take when nothing is at hand and all are read."""
+        """Maximum seconds of a draft after `text` tokens if nothing is cached and all are prefilled."""
         return COLD * self.of_draft(guesses) + READ_SHARE * self.each * text
 
     def of_pass(self, rows: int) -> float:
-        """Seconds of a pass of so many rows, MAX_ROWS at most; 0 before one was seen."""
+        """Seconds of a forward of `rows` rows, at most MAX_ROWS; 0 before the first observation."""
         return (self.scale or 0.0) * self._shape[rows - 1]
 
 
 def _on_lines(known: Mapping[int, float], rows: int) -> float:
-    """A pass of `rows` beside one of 1: as measured, or between and beyond that on a straight line."""
+    """The cost of a forward of `rows` rows relative to one row: as measured, or linearly interpolated or
+    extrapolated.
+    """
     if rows in known:
         return known[rows]
     below = max(n for n in known if n < rows)
@@ -150,7 +154,7 @@ def _on_lines(known: Mapping[int, float], rows: int) -> float:
 
 
 def _learnt(known: float, seen: float) -> float:
-    """A cost after another has been seen."""
+    """A cost after another observation."""
     return _mixed(QUICK_MEMORY if seen < known else COST_MEMORY, known, seen)
 
 

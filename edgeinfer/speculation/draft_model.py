@@ -1,4 +1,4 @@
-"""Guesses by a smaller model of the same vocabulary."""
+"""Drafting with a smaller model of the same vocabulary."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,10 +17,10 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampl
 
 
 class DraftModel(AutoregressiveDrafter):
-    """A small engine with a cache of its own, which follows the text that the large one writes.
+    """A small engine with a separate cache, which follows the text of the target model.
 
-    Where the engine goes from token to token by itself, and the way to choose them is simple enough for that,
-    all guesses of a draft are one call; otherwise they are made one by one.
+    If the engine supports a draft loop, and the sampling parameters are simple enough for it, one call makes
+    a whole draft; otherwise tokens are drafted one by one.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DraftModel(AutoregressiveDrafter):
         self._choices = min(engine.vocabulary_size, vocabulary_size)
         self._asked: SamplerSettings | None = None
         self._manner: DraftSampling | None = None
-        """How guesses are chosen for an answer with the settings that were asked for last."""
+        """The draft sampling parameters for the latest settings."""
         self._random = np.random.default_rng()
         self._on_close = on_close
         self._nbytes = nbytes
@@ -76,13 +76,15 @@ class DraftModel(AutoregressiveDrafter):
         return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
 
     def _missed(self, history: Sequence[int]) -> list[int]:
-        """What the engine hasn't read of `history`, its last token in any case; it forgets all else."""
+        """The tokens of `history` that the engine hasn't cached, always including the last;
+        truncates its cache.
+        """
         shared = min(shared_prefix(self._engine.ids, history), len(history) - 1)
         self._engine.rewind(shared)
         return list(history[shared:])
 
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """Logits behind `history`; the cache keeps what it has in common with it."""
+        """Logits after `history`; the cache keeps the common prefix."""
         if len(history) + MAX_DRAFTED > self._engine.context:
             return None
         return self._engine.append(self._missed(history))
@@ -97,7 +99,7 @@ class DraftModel(AutoregressiveDrafter):
 
 
 def manner_of(settings: SamplerSettings) -> DraftSampling | None:
-    """How guesses are chosen by themselves for an answer with these settings; None: they need its sampler."""
+    """The draft loop's sampling parameters for these settings; None: these need the full sampler."""
     if penalties_are_on(settings) or settings.dry_multiplier > 0 or settings.logit_bias:
         return None
     if settings.temperature == 0:
@@ -108,5 +110,5 @@ def manner_of(settings: SamplerSettings) -> DraftSampling | None:
 
 
 def _distributions(found: DraftedTokens) -> tuple[Distribution, ...]:
-    """What each guess was drawn from."""
+    """The distributions from which the draft tokens were sampled."""
     return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in found.candidates)

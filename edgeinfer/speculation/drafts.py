@@ -1,4 +1,4 @@
-"""What a drafter proposes, and what every drafter offers."""
+"""The draft type, and the drafter protocol."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -8,37 +8,37 @@ from edgeinfer.sampling.settings import SamplerSettings
 
 
 class Draft(NamedTuple):
-    """Guessed tokens, the nearest first.
+    """Draft tokens in order.
 
-    `distributions`: what each was drawn from; None: they were not drawn, each was its drafter's only guess.
+    `distributions`: those from which the tokens were sampled; None: not sampled, each is the drafter's only
+    candidate.
     """
 
     ids: tuple[int, ...]
     distributions: tuple[Distribution, ...] | None = None
     others: tuple[tuple[int, ...], ...] = ()
-    """For each of the tokens, or for none: what may stand there in its place. A tree of one long branch and
-    leaves beside it; its tokens aren't drawn.
-    """
+    """For each of the tokens, or empty: its tree siblings. The draft is then a tree of one trunk and
+    siblings; its tokens aren't sampled."""
 
     chances: tuple[float, ...] = ()
-    """For each of the tokens, or for none: how likely its drafter thought it, the ones before given."""
+    """For each of the tokens, or empty: the drafter's probability, given the tokens before."""
 
     @property
     def leaves(self) -> list[tuple[int, int]]:
-        """(place, token) of all that is beside the long branch, in the order in which it is read."""
-        if not self.others:  # as nearly always, and this is asked for several times a pass
+        """(index, token) of all tree siblings, in processing order."""
+        if not self.others:  # the usual case, and this is called several times per forward
             return []
         return [(place, token) for place, tokens in enumerate(self.others) for token in tokens]
 
 
 class Drafter(Protocol):
-    """Guesses the tokens behind a history."""
+    """Drafts the tokens after a history."""
 
     name: str
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps in memory."""
+        """Bytes of memory that it uses."""
         ...
 
     def propose(
@@ -48,12 +48,12 @@ class Drafter(Protocol):
         least: Sequence[float],
         further: Sequence[float] = (),
     ) -> Draft:
-        """At most len(least) tokens; `least[i]` is the chance of being reached that token i must have to be
-        read, by the drafter's own estimate; `further[i]`, if given, the chance that token i must have for
-        another guess to be worth making behind it. Nothing if there is nothing to guess.
+        """Draft at most len(least) tokens; empty if there is no draft. `least[i]`: the minimum probability of
+        being reached, by the drafter's estimate, for token i to be verified. `further[i]`, if given: the
+        minimum probability of token i for drafting another token after it.
         """
         ...
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         ...

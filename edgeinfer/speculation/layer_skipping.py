@@ -1,7 +1,8 @@
-"""Guesses by the model itself, some of its layers left out: no second model, and hardly any memory.
+"""Self-speculation by layer skipping: drafts with some of the model's layers, with almost no additional
+memory.
 
-The layers that are left read the keys and values that whole passes wrote; what they write themselves for
-guessed tokens lies behind the text, where the pass that checks them writes over it.
+The remaining layers read the keys and values of full forwards. Those that they write for draft tokens are
+after the text, where the verifying forward overwrites them.
 Source: Zhang et al. 2023, "Draft & Verify" (arXiv:2309.08168).
 """
 
@@ -14,20 +15,19 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
 
 KEPT_SHARE, KEPT_BELOW = 0.5, 0.3
-"""Of the layers: what is kept, and what of all lies below the gap. Measured on the built-in model, a gap from
-there on hurts least, whatever its length.
-"""
+"""Share of the layers that is kept, and share of all layers below the gap. Measured on the built-in model: a
+gap that starts there reduces acceptance least, at any length."""
 
 
 def kept_layers(count: int) -> list[int]:
-    """The layers that guess: the first and the last ones."""
+    """The layers used for drafting: the first and the last ones."""
     kept = max(1, round(KEPT_SHARE * count))
     below = min(kept, max(1, round(KEPT_BELOW * count)))
     return [*range(below), *range(count - (kept - below), count)]
 
 
 class LayerSkipping(AutoregressiveDrafter):
-    """The drafter that is a part of the engine it guesses for."""
+    """A drafter that uses some layers of the target engine."""
 
     name = "self"
     nbytes = 0
@@ -39,7 +39,7 @@ class LayerSkipping(AutoregressiveDrafter):
         self._position = 0
 
     def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """Logits behind the last token of `history`, all others of which the engine holds."""
+        """Logits after the last token of `history`; the engine has cached the others."""
         self._position = len(history) - 1
         if self._engine.ids != list(history[:-1]):
             return None
@@ -51,4 +51,4 @@ class LayerSkipping(AutoregressiveDrafter):
         return logits
 
     def close(self) -> None:
-        """Nothing of its own."""
+        """It has no resources."""

@@ -1,4 +1,4 @@
-"""Where runs of tokens occur in texts that don't change: a few sorted arrays, searched in microseconds."""
+"""An index of token n-grams in constant texts: sorted arrays, searched in microseconds."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_PLACES = 8
-"""Places of a run that are compared, the last ones."""
+"""Maximum number of occurrences of an n-gram that are compared; the last ones."""
 MAX_BEHIND = 32
-"""Tokens before a place that are compared with those before the end of the text."""
+"""Maximum number of tokens before an occurrence that are compared with the end of the text."""
 MULTIPLIER = 0x9E3779B97F4A7C15
 """Source: Knuth, The Art of Computer Programming 3, section 6.4: 2^64 over the golden ratio, made odd."""
 
 
 class LookupIndex:
-    """All runs of some lengths in `texts`; 12 bytes a token and length, and 4 for the token."""
+    """All n-grams of some lengths in `texts`; 12 bytes per token and length, and 4 per token."""
 
     def __init__(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
         self._tokens = np.array([token for text in texts for token in text], np.int32)
@@ -27,9 +27,9 @@ class LookupIndex:
         return self._tokens.nbytes + held
 
     def following(self, text: Sequence[int], length: int, most: int) -> tuple[int, ...]:
-        """What follows the last `length` tokens of `text` where they occur, `most` at most.
+        """The tokens after an occurrence of the last `length` tokens of `text`, at most `most`.
 
-        Of several places the one that agrees with most of the text before counts, and of these the last.
+        Of several occurrences the one with the longest match before it is used, and of these the last.
         """
         keys, ends = self._sorted[length]
         wanted = _key(text[-length:])
@@ -39,13 +39,13 @@ class LookupIndex:
             agreeing = self._agreeing(text, int(end))
             if agreeing > longest:
                 best, longest = int(end), agreeing
-        if longest < length:  # none, or another run with the same key
+        if longest < length:  # no occurrence, or another n-gram with the same key
             return ()
         limit = int(self._limits[np.searchsorted(self._limits, best)])
         return tuple(map(int, self._tokens[best : min(best + most, limit)]))
 
     def _sorted_runs(self, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-        """Keys of all runs, rising, and where each ends; runs that span two texts are left out."""
+        """Keys of all n-grams, rising, and the end index of each; n-grams across two texts are excluded."""
         count = len(self._tokens) - length + 1
         if count < 1:
             return np.empty(0, np.uint64), np.empty(0, np.int32)
@@ -60,7 +60,7 @@ class LookupIndex:
         return keys[order], ends[order]
 
     def _agreeing(self, text: Sequence[int], end: int) -> int:
-        """How many tokens before `end` are the last ones of `text`, MAX_BEHIND at most."""
+        """Number of tokens before `end` that match the last ones of `text`, at most MAX_BEHIND."""
         most = min(MAX_BEHIND, len(text), end)
         for count in range(most):
             if int(self._tokens[end - 1 - count]) != text[-1 - count]:

@@ -1,4 +1,4 @@
-"""Guesses by looking back: what followed the last words when they were said before."""
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,17 @@ from edgeinfer.speculation.drafts import Draft
 from edgeinfer.speculation.lookup_index import LookupIndex
 
 LONGEST, SHORTEST = 4, 2
-"""Tokens at the end of the text that are looked for, in turn."""
+"""Lengths of the n-gram at the end of the text that is searched for, in this order."""
 FIRST_CHANCES = {2: 0.2, 3: 0.4, 4: 0.7}
-"""How likely the token behind a run of so many is thought to follow again, before any guess was judged."""
+"""Initial probability that the token after an n-gram of this length follows again."""
 MEMORY = 0.95
-"""Weight of what was thought when one more has been."""
+"""Weight of the previous estimate when one more draft token has been verified."""
 
 
 class PromptLookup:
-    """An index of all runs of SHORTEST to LONGEST tokens in the text; `references` are texts to look at too.
+    """An index of all n-grams of SHORTEST to LONGEST tokens in the text; `references`: lookup files.
 
-    The longest run counts, in the text before the references, there at its latest place.
+    The longest n-gram is used, in the text before the lookup files, and there at its latest occurrence.
     Source: Saxena 2023, "Prompt lookup decoding".
     """
 
@@ -43,9 +43,9 @@ class PromptLookup:
         least: Sequence[float],
         further: Sequence[float] = (),
     ) -> Draft:
-        """What followed the longest run of tokens at the end of `history` the last time.
+        """The tokens that followed the last occurrence of the longest n-gram at the end of `history`.
 
-        How likely it follows again is learnt for each length of run from the guesses before.
+        The acceptance probability is learned for each n-gram length.
         """
         self._index(history)
         self._learn(history)
@@ -57,14 +57,16 @@ class PromptLookup:
         return Draft(())
 
     def _following(self, history: Sequence[int], length: int, most: int) -> tuple[int, ...]:
-        """What followed the last `length` tokens, `most` at most; nothing if they are new."""
+        """The tokens that followed the last `length` tokens, at most `most`; empty if there is no
+        occurrence.
+        """
         end = self._ends.before(tuple(history[-length:]), len(history))
         if end is not None:
             return tuple(history[end : end + most])
         return self._references.following(history, length, most) if self._references else ()
 
     def _worthwhile(self, length: int, least: Sequence[float]) -> int:
-        """How many tokens behind a run of so many are likely enough to be reached."""
+        """Number of tokens after an n-gram of this length that are likely enough to be reached."""
         reached = 1.0
         for count, needed in enumerate(least):
             reached *= self._chances[length]
@@ -73,7 +75,7 @@ class PromptLookup:
         return len(least)
 
     def _learn(self, history: Sequence[int]) -> None:
-        """Compare the last guess with what came."""
+        """Compare the last draft with the accepted tokens."""
         if self._guessed is None:
             return
         length, start, ids = self._guessed
@@ -84,9 +86,9 @@ class PromptLookup:
                 break
 
     def _index(self, history: Sequence[int]) -> None:
-        """Take in what has been said since; start afresh where another text goes on."""
+        """Index the new tokens of the history; start again if the history has changed otherwise."""
         seen = len(self._text)
-        # A stream's history only ever grows: it needn't be compared with itself for every token.
+        # A stream's history only grows: comparing it at every token is unnecessary.
         grown = history is self._source and len(history) >= seen
         if not grown and list(history[:seen]) != self._text:
             self._ends, self._text, seen = _Ends(), [], 0
@@ -100,13 +102,13 @@ class PromptLookup:
 
 
 class _Ends:
-    """Run of tokens -> where it last ended, and where it ended the time before that."""
+    """N-gram -> the end indices of its last two occurrences."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, ...], tuple[int, int | None]] = {}
 
     def grow(self, text: Sequence[int], seen: int) -> None:
-        """Add the runs of `text` that end behind its first `seen` tokens."""
+        """Add the n-grams of `text` that end after its first `seen` tokens."""
         for end in range(seen + 1, len(text) + 1):
             for length in range(SHORTEST, min(LONGEST, end) + 1):
                 run = tuple(text[end - length : end])
@@ -114,7 +116,7 @@ class _Ends:
                 self._last[run] = end, before[0] if before else None
 
     def before(self, run: tuple[int, ...], place: int) -> int | None:
-        """Where the run last ended before `place`."""
+        """The end index of the n-gram's last occurrence before `place`."""
         found = self._last.get(run)
         if found is None:
             return None

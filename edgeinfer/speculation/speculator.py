@@ -1,4 +1,4 @@
-"""Passes of several tokens: a drafter proposes, the engine reads all at once, what stands is kept."""
+"""Speculative decoding: a drafter proposes tokens, one forward verifies all, the accepted ones are kept."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,46 +14,45 @@ from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import leaf_taken, verify
 
 KINDS = ("greedy", "seeded", "drawn")
-"""Of answers: a pass costs more where tokens are drawn, and guesses stand less often."""
+"""Kinds of completions: with sampling a forward costs more, and acceptance is lower."""
 MEASURED_ROWS = (1, MAX_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
-"""The passes that are timed when a model is first loaded, each behind one to warm up. What no time is left
-for is taken to lie on a line, though on a GPU further rows cost by steps.
-"""
+"""Row counts of the forwards that are timed when a model is first loaded, each after a warm-up. Unmeasured
+ones are interpolated linearly, though on a GPU further rows cost in steps."""
 DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
-"""No further ones are begun after this time."""
+"""No further measurement starts after this time."""
 
 
 @dataclass
 class DraftCount:
-    """What came of the drafts of one answer."""
+    """Draft counters of one completion."""
 
     drafted: int = 0
     stood: int = 0
     passes: int = 0
-    """With drafts."""
+    """Number of forwards with drafts."""
     tokens: int = 0
-    """Of these passes."""
+    """Number of tokens from these forwards."""
 
     @property
     def accepted_share(self) -> float | None:
-        """Guesses that stood; None: there were none."""
+        """Share of draft tokens that were accepted; None: there were none."""
         return self.stood / self.drafted if self.drafted else None
 
     def all_stood(self, drafted: int, passes: int) -> None:
-        """So many tokens, and one behind them, came of so many passes."""
+        """Add `passes` forwards that gave `drafted` accepted draft tokens, and one token more."""
         self.drafted += drafted
         self.stood += drafted
         self.passes += passes
         self.tokens += drafted + 1
 
     def tokens_per_pass(self, decoded: int) -> float:
-        """Of all passes of an answer of so many tokens, each of which but these has given one."""
+        """Mean tokens per forward of a completion of `decoded` tokens; forwards without a draft give one."""
         return decoded / max(1, decoded - self.tokens + self.passes)
 
 
 class Speculator:
-    """One model with its drafter, and how well they get on; streams of the model share it."""
+    """A model with its drafter and draft statistics; shared by all streams of the model."""
 
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
@@ -61,16 +60,16 @@ class Speculator:
         self.paces = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] | None = None
         self._looked: tuple[int, float] | None = None
-        """Guesses that were made for the draft of this step, and in how many seconds; None: nobody looked."""
+        """Number of draft tokens made in this step, and the seconds; None: no drafting."""
 
     def pace_of(self, settings: SamplerSettings) -> DraftController:
-        """That of an answer with these settings."""
+        """The draft controller for these settings."""
         if settings.temperature == 0:
             return self.paces["greedy"]
         return self.paces["drawn" if settings.seed is None else "seeded"]
 
     def measure(self) -> MeasuredCosts:
-        """What passes and drafts cost, on an engine that has read nothing yet, which it hasn't afterwards."""
+        """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
         spent, found = 0.0, dict[int, float]()
         for rows in MEASURED_ROWS:
             if spent > MEASURING_SECONDS:
@@ -85,15 +84,15 @@ class Speculator:
         return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
 
     def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
-        """Take these costs for the first answer's; go on from what was learnt of some kinds of answers."""
+        """Set the initial costs, and the stored statistics of some kinds of completions."""
         for kind, pace in self.paces.items():
             pace.costs.measured(costs)
             if kind in learnt:
                 pace.begin(learnt[kind])
 
     def _quickest_draft(self, length: int) -> tuple[int, float] | None:
-        """Tokens and seconds of the quickest of some drafts, the first of which finds everything cold; None:
-        nothing was drafted.
+        """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
+        None: nothing was drafted.
         """
         settings, least, found = SamplerSettings(temperature=0), [0.0] * length, list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
@@ -104,9 +103,9 @@ class Speculator:
         return (tokens, seconds) if tokens else None
 
     def _passes(self, rows: int, seconds: float) -> list[float]:
-        """Seconds of some passes: two at least, ten at most, and no further one when those behind the first
-        have taken `seconds`. The first one compiles, or records as a graph, what isn't there yet: no answer
-        waits for that.
+        """Seconds of several forwards: at least two, at most ten, and no further one after `seconds`, not
+        counting the first. The first compiles or captures what is missing, so that no completion waits for
+        it.
         """
         found = list[float]()
         while len(found) < 2 or (len(found) < 10 and sum(found[1:]) < seconds):
@@ -117,7 +116,7 @@ class Speculator:
         return found
 
     def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
-        """Guesses behind `history` that promise to pay, `room` at most."""
+        """Draft tokens after `history` that are predicted to pay, at most `room`."""
         begin, pace = time.perf_counter(), self.pace_of(sampler.settings)
         self._looked = None
         length = pace.length(min(room, self._engine.context - len(history) - 1))
@@ -125,13 +124,14 @@ class Speculator:
             return Draft(())
         least, further = pace.least_chances(length), pace.further_chances(length)
         draft = self.drafter.propose(history, sampler.settings, least, further)
-        # One guess more was made where none was kept; elsewhere that is rare, and is taken for the others'.
+        # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
+        # others'.
         guesses, seconds = max(1, len(draft.ids)), time.perf_counter() - begin
         self._looked = guesses, min(seconds, pace.costs.of_draft_at_most(guesses, len(history)) or seconds)
         return draft
 
     def plain(self, sampler: Sampler, seconds: float) -> None:
-        """A pass without a draft took so long."""
+        """Record the seconds of a forward without a draft."""
         pace = self.pace_of(sampler.settings)
         if self._looked is None:
             pace.passed(seconds)
@@ -146,9 +146,9 @@ class Speculator:
         end_ids: Collection[int],
         count: DraftCount,
     ) -> list[SampledToken]:
-        """Read the last token of `history`, all others of which are in the cache, and the draft behind it.
+        """Process the last token of `history`, whose others are in the cache, and the draft after it.
 
-        The tokens that follow; the cache then holds the history and those of them before the last.
+        Returns the following tokens; the cache then holds the history and these, except the last.
         """
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)

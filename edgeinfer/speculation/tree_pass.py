@@ -1,4 +1,4 @@
-"""A draft that is a tree, read in one pass: each leaf sees the branch up to its own place, and itself."""
+"""Verifies a tree draft in one forward: each sibling attends to the trunk before its position, and itself."""
 
 from dataclasses import dataclass
 
@@ -13,22 +13,23 @@ from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
 
 @dataclass(frozen=True)
 class TreePass:
-    """The pass of one draft behind the text that an engine holds.
+    """The forward of one tree draft after the engine's text.
 
-    The long branch lies behind the text. A leaf's page is a copy of the one that its place is in, behind all
-    of that; what the branch writes there in the same pass it writes to the copies too.
+    The trunk is stored after the text. A sibling's page is a copy of the page that contains its position,
+    placed after all of that. Keys and values that the trunk writes to that page in the same forward are
+    written to the copies too.
     """
 
     engine: NativeEngine
     draft: Draft
     start: int
-    """Where the token before the draft stands."""
+    """Position of the token before the draft."""
     first_page: int
-    """The page of the first leaf; one of its own for each."""
+    """The page of the first sibling; each has a separate page."""
 
     @classmethod
     def of(cls, engine: Engine, draft: Draft) -> "TreePass | None":
-        """None: the draft has no leaves, or the engine can't read or hold them."""
+        """None: the draft has no siblings, or the engine can't process or store them."""
         leaves = len(draft.leaves)
         if not leaves or not isinstance(engine, NativeEngine) or not engine.cache.layers:
             return None
@@ -41,7 +42,7 @@ class TreePass:
         return cls(engine, draft, start, first_page) if fits and few else None
 
     def read(self, last: int) -> npt.NDArray[np.float32]:
-        """Logits (1 + len(draft.ids) + leaves, vocabulary) behind `last`, the branch, and the leaves."""
+        """Logits (1 + len(draft.ids) + leaves, vocabulary) after `last`, the trunk, and the siblings."""
         ids, leaves = self.draft.ids, self.draft.leaves
         for leaf, (place, _) in enumerate(leaves):
             begin = self._position(place) // PAGE * PAGE
@@ -60,7 +61,7 @@ class TreePass:
         return logits
 
     def keep(self, leaf: int | None) -> None:
-        """Put a leaf where the branch's token of its place was; None: the branch stays as it is."""
+        """Replace the trunk's token at a sibling's position by the sibling; None: keep the trunk."""
         if leaf is None:
             return
         place, token = self.draft.leaves[leaf]
@@ -76,7 +77,7 @@ class TreePass:
         return self.first_page + leaf
 
     def _copies(self, position: int) -> tuple[int, ...]:
-        """Where else the branch's key and value at a position go: to leaves behind it in the same page."""
+        """Additional targets for the trunk's key and value at a position: pages of later siblings."""
         return tuple(
             self._page(leaf) * PAGE + position % PAGE
             for leaf, (place, _) in enumerate(self.draft.leaves)

@@ -1,9 +1,9 @@
-"""Which drafted tokens stand: exactly the distribution of plain decoding comes out, whatever was drafted.
+"""Verification of draft tokens: the output has exactly the distribution of baseline decoding.
 
-A token that was drawn from q is kept with the chance min(1, p/q); in place of a rejected one, a token is
-drawn from what p has over q. Source: Leviathan et al. 2023, section 2.3 (arXiv:2211.17192). A guess that was
-not drawn needs no such rule: a token is drawn from p as ever, and the guess stands if it is that token; so
-every draw is the one that plain decoding makes.
+A token that was sampled from q is accepted with probability min(1, p/q); a rejected one is replaced by a
+sample from the normalized positive part of p - q. Source: Leviathan et al. 2023, section 2.3
+(arXiv:2211.17192). A draft token that was not sampled needs no such rule: a token is sampled from p as usual,
+and the draft token is accepted if it is the same. Every sample then equals that of baseline decoding.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,10 +24,10 @@ def verify(
     sampler: Sampler,
     end_ids: Collection[int],
 ) -> list[SampledToken]:
-    """The tokens that follow `history`: the drafted ones that stand, and one more unless one of them ends it.
+    """The tokens after `history`: the accepted draft tokens, and one more unless one of them is an end token.
 
-    `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: behind the history, behind each
-    drafted token, and behind each leaf. The sampler has accepted them all.
+    `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: after the history, after each draft
+    token, and after each sibling. The sampler has accepted all returned tokens.
     """
     leaves = draft.leaves
     best = None if leaves else sampler.best_of_each(logits)
@@ -62,7 +62,9 @@ def _as_far_as_best(
     logits: npt.NDArray[np.float32],
     end_ids: Collection[int],
 ) -> list[SampledToken]:
-    """The best tokens behind the history and behind each guess, up to the first that wasn't guessed."""
+    """The best tokens after the history and after each draft token, up to the first that differs
+    from the draft.
+    """
     found: list[SampledToken] = []
     for index, chosen in enumerate(best):
         guessed = index < len(guesses) and chosen == guesses[index]
@@ -73,7 +75,7 @@ def _as_far_as_best(
 
 
 def leaf_taken(draft: Draft, found: Sequence[SampledToken]) -> int | None:
-    """Which leaf has a token behind it in what was found; None: the long branch has them all."""
+    """The index of the sibling that was accepted with a token after it; None: all tokens are on the trunk."""
     place = len(found) - 2
     if place < 0 or not found[place].drafted or place >= len(draft.ids):
         return None
@@ -82,18 +84,18 @@ def leaf_taken(draft: Draft, found: Sequence[SampledToken]) -> int | None:
 
 
 def _standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
-    """min(1, p/q): how likely a guess from one distribution stands where another is wanted."""
+    """min(1, p/q): the acceptance probability of a token sampled from one distribution for another."""
     p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
     return min(1.0, p / q) if q > 0 else float(p > 0)
 
 
 def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
-    """The guess, or a token from what `wanted` has over `drawn_from`."""
+    """The draft token, or a sample from the positive part of `wanted` minus `drawn_from`."""
     if sampler.uniform() < _standing_chance(guess, drawn_from, wanted):
         return guess
     ids, chances = wanted
     over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)
-    if not over.any():  # p equals q but for rounding, and the guess was on its edge
+    if not over.any():  # p equals q except for rounding, and the uniform was at the boundary
         over = chances
     return int(ids[sampler.draw(over / over.sum())])
 
@@ -105,7 +107,7 @@ def _chance_of(token_id: int, distribution: Distribution) -> float:
 
 
 def _chances_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
-    """The chances of some ids; 0 for those that can't be drawn. A distribution's ids rise."""
+    """The probabilities of some ids; 0 for impossible ones. A distribution's ids are rising."""
     ids, chances = distribution
     places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
     return np.where(ids[places] == wanted, chances[places], 0.0)

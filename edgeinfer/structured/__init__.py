@@ -1,1 +1,1 @@
-"""Answers that keep to a JSON schema or a grammar."""
+"""Structured output: completions that match a JSON schema or a grammar."""

@@ -1,7 +1,7 @@
-"""The default of `additionalProperties`: objects that list their properties hold no others, as in llama.cpp.
+"""The default of `additionalProperties`: objects with `properties` allow no others, as in llama.cpp.
 
-A schema that composes others (`allOf`, `$ref` with keywords next to it, …) is closed as a whole: its parts
-stay open, or none could hold what the others list.
+A schema that composes others (`allOf`, `$ref` with other keywords, …) is closed as a whole: its parts stay
+open, because a closed part would forbid the properties of the others.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from edgeinfer.errors import SettingError
 
 MAX_DEPTH = 64
-"""Levels of nested schemas and lists. llguidance reads 128 of JSON."""
+"""Maximum levels of nested schemas and lists. llguidance reads 128 of JSON."""
 
 _UNIONS = ("anyOf", "oneOf")
 _ANSWERED = ("additionalProperties", "unevaluatedProperties")
@@ -23,7 +23,7 @@ _SINGLE = (
 
 
 def with_closed_objects(schema: Any) -> Any:
-    """A copy of a schema where `additionalProperties` is false wherever `properties` leaves it open.
+    """A copy of a schema where `additionalProperties` is false if `properties` leaves it open.
 
     Raises:
         SettingError: more than `MAX_DEPTH` levels.
@@ -55,7 +55,7 @@ def _check_depth(schema: Any) -> None:
 
 
 class _Closing:
-    """One schema's walk. `_open`: copies of what parts refer to; `_names`: theirs, by reference."""
+    """Traverses one schema. `_open`: copies of referenced parts; `_names`: their names, by reference."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -63,7 +63,7 @@ class _Closing:
         self._names: dict[str, str] = {}
 
     def whole(self) -> dict[str, Any]:
-        """The root, with the copies among its definitions."""
+        """The root schema, with the copies in its definitions."""
         found = self._closed(self._root)
         if self._open:
             known = found.get("$defs", {})
@@ -71,7 +71,7 @@ class _Closing:
         return dict(found)
 
     def _closed(self, schema: Any) -> Any:
-        """A schema that stands for a whole value."""
+        """A schema for a whole value."""
         if not isinstance(schema, Mapping):
             return schema
         if not _composes(schema):
@@ -91,11 +91,11 @@ class _Closing:
         return found
 
     def _opened(self, schema: Any) -> Any:
-        """A schema that is a part of another: what it lists isn't all."""
+        """A schema that is a part of another: its property list is incomplete."""
         return self._walked(schema, self._opened) if isinstance(schema, Mapping) else schema
 
     def _walked(self, schema: Mapping[str, Any], part: Any) -> dict[str, Any]:
-        """A copy; `part` does the schemas for the same value, `_closed` those of values inside it."""
+        """A copy; `part` handles subschemas for the same value, `_closed` those for values inside it."""
         found = dict(schema)
         if part == self._opened and isinstance(schema.get("$ref"), str):
             found["$ref"] = self._open_copy(schema["$ref"])
@@ -122,14 +122,14 @@ class _Closing:
 
 
 class _Listed:
-    """Which properties a schema and its parts list, and whether one of them says what becomes of others."""
+    """The properties that a schema and its parts list, and whether any part restricts additional ones."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._seen: set[str] = set()
 
     def of(self, schema: Any) -> tuple[set[str], set[str], bool]:
-        """Names, patterns, and whether others are spoken of."""
+        """Property names, patterns, and whether additional properties are restricted."""
         if not isinstance(schema, Mapping):
             return set(), set(), False
         names, patterns = (
@@ -151,13 +151,13 @@ class _Listed:
 
 
 def _composes(schema: Mapping[str, Any]) -> bool:
-    """Whether several schemas hold for the same value at once."""
+    """Whether several schemas apply to the same value."""
     parts = [name for name in ("properties", "patternProperties", "$ref", *_UNIONS) if name in schema]
     return "allOf" in schema or len(set(parts) - {"patternProperties"}) > 1
 
 
 def resolved(root: Mapping[str, Any], ref: str) -> Any:
-    """What a reference into the same schema means; None: nothing that can be found."""
+    """The target of a reference into the same schema; None: not found."""
     if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
         return None
     found: Any = root

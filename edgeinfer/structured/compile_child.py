@@ -1,8 +1,9 @@
-"""A program that compiles grammars line by line: what overflows its stack or never ends takes only it down.
+"""A child process that compiles grammars line by line: a stack overflow or endless loop ends only this
+process.
 
-Run by `compiler.py`, by path: it imports llguidance and nothing of edgeinfer. One JSON object a line on
-stdin, {"kind", "text", "overrides"}; one a line on stdout, {"compiled"} or {"error"}. The arguments are
-folders to import from.
+`compiler.py` runs it by path: it imports llguidance and nothing of edgeinfer. Stdin has one JSON object per
+line, {"kind", "text", "overrides"}; stdout one per line, {"compiled"} or {"error"}. The arguments are folders
+to import from.
 """
 
 import json
@@ -13,11 +14,11 @@ from typing import Any
 MAX_CPU_SECONDS = 4.0
 MAX_MEMORY_BYTES = 3 << 30
 STACK_BYTES = 4 << 20
-"""Half of what threads have by default: what fits here fits there."""
+"""Half of the default stack of threads: what fits here also fits there."""
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Serve requests until stdin ends."""
     sys.path.extend(sys.argv[1:])
     _limit_memory()
     threading.stack_size(STACK_BYTES)
@@ -53,7 +54,7 @@ def _answer(line: str, tokens: Any) -> dict[str, str]:
 
 
 def byte_tokens() -> Any:
-    """A vocabulary of the 256 bytes and an end: compiling hardly depends on the vocabulary."""
+    """A vocabulary of the 256 bytes and an end token: compilation hardly depends on the vocabulary."""
     import llguidance
 
     class Bytes:
@@ -78,7 +79,7 @@ def _limit_memory() -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the system end this process once it has computed for so long; 0: no longer."""
+    """Set the CPU time limit of this process; 0: no further CPU time."""
     if sys.platform != "win32":
         import signal
 

@@ -1,7 +1,8 @@
-"""Compiles grammars in a child process first, so that one that can't be compiled is an error and no crash.
+"""Compiles grammars in a child process first, so that a grammar that can't be compiled raises an error
+instead of a crash.
 
-llguidance walks a grammar recursively and has no limit on depth: some thousand chained rules or references
-overflow the stack, and intersections of expressions can compile for ever.
+llguidance walks a grammar recursively without a depth limit: some thousand chained rules or references
+overflow the stack, and intersections of expressions may never finish compiling.
 """
 
 import atexit
@@ -19,7 +20,7 @@ from edgeinfer.errors import SettingError
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_SECONDS = 60.0
-"""Wall time of one grammar, where the limit on the child's processor time doesn't end it (Windows)."""
+"""Wall time limit per grammar, if the limit on the child's CPU time doesn't apply (Windows)."""
 REMEMBERED = 64
 
 _CHILD = Path(__file__).with_name("compile_child.py")
@@ -27,12 +28,12 @@ _CHILD = Path(__file__).with_name("compile_child.py")
 
 @lru_cache(maxsize=REMEMBERED)
 def compiled(kind: str, text: str, overrides: str = "{}") -> str:
-    """What `LLMatcher` takes, of a JSON schema (`kind` "schema") or a grammar ("grammar").
+    """The input for `LLMatcher`, from a JSON schema (`kind` "schema") or a grammar ("grammar").
 
     `overrides`: JSON, llguidance's options for a schema.
 
     Raises:
-        SettingError: it can't be read, nothing satisfies it, or compiling it takes too much.
+        SettingError: it can't be parsed, nothing satisfies it, or compilation exceeds the limits.
     """
     size = len(text.encode("utf-8", "replace"))
     if size > MAX_TEXT_BYTES:
@@ -49,13 +50,13 @@ def compiled(kind: str, text: str, overrides: str = "{}") -> str:
 
 
 def one_line(error: str, longest: int = 300) -> str:
-    """An error of llguidance's in one line of bounded length."""
+    """An error of llguidance in one line of bounded length."""
     line = " ".join(error.split("<state>")[0].split()) or "it can't be used"
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 class _Child:
-    """The child process; started when it is first needed, and again after it was ended."""
+    """The child process; started at first use, and again after it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class _Child:
         self._owner = 0
 
     def ask(self, request: dict[str, Any]) -> dict[str, str] | None:
-        """The reply; None: the child died of the request, or took too long."""
+        """Send a request and return the reply; None: the child crashed or timed out."""
         with self._lock:
             process = self._running()
             assert process.stdin is not None
@@ -95,7 +96,7 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 encoding="utf-8",
-                start_new_session=True,  # Ctrl-C is for the parent
+                start_new_session=True,  # Ctrl-C is for the parent only
             )
             self._owner = os.getpid()
         return self._process
@@ -104,7 +105,7 @@ class _Child:
         process, self._process = self._process, None
         if process is None:
             return
-        if self._owner == os.getpid():  # after a fork it is the parent's
+        if self._owner == os.getpid():  # after a fork it belongs to the parent
             process.kill()
             process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -113,7 +114,7 @@ class _Child:
                     pipe.close()
 
     def close(self) -> None:
-        """End the child with this process."""
+        """Ends the child when this process exits."""
         with self._lock:
             self._end()
 

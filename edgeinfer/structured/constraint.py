@@ -1,4 +1,4 @@
-"""Which tokens may follow, so that an answer keeps to its grammar."""
+"""Computes the allowed next tokens of a completion with a grammar."""
 
 import sys
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ Ids = npt.NDArray[np.int64]
 
 WORD_BITS = 64
 FEW_WORDS = 16
-"""So many words with a bit in them are read quicker bit by bit than all are by numpy."""
+"""With at most this many nonzero words, reading single bits is faster than unpacking all with numpy."""
 LARGE_VOCABULARY = 16384
-"""With fewer tokens, to hand something over takes as long as to find what may follow."""
+"""With a smaller vocabulary, a thread hand-over takes as long as computing the mask."""
 
 
 class Constraint:
-    """One answer's way through a grammar. `finder`: a thread that looks for what may follow while the model
-    computes, if there is a core for it.
+    """The grammar state of one completion. `finder`: a thread that computes masks while the model runs, if a
+    core is idle.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Constraint:
         self._place = self._words.ctypes.data, 4 * -(-vocabulary_size // 32)
         self._size = vocabulary_size
         self._found = False
-        """Whether `_words` holds a bit for each token that may come next."""
+        """Whether `_words` has the mask of the next token."""
         self._forced: list[int] | None = None
         self._endings = endings
         self._left = sys.maxsize
@@ -54,19 +54,19 @@ class Constraint:
         self._coming_ending: tuple[int, list[int]] | None = None
         """A token that may be accepted next, and an ending after it."""
         self._closing: list[int] = []
-        """What is left of an ending that was begun."""
+        """The rest of the ending in progress."""
         self.closed_early = False
-        """Whether the answer was completed because few tokens were left."""
+        """Whether the completion was closed because few tokens were left."""
 
     def limit(self, tokens: int) -> None:
-        """Say how many tokens the answer may have."""
+        """Set the maximum number of tokens of the completion."""
         self._left = tokens
 
     def in_time(self, token_id: int) -> int:
-        """The sampled token, or the first of an ending where none would fit after the sampled one.
+        """The sampled token, or the first token of an ending if no ending would fit after the sampled one.
 
-        Checked every `CHECK_INTERVAL` tokens while `SPARE_TOKENS` are left besides an ending; from then on
-        one fits after each token.
+        Checked every `CHECK_INTERVAL` tokens while at least `SPARE_TOKENS` are left besides an ending; after
+        that at every token.
         """
         if self._endings is None or self._left > self._search_from:
             return token_id
@@ -83,7 +83,7 @@ class Constraint:
                 self._coming_ending = token_id, ending
             return token_id
         own = self._ending
-        if own is None and ending is not None:  # the sampled token's is too long
+        if own is None and ending is not None:  # the ending after the sampled token is too long
             own = self._ending = self._endings.after(matcher)
         if own is None or len(own) > self._left:
             self._ending, self._search_from = None, self._left - SEARCH_INTERVAL
@@ -96,12 +96,12 @@ class Constraint:
         return first
 
     def begin(self) -> None:
-        """Have the tokens that may come next be found while the caller does something else."""
+        """Start computing the mask in the background."""
         if self._finder and not self._found and self._coming is None:
             self._coming = self._finder.do(self._find)
 
     def allowed(self) -> Mask:
-        """(vocabulary,) bool: the tokens that may come next, those that end an answer among them.
+        """(vocabulary,) bool: the allowed next tokens, including end tokens.
 
         Raises:
             EdgeInferError: the grammar has grown beyond llguidance's limits.
@@ -110,8 +110,8 @@ class Constraint:
         return bits.view(np.bool_)
 
     def few(self) -> Ids | None:
-        """The tokens that may come next, rising; None: they stand in more than `FEW_WORDS` words of bits, or
-        there are none.
+        """The allowed next tokens, rising; None: their bits are in more than `FEW_WORDS` words, or there are
+        none.
 
         Raises: as `allowed`.
         """
@@ -128,11 +128,11 @@ class Constraint:
         return np.array(ids, np.int64)
 
     def allows(self, token_id: int) -> bool:
-        """Whether a token may come next; where the others aren't known yet, they aren't looked for."""
+        """Whether a token is allowed next; doesn't compute the whole mask if it isn't known yet."""
         if self._found or self._coming is not None:
             word = int(self._allowed_words()[token_id // WORD_BITS])
             return bool(word >> token_id % WORD_BITS & 1)
-        # Where a text is certain, its usual tokens alone are allowed, not others that spell it too.
+        # Where a text is forced, only its canonical tokens are allowed, not other tokenizations.
         certain = self.forced()
         if certain:
             return token_id == certain[0]
@@ -155,13 +155,13 @@ class Constraint:
         self._found = True
 
     def _idle(self) -> Any:
-        """The matcher, once nobody else is using it."""
+        """The matcher, after the background computation has finished."""
         if self._coming is not None:
             self._allowed_words()
         return self._matcher
 
     def accept(self, token_id: int) -> None:
-        """Say that `token_id`, one of the allowed, was kept."""
+        """Update with `token_id`, an allowed token."""
         matcher = self._idle()
         self._found, self._forced = False, None
         self._left -= 1
@@ -176,11 +176,11 @@ class Constraint:
 
     @property
     def finished(self) -> bool:
-        """Nothing may follow but the end."""
+        """Whether only the end may follow."""
         return bool(self._idle().is_stopped())
 
     def forced(self) -> list[int]:
-        """The tokens that have to follow, as there is no choice, or no more time for one."""
+        """The forced tokens: those without an alternative, or an ending because the limit is near."""
         if self._forced is None:
             self._forced = self._closing or self._idle().compute_ff_tokens()
         return self._forced
@@ -191,9 +191,9 @@ class Constraint:
 
 
 class GrammarVocabulary:
-    """A model's tokens as grammars see them; built once, some tenths of a second for 100,000 tokens.
+    """A model's vocabulary for grammars; built once, in some tenths of a second for 100,000 tokens.
 
-    `spare_core`: the model leaves one idle while it computes, which a large vocabulary has a use for.
+    `spare_core`: the model leaves a core idle while it computes, which helps with a large vocabulary.
     """
 
     def __init__(self, tokenizer: TextTokenizer, vocabulary_size: int, spare_core: bool = False) -> None:
@@ -210,10 +210,10 @@ class GrammarVocabulary:
         self._endings = Endings(tokens.by_bytes, ends[0] if ends else None)
 
     def constraint(self, grammar: Grammar) -> Constraint:
-        """A fresh way through a grammar.
+        """A new constraint for a grammar.
 
         Raises:
-            SettingError: nothing can satisfy it, or it uses what llguidance doesn't know.
+            SettingError: nothing can satisfy it, or it uses features that llguidance doesn't support.
         """
         matcher = self._matcher(self._tokens, grammar.compiled, log_level=0)
         if matcher.is_error():
@@ -222,7 +222,7 @@ class GrammarVocabulary:
 
 
 class _Tokens:
-    """A tokenizer as llguidance wants to see it."""
+    """A tokenizer with llguidance's interface."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         ids = range(tokenizer.vocabulary_size)
@@ -238,7 +238,7 @@ class _Tokens:
         return {raw: i for i, raw in reversed(list(enumerate(self.tokens))) if raw and i not in special}
 
     def __call__(self, text: bytes) -> Sequence[int]:
-        """The ids of a text that continues another: without the space that some tokenizers begin with."""
+        """The ids of a text that continues another: without the leading space that some tokenizers add."""
         ids = self._tokenizer.encode(text.decode("utf-8", "replace"))
         if b"".join(self.tokens[i] for i in ids) != b" " + text:
             return ids

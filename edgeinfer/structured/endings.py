@@ -1,4 +1,4 @@
-"""Short endings: tokens that complete a grammar from where an answer is, for when few tokens are left."""
+"""Finds endings: tokens that complete a grammar from its current state, for when few tokens are left."""
 
 import re
 from collections import Counter
@@ -6,23 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_ENDING = 256
-"""Tokens of an ending at most, and of what is left of an answer when endings are first looked for."""
+"""Maximum tokens of an ending; the search starts when this many tokens are left."""
 SEARCH_INTERVAL = 16
-"""Tokens until an ending is looked for again where none fitted."""
+"""Tokens until the next search if no ending fits."""
 SPARE_TOKENS = 64
 CHECK_INTERVAL = 8
-"""While so many tokens are left besides an ending, it is checked after as many tokens only: a check takes as
-long as reading the ending.
-"""
+"""While at least this many tokens are left besides an ending, it is checked at this interval only: a check
+takes as long as processing the ending."""
 _TURNS = 8
-"""How often a token that closes nothing is taken before others of its kind."""
+"""How often a token that closes nothing is used before others of its kind."""
 _BRACKETS = re.compile(rb"[\]})]+")
 _QUOTES = re.compile(rb'["\'][\]})]*')
 _SEPARATORS = b",:"
 
 
 class Endings:
-    """Finds endings in one vocabulary. `by_bytes`: ids of tokens by their bytes; `end_id`: ends an answer."""
+    """Finds endings in one vocabulary. `by_bytes`: ids of tokens by their bytes; `end_id`: the end token."""
 
     def __init__(self, by_bytes: Mapping[bytes, int], end_id: int | None) -> None:
         short = sorted((raw for raw in by_bytes if len(raw) <= 4), key=lambda raw: (-len(raw), raw))
@@ -40,10 +39,10 @@ class Endings:
         return bool(matcher.validate_tokens([*tokens, self.end_id]) == len(tokens) + 1)
 
     def after(self, matcher: Any, token_id: int | None = None) -> list[int] | None:
-        """An ending from a matcher's state, or from that after one more token; None: none was found.
+        """An ending from a matcher's state, or from the state after `token_id`; None: none was found.
 
-        Not always the shortest: where the grammar leaves a choice, what closes comes first, then single
-        characters in a fixed order.
+        Not always the shortest: where the grammar has alternatives, closing characters are tried first, then
+        single characters in a fixed order.
         """
         ahead = matcher.deep_copy()
         if token_id is not None and not ahead.consume_token(token_id):
@@ -60,8 +59,8 @@ class Endings:
         return None
 
     def _choice(self, matcher: Any, taken: Counter[int]) -> list[int]:
-        """One token to go on with; none, if no single character may follow."""
-        # Where an escape may follow, a text is open: a quote closes it, a bracket would be a part of it.
+        """One token to continue with; empty if no single character is allowed."""
+        # Where an escape is allowed, a string is open: a quote closes it, a bracket would be part of it.
         in_text = self._escape is not None and matcher.validate_tokens([self._escape]) == 1
         for token in (*self._quotes, *self._brackets) if in_text else self._brackets:
             if taken[token] < MAX_ENDING // _TURNS and matcher.validate_tokens([token]) == 1:

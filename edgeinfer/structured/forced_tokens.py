@@ -1,4 +1,6 @@
-"""Tokens that a form leaves no choice about: chosen before anything is read, and read with the next one."""
+"""Forced tokens, to which a grammar allows no alternative: appended without a forward, and processed with the
+next token.
+"""
 
 from collections.abc import Sequence
 
@@ -13,17 +15,17 @@ from edgeinfer.structured.constraint import Constraint
 
 
 class ForcedTokens:
-    """Those of one answer. `together`: tokens that are read in one pass at most; `count` hears of them."""
+    """The forced tokens of one completion. `together`: maximum tokens per forward; `count` counts them."""
 
     def __init__(self, engine: Engine, together: int, count: DraftCount) -> None:
         self._engine = engine
         self._together = together
         self._count = count
         self.unread = 0
-        """Tokens of the history before its last that the engine has still to read."""
+        """Number of history tokens before the last that the engine hasn't processed."""
 
     def choose(self, constraint: Constraint, sampler: Sampler, most: int) -> list[SampledToken]:
-        """The tokens that have to follow, `most` at most; the sampler has accepted them."""
+        """The forced tokens, at most `most`; the sampler has accepted them."""
         found: list[SampledToken] = []
         while len(found) < most and (forced := constraint.forced()) and sampler.take(forced[0]):
             found.append(SampledToken(forced[0], None, True))
@@ -31,7 +33,7 @@ class ForcedTokens:
         return found
 
     def read(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read the last token before some without a choice, and these; the logits behind the last of them."""
+        """Process the last token before the forced ones, and these; the logits after the last of them."""
         for first in range(0, len(ids), self._together):
             part = ids[first : first + self._together]
             logits = self._engine.append(part) if len(part) == 1 else self._engine.append_all(part)[-1]

@@ -1,4 +1,4 @@
-"""What an answer has to look like: a JSON schema, a Lark or GBNF grammar, or a regular expression, compiled.
+"""Grammars: a JSON schema, a Lark or GBNF grammar, or a regular expression, compiled.
 
 The compiler and the masks are llguidance's (https://github.com/guidance-ai/llguidance).
 """
@@ -15,19 +15,20 @@ from edgeinfer.structured.closed_objects import MAX_DEPTH, with_closed_objects
 from edgeinfer.structured.compiler import compiled
 
 SHORT_SPACES = {"whitespace_pattern": r" ?|\n[ \t]{0,20}"}
-"""Between values: a space, or a new line with its indentation; a small model would get lost in more."""
+"""Allowed between values: a space, or a newline with indentation; small models tend to repeat
+longer whitespace."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """`kind`: what a person calls it; `compiled`: as llguidance reads it."""
+    """`kind`: its user-facing name; `compiled`: the input for llguidance."""
 
     kind: str
     compiled: str
 
 
 def engine() -> ModuleType:
-    """llguidance, imported when it is first needed. Raises `SettingError` where it isn't installed."""
+    """llguidance, imported at first use. Raises `SettingError` if it isn't installed."""
     try:
         import llguidance
     except ImportError:
@@ -40,10 +41,10 @@ def engine() -> ModuleType:
 def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
     """The grammar of the JSON texts that a schema allows.
 
-    `schema`: its text, or what `json.loads` makes of it; `True` or `{}` allow any JSON.
+    `schema`: its text, or the parsed JSON; `True` or `{}` allow any JSON.
 
     Raises:
-        SettingError: it isn't JSON, or no schema at all; or llguidance isn't installed.
+        SettingError: it isn't JSON, or not a schema; or llguidance isn't installed.
     """
     found: Any = schema
     if isinstance(schema, str):
@@ -67,10 +68,10 @@ def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
 
 
 def grammar(text: str) -> Grammar:
-    """A grammar in Lark's syntax, or in llama.cpp's GBNF.
+    """A grammar in Lark syntax, or in llama.cpp's GBNF.
 
     Raises:
-        SettingError: it can't be read or compiled; or llguidance isn't installed.
+        SettingError: it can't be parsed or compiled; or llguidance isn't installed.
     """
     if not isinstance(text, str):
         raise SettingError(f"grammar: saw {type(text).__name__}, wanted the text of a grammar")
@@ -79,7 +80,7 @@ def grammar(text: str) -> Grammar:
 
 
 def asked_for(schema: Mapping[str, Any] | str | bool | None, text: str | None) -> Grammar | None:
-    """The one of a schema and a grammar that is given. Raises `SettingError` for both at once."""
+    """The grammar from the schema or the text, whichever is given. Raises `SettingError` for both."""
     if schema is not None and text is not None:
         raise SettingError("schema, grammar: saw both, wanted one of them")
     if schema is not None:

@@ -1,6 +1,4 @@
-"""A thread that does small things meanwhile: handing one over costs some microseconds, a pool's ten times as
-many.
-"""
+"""A background thread for short tasks: a submission costs some microseconds, a tenth of a pool's."""
 
 import os
 import threading
@@ -13,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Coming(Generic[Result]):
-    """A result that somebody else is working on."""
+    """A pending result of the thread."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
@@ -26,7 +24,7 @@ class Coming(Generic[Result]):
             self._found.put((None, error))
 
     def result(self) -> Result:
-        """Wait for it, once; raises what the work raised."""
+        """Wait for the result, once; raises the task's exception."""
         result, error = self._found.get()
         if error is not None:
             raise error
@@ -34,8 +32,8 @@ class Coming(Generic[Result]):
 
 
 class HelperThread:
-    """Does one thing after the other; ends when nobody refers to it any more. A forked child, in which the
-    thread does not exist, starts another.
+    """Runs tasks in order; ends when it is no longer referenced. A forked child, in which the thread does not
+    exist, starts another one.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,7 +47,7 @@ class HelperThread:
         weakref.finalize(self, self._asked.put, None)
 
     def do(self, work: Callable[[], Result]) -> Coming[Result]:
-        """Have something done on the thread."""
+        """Submit a task to the thread."""
         if os.getpid() != self._process:
             self._start()
         coming = Coming(work)

@@ -1,1 +1,1 @@
-"""Where the bytes live: measure the machine, plan the memory, place the weights."""
+"""Offloading: measure the machine, plan the memory, place the weights."""

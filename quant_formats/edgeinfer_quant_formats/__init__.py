@@ -1,4 +1,4 @@
-"""What the bytes mean: GGUF files and the block formats inside them."""
+"""GGUF files and the block formats of their tensors."""
 
 from edgeinfer_quant_formats.codecs import decode, encode
 from edgeinfer_quant_formats.errors import FormatError

@@ -1,18 +1,18 @@
-"""The one error of this part, and how names out of a file are quoted in it."""
+"""The errors of this package, and quoting of names from files."""
 
 LONGEST_QUOTE = 120
 
 
 class FormatError(ValueError):
-    """Bytes that don't mean what they should; the text names the place, what was seen and what was wanted."""
+    """Invalid data; the message has the location, the value found and the expected value."""
 
 
 class UnsupportedTypeError(FormatError):
-    """A sound file with a tensor type that has no codec here."""
+    """A valid file with a tensor type without a codec."""
 
 
 def printable(text: object) -> str:
-    """Quote a name that came from a file: control characters and broken UTF-8 escaped, long ones cut."""
+    """Quote a name from a file: control characters and invalid UTF-8 are escaped, long names are cut."""
     shown = str(text) or "''"
     if len(shown) > LONGEST_QUOTE:
         shown = shown[:LONGEST_QUOTE] + "..."

@@ -1,4 +1,4 @@
-"""The block formats of ggml: how many weights a block holds and how many bytes it takes."""
+"""The block formats of ggml: weights per block and bytes per block."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, pr
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One way to store weights: `block_elements` of them in `block_bytes` bytes.
+    """A storage format: `block_elements` weights in `block_bytes` bytes.
 
-    `type_id` is the number that GGUF files carry (ggml's `enum ggml_type`).
+    `type_id` is the number in GGUF files (ggml's `enum ggml_type`).
     """
 
     name: str
@@ -73,7 +73,7 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType({block.name: block for blo
 
 _BY_TYPE_ID = {block.type_id: block for block in _BLOCKS}
 
-# What ggml has or had under the other numbers; named so that an error can say what the file holds.
+# ggml's current and former types with other numbers, for error messages.
 _UNSUPPORTED_NAMES: Mapping[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
@@ -98,7 +98,7 @@ _UNSUPPORTED_NAMES: Mapping[int, str] = {
 
 
 def block_format(key: str | int | BlockFormat) -> BlockFormat:
-    """The format of a name ("Q4_K") or of a ggml type number (12).
+    """The format with this name ("Q4_K") or ggml type number (12).
 
     Raises:
         FormatError: a name or number that is unknown, or known and not supported.
@@ -112,7 +112,7 @@ def block_format(key: str | int | BlockFormat) -> BlockFormat:
 
 
 def _why_none(key: str | int) -> FormatError:
-    """The error for a format that isn't here: unknown, or known and without a codec."""
+    """The error for a missing format: unknown, or known and without a codec."""
     if isinstance(key, str):
         known, seen = key.upper() in _UNSUPPORTED_NAMES.values(), f"format {printable(key)}"
     else:

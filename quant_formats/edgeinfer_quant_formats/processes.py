@@ -1,18 +1,18 @@
-"""Whether the program that left a file behind still runs."""
+"""Checks whether the process that left a temporary file is still running."""
 
 import os
 
 
 def is_alive(process: int) -> bool:
-    """Whether there is a process of that number; True where that can't be told."""
+    """Whether a process with this number exists; True if that is unknown."""
     if os.name != "posix":
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # owned by another user
         return True
-    except OverflowError:  # no number of a process
+    except OverflowError:  # not a process number
         return False
     return True

@@ -1,4 +1,4 @@
-"""Where each block format keeps the floating-point numbers that its weights are computed from."""
+"""The location of the floating-point scales in the blocks of each format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ F16_EXPONENT, BF16_EXPONENT, F32_EXPONENT, E8M0_EXPONENT = 0x7C00, 0x7F80, 0x7F8
 
 @dataclass(frozen=True)
 class ScaleField:
-    """`count` numbers of `unit` bytes from byte `offset` of a block; their exponent's bits."""
+    """`count` numbers of `unit` bytes from byte `offset` of a block, and their exponent bits."""
 
     offset: int
     unit: int
@@ -46,7 +46,7 @@ SCALE_FIELDS: Mapping[str, ScaleField] = MappingProxyType(
         "MXFP4": ScaleField(0, 1, 1, E8M0_EXPONENT),
     }
 )
-"""Format -> its scales (and minima); of floats the numbers themselves."""
+"""Format -> its scales (and minima); for float formats the numbers themselves."""
 
 
 def non_finite_blocks(raw: NDArray[np.uint8], name: str) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ def non_finite_blocks(raw: NDArray[np.uint8], name: str) -> NDArray[np.int64]:
 
 
 def non_finite_error(tensor: str, where: str) -> FormatError:
-    """What to raise for a tensor that holds NaN or infinity."""
+    """The error for a tensor that contains NaN or infinity."""
     return FormatError(
         f"{printable(tensor)}: NaN or infinity in {where}, wanted finite numbers; the model file is damaged, "
         "download it again"

@@ -1,1 +1,1 @@
-"""The machine: memory, speeds measured on it, machines described by text."""
+"""The machine: its memory, its measured speeds, and machines described by text."""

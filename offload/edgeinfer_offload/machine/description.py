@@ -1,16 +1,17 @@
-"""Machines that aren't at hand, from a line of text: "rtx 4060 laptop: 8GiB, 256GB/s, pcie 12GB/s".
+"""Machine descriptions as text, for planning on other machines: "rtx 4060 laptop: 8GiB, 256GB/s, pcie
+12GB/s".
 
-    description = [card] [":"] term {"," term}      a known card alone will do
-    term        = SIZE [vram]                       the GPU's memory
-                | RATE [vram]                       its bandwidth, as specified
+    description = [card] [":"] term {"," term}      a known card alone is enough
+    term        = SIZE [vram]                       GPU memory
+                | RATE [vram]                       GPU bandwidth, as specified
                 | pcie RATE | pcie GENERATION [x LANES]
-                | NUMBER tflops                     float16 products of the GPU, as specified
+                | NUMBER tflops                     float16 matmul speed of the GPU, as specified
                 | SIZE ram | RATE ram               main memory, and its bandwidth, as specified
-                | NUMBER threads | NUMBER gops      the CPU, and its operations a second in prompts
+                | NUMBER threads | NUMBER gops      the CPU, and its operations per second in prefill
 
-SIZE is a number with GiB or MiB (GB and MB are the same here, as memory is sold); RATE one with GB/s, GiB/s
-or TB/s, of bytes: Gb/s is refused. "ram" may stand before or behind. Case and order don't matter otherwise.
-"cpu" in place of a card stands for no GPU.
+SIZE is a number with GiB or MiB (GB and MB mean the same here, as memory is sold). RATE is a number with
+GB/s, GiB/s or TB/s, in bytes; Gb/s is refused. "ram" may precede or follow its value. Case and order don't
+matter otherwise. "cpu" instead of a card means no GPU.
 """
 
 import difflib
@@ -34,23 +35,23 @@ RAM_BYTES = 16 << 30
 RAM_BYTES_PER_SECOND = 60e9
 THREADS = 8
 OPERATIONS_PER_SECOND = 1e12
-"""What a described machine's CPU is taken for where nothing is said of it: a laptop's."""
+"""Default CPU speed in prefill for a description without `gops`: that of a laptop."""
 RAM_SHARE = 0.8
-"""Of the specified bandwidth of main memory: what reading reaches."""
+"""Share of the specified main memory bandwidth that reads reach."""
 FREE_SHARE = 0.75
-"""Of main memory: what other programs leave."""
+"""Share of main memory that is free besides other programs."""
 OPERATIONS_PER_BYTE = 100
-"""Float16 operations for a byte read: what most cards have, where a description doesn't say."""
+"""Float16 operations per byte read, the ratio of most cards; used if the description has no tflops."""
 WANTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
 
 
 class DescriptionError(ValueError):
-    """A description that can't be read; the text has the part and what was wanted."""
+    """An invalid description; the message has the part and what was expected."""
 
 
 @dataclass(frozen=True)
 class _Described:
-    """What the terms say; None: nothing."""
+    """Values of the description's terms; None: not given."""
 
     vram: float | None = None
     vram_rate: float | None = None
@@ -70,7 +71,7 @@ _RATE = _NUMBER + r"(g/s|gb/s|gib/s|tb/s)"
 
 
 def _amount(found: re.Match[str]) -> float:
-    """Bytes, or bytes a second, of a size or rate in one of two places."""
+    """Bytes, or bytes per second, of a size or rate match; either group may hold it."""
     number, unit = (part for part in found.groups() if part)
     return float(number) * _UNITS[unit]
 
@@ -94,11 +95,11 @@ _OF_A_GPU = ("vram", "vram_rate", "link", "operations")
 
 
 def describe_machine(text: str) -> Machine:
-    """The machine of a description.
+    """Parse a description and return the machine.
 
     Raises:
-        DescriptionError: a card that isn't known and whose memory and bandwidth aren't told, a term that
-            can't be read or is there twice, a GPU's term where there is none, or nothing at all.
+        DescriptionError: an unknown card without memory and bandwidth, an unreadable or duplicate term,
+            a GPU term without a GPU, or an empty description.
     """
     line = " ".join(text.split())
     name, colon, rest = line.partition(":")
@@ -129,7 +130,9 @@ def describe_machine(text: str) -> Machine:
 
 
 def _with_size(name: str) -> tuple[str, str]:
-    """A card's name, and the memory behind it that the table's card of that name hasn't ("4060 Ti 16GB")."""
+    """A card's name, and the memory size after it if the table has no card with that size ("4060 Ti
+    16GB").
+    """
     found = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
     if found is None or matching_cards(name):
         return name, ""
@@ -161,7 +164,7 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
 
 
 def _what_is_missing(name: str, described: _Described) -> str:
-    """Why there is no GPU to plan for: a name that leads nowhere, or half of what has to be said."""
+    """The error text for a missing GPU: an unknown name, or an incomplete specification."""
     if not described.vram and not described.vram_rate:
         return f"{name!r}: no such card in the table; {_nearest(name)}"
     missing = "its bandwidth, as 256GB/s" if described.vram else "its memory, as 8GiB"
@@ -175,7 +178,7 @@ def _is_term(text: str) -> bool:
 
 
 def _read(terms: Iterable[str], whole: str) -> dict[str, tuple[str, float]]:
-    """For each field of `_Described` that is told of, the term and its value."""
+    """For each given field of `_Described`, the term and its value."""
     said: dict[str, tuple[str, float]] = {}
     for term in terms:
         field, value = _read_term(term, whole)
@@ -198,7 +201,7 @@ def _read_term(term: str, whole: str) -> tuple[str, float]:
 
 
 def _nearest(name: str) -> str:
-    """The known cards that look most like a name, and the way round the table."""
+    """The known cards with the most similar names, and how to describe a card without the table."""
     known = {card.name.lower(): card.name for card in cards()}
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
     names = ", ".join(known[match] for match in near)

@@ -1,4 +1,4 @@
-"""Graphics cards by name, for machines that aren't at hand: `graphics_cards.toml` as the planner takes it."""
+"""Graphics cards by name, for planning on other machines: `graphics_cards.toml` as `Graphics`."""
 
 import re
 import tomllib
@@ -8,24 +8,24 @@ from pathlib import Path
 from edgeinfer_offload.machine.hardware import Graphics, Link
 
 READ_SHARE = 0.9
-"""Of the specified bandwidth: what reading reaches."""
+"""Share of the specified bandwidth that reads reach."""
 PROMPT_SHARE = 0.4
-"""Of the specified TFLOP/s: what prompts reach with weights dequantized on the way; an H200's."""
+"""Share of the specified TFLOP/s that prefill reaches, including dequantization; measured on an H200."""
 LINK_SHARE = 0.8
-"""Of the lanes' raw rate: what large pinned copies reach."""
+"""Share of the lanes' raw rate that large pinned copies reach."""
 PAGEABLE_SHARE = 0.3
-"""Of the pinned rate: what copies from ordinary memory reach; an H200's 9 to 18 of 55 GB/s."""
+"""Share of the pinned rate that copies from pageable memory reach; 9 to 18 of 55 GB/s on an H200."""
 LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
-"""PCI Express generation -> a lane's rate after its coding."""
+"""PCI Express generation -> bytes per second of one lane after line coding."""
 CONTEXT_BYTES = 400 << 20
-"""What driver and desktop are assumed to take of a described GPU before anything is loaded."""
+"""Bytes that driver and desktop are assumed to use on a described GPU before anything is loaded."""
 COMMON_WORDS = frozenset(
     {"nvidia", "geforce", "gpu", "graphics", "generation", "tesla", "edition", "workstation", "server"}
     | {"hbm2", "hbm2e", "hbm3", "hbm3e", "sxm", "sxm4", "sxm5", "desktop", "notebook"}
 )
 LAPTOP_WORDS = frozenset({"laptop", "mobile", "notebook", "max-q", "maxq"})
 FAMILIES = ("rtx", "gtx")
-"""What people leave out: "4060 laptop" is an RTX 4060 Laptop."""
+"""Name prefixes that users omit: "4060 laptop" is an RTX 4060 Laptop."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Card:
     tflop_s: float
 
     def graphics(self) -> Graphics:
-        """As the planner takes it: with what is reached, not what is specified."""
+        """The card for the planner, with reachable rates instead of the specified ones."""
         nbytes = int(self.gib * 2**30)
         return Graphics(
             self.name,
@@ -57,27 +57,27 @@ class Card:
 
 
 def link_of(pinned: float) -> Link:
-    """A link by what large pinned copies reach, bytes per second."""
+    """A link with the given bytes per second of large pinned copies."""
     return Link(pinned, pinned, PAGEABLE_SHARE * pinned, PAGEABLE_SHARE * pinned)
 
 
 def cards() -> list[Card]:
-    """All that are known."""
+    """All known cards."""
     text = Path(__file__).with_name("graphics_cards.toml").read_text(encoding="utf-8")
     return [Card(name, **row) for name, row in tomllib.loads(text)["cards"].items()]
 
 
 def find_card(name: str) -> Card | None:
-    """The card that a person or a driver means; None: unknown, or several of different memory."""
+    """The card with this name, from a user or a driver; None: unknown, or several with different memory."""
     found = matching_cards(name)
     return found[0] if len(found) == 1 else None
 
 
 def matching_cards(name: str) -> list[Card]:
-    """The cards of that name; without one, those of that name that say their memory as well ("A100 40GB")."""
+    """The cards with this name; if there is none, those whose name also has the memory size ("A100 40GB")."""
     wanted, known = _words(name), cards()
     for words in (wanted, *({family, *wanted} for family in FAMILIES)):
-        # A driver names the memory of an H100 too, which is the only one.
+        # A driver also names the memory of an H100, of which the table has only one.
         for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
             if found := [card for card in known if _words(card.name) == names]:
                 own = found[0].gib
@@ -97,7 +97,7 @@ def _only_size(card: Card, words: set[str]) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """What tells cards apart: "NVIDIA GeForce RTX 4060 Laptop GPU" is "rtx 4060 laptop"."""
+    """The words that distinguish cards: "NVIDIA GeForce RTX 4060 Laptop GPU" gives "rtx 4060 laptop"."""
     spaced = re.sub(r"[()_/-]", " ", name.lower().replace("max-q", "maxq"))
     spaced = re.sub(r"\b(rtx|gtx)(?=\d)", r"\1 ", spaced)
     spaced = re.sub(r"(\d)(ti|super)\b", r"\1 \2", spaced)

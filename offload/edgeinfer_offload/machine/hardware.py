@@ -1,4 +1,4 @@
-"""A machine as the planner sees it: what is free, how fast it is read, what the way between costs."""
+"""A machine for the planner: free memory, read bandwidth, and CPU-GPU transfer costs."""
 
 import dataclasses
 import json
@@ -7,53 +7,50 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 KERNEL_SHARE = 0.9
-"""Of the read bandwidth: what our kernels reach in a format that hasn't been measured."""
+"""Share of the read bandwidth that the kernels reach in a format that isn't measured."""
 LAUNCH_SECONDS = 4e-6
-"""What a kernel of a decode step takes beside reading: measured on an H200, 160 kernels a step."""
+"""Seconds per kernel of a decode step besides reading; measured on an H200, 160 kernels per step."""
 HAND_OVER_SECONDS = 10e-6
-"""Activations to the other side and back within a graph, where it hasn't been measured: an H200's."""
+"""Seconds of one CPU-GPU synchronization (activations there and back) within a graph. Used if it isn't
+measured; from an H200."""
 CACHE_CEILING = 2.0e12
-"""Bytes per second of keys and values, counted as float16, that attention reads at most: measured on an H200
-at depth 4096. Smaller types take it as long an element as float16 does: they have to be widened.
-"""
+"""Upper limit for attention reading keys and values, in float16 bytes per second; measured on an H200 at
+depth 4096. Smaller types take as long per element as float16, because they are widened."""
 CPU_BLOCK_SECONDS = 5e-6
-"""What a block takes the thread team beside reading, where it isn't measured."""
+"""Seconds per block of the CPU thread pool besides reading, if it isn't measured."""
 CHOOSING_SECONDS = 10e-6
-"""What a mixture's router and choice take a GPU beside launches and reading: a long chain of comparisons."""
+"""GPU seconds of an MoE router and expert selection besides launches and reading: a long chain of
+comparisons."""
 EXPERTS_SECONDS = 11e-6
-"""What some experts of a mixture take a GPU beside launches and reading: one token gives them little to do
-at a time. Both measured on an H200.
-"""
+"""GPU seconds of the experts of an MoE layer besides launches and reading: one token gives little parallel
+work. Both measured on an H200."""
 CPU_EXPERTS_SECONDS = 15e-6
-"""What starting some of a mixture's experts on the thread team takes: six barriers of 12 threads."""
+"""Seconds to start MoE experts on the CPU thread pool: six barriers of 12 threads."""
 CPU_EXPERTS_SHARE = 0.9
-"""Of the rate of large matrices: what reading a few experts here and there reaches."""
+"""Share of the rate of large matrices that reading a few scattered experts reaches."""
 SYNCHRONIZE_SECONDS = 9e-6
-"""What a token costs the host when a GPU has worked on it: replay and synchronization, an H200's."""
+"""Host seconds per token if a GPU has worked on it: graph replay and synchronization, on an H200."""
 DIVIDED_SECONDS = 160e-6
-"""The same of a divided model, for which nothing can run ahead: the embedding, a recorded step's launch, the
-choice; a server's.
-"""
+"""The same for a split model, which can't run ahead: embedding, launch of a captured step, sampling; on a
+server."""
 OVERLAP_LOSS = 0.25
-"""Of the shorter half of a split feed-forward: what running both at once doesn't save, as threads wake late
-and copies want memory's bandwidth too; assumed, to be measured. It keeps what fits a GPU on the GPU.
-"""
+"""Share of the shorter shard of a split feed-forward that overlap doesn't save: threads wake late and copies
+also use memory bandwidth. Assumed, not measured yet. It keeps what fits on the GPU."""
 UNPACKING_PASSES = 16
-"""How often the GPU's memory could be read while a byte of the CPU's weights becomes float16 there; assumed
-where it isn't measured.
-"""
+"""Reads of GPU memory in the time that one byte of CPU weights takes to become float16 there; assumed if it
+isn't measured."""
 DISK_BYTES_PER_SECOND = 2.0e9
-"""What a memory map brings from an SSD, page by page with read-ahead; assumed where it isn't measured."""
+"""Bytes per second of a memory map on an SSD, page by page with read-ahead; assumed if it isn't measured."""
 
 Origin = Literal["measured", "described", "unmeasured"]
-"""unmeasured: what is free is known, speeds are not."""
+"""unmeasured: free memory is known, speeds are not."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """The CPU with `threads` at work, and main memory. `kernels`: format -> bytes per second achieved.
+    """The CPU with its `threads`, and main memory. `kernels`: format -> bytes per second achieved.
 
-    `operations_per_second`: in the products of prompts, two for a weight and a token.
+    `operations_per_second`: in prefill matmul, two per weight and token.
     """
 
     name: str
@@ -64,31 +61,33 @@ class Processor:
     operations_per_second: float
     kernels: Mapping[str, float] = field(default_factory=dict)
     products: Mapping[str, float] = field(default_factory=dict)
-    """Format -> operations per second in the products of prompts, where it is known."""
+    """Format -> operations per second in prefill matmul, where known."""
 
     block_seconds: float = CPU_BLOCK_SECONDS
-    """What a block of a layer takes beside reading: its threads meet between phases."""
+    """Seconds per block of a layer besides reading, for the barriers between phases."""
     token_seconds: float = 0.0
-    """What a token takes once beside its layers."""
+    """Seconds per token besides the layers."""
 
     def rate(self, format_name: str) -> float:
-        """Bytes per second at which weights of a format are read and multiplied with."""
+        """Bytes per second at which weights of a format are read and multiplied."""
         return self.kernels.get(format_name, KERNEL_SHARE * self.bytes_per_second)
 
     def slowness(self, format_name: str) -> float:
-        """How many times as long a prompt's product takes with weights of a format as with others."""
+        """How many times as long a prefill matmul takes with weights of this format as with the
+        default ones.
+        """
         known = self.products.get(format_name)
         return self.operations_per_second / known if known else 1.0
 
     @property
     def cache_rate(self) -> float:
-        """Bytes per second of keys and values."""
+        """Bytes per second at which keys and values are read."""
         return KERNEL_SHARE * self.bytes_per_second
 
 
 @dataclass(frozen=True)
 class Graphics:
-    """A GPU. `context_bytes`: what the driver will still take of `free_bytes` before anything is loaded."""
+    """A GPU. `context_bytes`: part of `free_bytes` that the driver takes before anything is loaded."""
 
     name: str
     index: int
@@ -100,24 +99,24 @@ class Graphics:
     context_bytes: int = 0
     kernels: Mapping[str, float] = field(default_factory=dict)
     unpacking: Mapping[str, float] = field(default_factory=dict)
-    """Format -> bytes per second of the CPU's weights that become float16 here."""
+    """Format -> bytes per second at which CPU weights are dequantized to float16 on this GPU."""
 
     def rate(self, format_name: str) -> float:
-        """Bytes per second at which weights of a format are read; a launch's own time comes on top."""
+        """Bytes per second at which weights of a format are read, excluding kernel launch time."""
         return self.kernels.get(format_name, self.bytes_per_second)
 
     def unpacked_rate(self, format_name: str) -> float:
-        """Bytes per second at which weights that the CPU has sent become float16."""
+        """Bytes per second at which streamed weights are dequantized to float16."""
         return self.unpacking.get(format_name, self.bytes_per_second / UNPACKING_PASSES)
 
     def cache_seconds(self, nbytes: float, as_halves: float) -> float:
-        """Seconds that reading keys and values takes, which would be `as_halves` bytes in float16."""
+        """Seconds to read `nbytes` of keys and values, whose size in float16 would be `as_halves` bytes."""
         return max(nbytes / (0.8 * self.bytes_per_second), as_halves / CACHE_CEILING)
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way between main memory and a GPU: bytes per second of large copies, and one layer's hand-over."""
+    """The CPU-GPU link: bytes per second of large copies, and seconds of one layer's synchronization."""
 
     to_gpu: float
     from_gpu: float
@@ -125,12 +124,12 @@ class Link:
     pageable_from_gpu: float
     hand_over_seconds: float = HAND_OVER_SECONDS
     pins_in_place: bool = True
-    """Whether the system pins main memory where it lies; else prompts send weights through a pinned ring."""
+    """Whether the system can pin existing main memory; else prefill streams weights through a pinned ring."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that a plan depends on beside the model. Without a GPU neither graphics nor link."""
+    """All machine inputs of a plan. Without a GPU, graphics and link are None."""
 
     processor: Processor
     graphics: Graphics | None = None
@@ -139,15 +138,15 @@ class Machine:
     origin: Origin = "measured"
 
     def to_json(self) -> str:
-        """All of it as a JSON object."""
+        """The machine as a JSON object."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Machine":
-        """What `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises:
-            ValueError: no JSON of a machine; a field is missing, unknown or of another kind.
+            ValueError: no JSON of a machine; a field is missing, unknown or of another type.
         """
         fields = _object(json.loads(text), cls)
         graphics, link = fields.get("graphics"), fields.get("link")
@@ -162,7 +161,7 @@ class Machine:
 
 
 def _object(value: object, kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass, checked by name and kind."""
+    """The fields of a dataclass, with names and types checked."""
     if not isinstance(value, dict):
         raise ValueError(f"saw {value!r}, wanted a {kind.__name__}")
     known = {f.name: f for f in dataclasses.fields(kind)}

@@ -1,4 +1,4 @@
-"""How much main memory this process may still take: what is free, less what its cgroups forbid."""
+"""Main memory that this process may still use: free memory, limited by its cgroups."""
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -8,7 +8,7 @@ import psutil
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Main memory in bytes; `limit_bytes` is the tightest cgroup limit, None where there is none."""
+    """Main memory in bytes; `limit_bytes` is the tightest cgroup limit, None if there is none."""
 
     total_bytes: int
     free_bytes: int
@@ -16,10 +16,10 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """Measure main memory now; page cache that can be given up counts as free.
+    """Measure main memory now; reclaimable page cache counts as free.
 
-    Containers see the whole machine's memory but die at their cgroup's limit, so each limit from the
-    process's own cgroup up to the root bounds what is free. `root` is where /proc and /sys lie.
+    A container sees the memory of the whole machine, but is killed at its cgroup's limit. Each limit from the
+    process's cgroup up to the root therefore bounds the free memory. `root` contains /proc and /sys.
     """
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
@@ -39,7 +39,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        # No Linux, no cgroups.
+        # Not Linux: no cgroups.
         return []
     folders: list[Path] = []
     for line in lines:
@@ -53,7 +53,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of file cache that count against the cgroup but can be given up at once."""
+    """Bytes of file cache that count against the cgroup but can be reclaimed at once."""
     try:
         text = (folder / "memory.stat").read_text()
     except OSError:
@@ -63,7 +63,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a cgroup file; None where the file isn't there or says "max"."""
+    """The number in a cgroup file; None if the file is missing or contains "max"."""
     try:
         text = file.read_text().strip()
     except OSError:

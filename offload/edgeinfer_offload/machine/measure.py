@@ -1,4 +1,6 @@
-"""How fast this machine reads memory, and with how many threads: measured once, remembered per machine."""
+"""Measure the memory read bandwidth and the best thread count of this machine; results are stored per
+machine.
+"""
 
 import os
 import platform
@@ -18,30 +20,30 @@ from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
 FREE_SHARE = 4
-"""The part of free memory that measuring may take."""
+"""Measuring uses at most one part in FREE_SHARE of the free memory."""
 WORTH_PER_THREAD = 1.05
-"""More threads are taken only if they read at least this much faster."""
+"""A higher thread count is used only if it reads at least this many times as fast."""
 
 
 def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
-    """Bytes per second that `threads` (None: all usable) read together, measured now in half a second."""
+    """Bytes per second that `threads` (None: all usable) read together; measured now in half a second."""
     kernels = load_kernels(cache_folder, choose())
     return measure_reading(kernels, threads or usable_cpus(), reading_bytes())
 
 
 def reading_bytes() -> int:
-    """How much memory is read where caches aren't to help, without taking much of what is free."""
+    """Bytes to read in a measurement: larger than caches, and a small part of the free memory."""
     return uncached_bytes(most=host_memory().free_bytes // FREE_SHARE)
 
 
 def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
-    """`read_bandwidth`, measured on first use and kept beside the kernels for this processor."""
+    """`read_bandwidth`, measured on first use and stored next to the kernels for this processor."""
     figures = remembered_figures(cache_folder)
     return figures.figure(f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
 
 
 def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
-    """The number of threads to decode with: a sweep of less than a second on first use, then remembered."""
+    """The thread count for decoding; the first use measures it in less than a second and stores it."""
     usable = usable_cpus()
     key = f"best of {usable} threads"
     if len(thread_counts(usable)) == 1:
@@ -51,7 +53,7 @@ def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
 
 
 def known_threads(cache_folder: Path) -> int | None:
-    """What `remembered_threads` returns, where nothing has to be measured for it; else None."""
+    """The stored result of `remembered_threads`; None: it isn't measured yet."""
     usable = usable_cpus()
     if len(thread_counts(usable)) == 1:
         return usable
@@ -61,14 +63,14 @@ def known_threads(cache_folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """How many threads decode if nobody says otherwise, and why."""
+    """The default thread count for decoding, and the reason for it."""
 
     count: int
     why: str
 
 
 def thread_choice(cache_folder: Path) -> ThreadChoice:
-    """What `remembered_threads` gives, with its reason; measured now if it hasn't been."""
+    """The result of `remembered_threads` with its reason; measured now if necessary."""
     usable, machine = usable_cpus(), os.cpu_count() or 1
     limit = f"; the machine has {machine}, affinity or a quota allows no more" if usable < machine else ""
     tried = thread_counts(usable)
@@ -80,20 +82,20 @@ def thread_choice(cache_folder: Path) -> ThreadChoice:
 
 
 def thread_counts(usable: int) -> list[int]:
-    """Counts worth trying, rising: all usable processors, and half of them where two may share a core.
+    """Thread counts to try, rising: all usable processors, and half of them if two may share a core.
 
-    Four and fewer are all used: a busy moment would mislead the sweep more than it could gain.
+    Four or fewer are all used: a short load peak would distort the sweep more than the sweep can gain.
     """
     return [usable] if usable <= TOO_FEW_TO_SHARE else [usable // 2, usable * 3 // 4, usable]
 
 
 def sweep(kernels: Kernels, usable: int) -> dict[int, float]:
-    """Count -> bytes per second of the usual pass."""
+    """Thread count -> bytes per second of the standard read benchmark."""
     return usual_bandwidths(kernels, thread_counts(usable), reading_bytes(), SWEEP_SECONDS)
 
 
 def best_threads(rates: dict[int, float]) -> int:
-    """The count that reads fastest; of two that are about equal, the smaller."""
+    """The thread count that reads fastest; the smaller one if two are about equal."""
     best = min(rates)
     for count in sorted(rates):
         if rates[count] > rates[best] * WORTH_PER_THREAD:
@@ -102,7 +104,7 @@ def best_threads(rates: dict[int, float]) -> int:
 
 
 def remembered_figures(cache_folder: Path) -> MeasuredFigures:
-    """What has been measured on this machine: its processor, memory and GPUs as they are now."""
+    """The stored measurements of this machine, for its current processor, memory and GPUs."""
     gpus = ", ".join(f"{gpu.name} {gpu.total_bytes}" for gpu in list_gpus())
     memory = psutil.virtual_memory().total >> 30
     parts = (platform.node(), detect().name, usable_cpus(), f"{memory} GiB", gpus, driver_version())

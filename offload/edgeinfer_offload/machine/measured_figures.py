@@ -1,4 +1,4 @@
-"""Figures that were measured on this machine, kept in one file until the machine is another."""
+"""Measurements of this machine, stored in one file and discarded if the machine changes."""
 
 import hashlib
 import json
@@ -12,13 +12,13 @@ from pathlib import Path
 from edgeinfer_kernels.system.private_folder import ensure_private, remove_older
 
 REVISION = 6
-"""Raised when what is measured, or how, changes."""
+"""Must be raised when the set of measurements, or the method, changes."""
 PART = ".part"
 MAX_FILE_BYTES = 16 << 20
 
 
 class MeasuredFigures:
-    """Name -> number, in `folder`; all are forgotten when `fingerprint` isn't that of the file."""
+    """Name -> number, in `folder`; all are discarded if `fingerprint` differs from the file's."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self._file = folder / "measured.json"
@@ -26,11 +26,11 @@ class MeasuredFigures:
         self._unwritten: dict[str, float] = {}
 
     def known(self) -> dict[str, float]:
-        """What has been measured so far; nothing if the file is damaged, or of another machine."""
+        """All stored figures; empty if the file is damaged or from another machine."""
         return self._written() | self._unwritten
 
     def figure(self, name: str, measure: Callable[[], float]) -> float:
-        """The figure of that name, measured now if it isn't known."""
+        """The figure with this name, measured now if it isn't stored."""
         known = self.known()
         if name not in known:
             self.keep({name: measure()})
@@ -38,9 +38,7 @@ class MeasuredFigures:
         return known[name]
 
     def keep(self, figures: dict[str, float]) -> None:
-        """Add these, or put them in the place of older ones. Where nothing can be written they are known here
-        only.
-        """
+        """Add or replace figures. If the file can't be written, they are kept in memory only."""
         known = self.known() | figures
         content = {"machine": self._fingerprint, "figures": known, "sha256": _digest(known)}
         try:
@@ -50,7 +48,7 @@ class MeasuredFigures:
 
     def _written(self) -> dict[str, float]:
         try:
-            if not self._file.is_file():  # reading a pipe would wait for its other end
+            if not self._file.is_file():  # reading a pipe would block until a writer opens it
                 return {}
             with self._file.open("rb") as file:
                 content = json.loads(file.read(MAX_FILE_BYTES))
@@ -62,19 +60,19 @@ class MeasuredFigures:
             return {}
 
     def forget(self) -> None:
-        """Know nothing from now on."""
+        """Discard all figures."""
         self._unwritten = {}
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
 
 def _digest(figures: dict[str, float]) -> str:
-    """Of the figures as they are written."""
+    """The digest of the figures as they are written."""
     return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     ensure_private(file.parent)
     remove_older(file.parent, f"{file.name}?*{PART}")
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)

@@ -1,4 +1,4 @@
-"""The memory that this process has in RAM, and the most that it has had, as the system counts it."""
+"""Current and peak resident memory of this process, as the system reports it."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,11 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 OWN_PAGES = ("RssAnon", "RssShmem")
-"""Resident pages that aren't a file's; see proc_pid_status(5)."""
+"""Status fields of resident pages that aren't file-backed; see proc_pid_status(5)."""
 
 
 def reset_peak() -> bool:
-    """Count anew from now on; False where the system can't (anything but Linux), so that old peaks stay.
+    """Reset the peak counter. Returns False if the system can't (not Linux); old peaks then remain.
 
     Source: proc_pid_clear_refs(5).
     """
@@ -25,7 +25,7 @@ def reset_peak() -> bool:
 
 
 def peak_resident_bytes() -> int:
-    """The high-water mark of resident memory since the start, or the last `reset_peak`."""
+    """Peak resident memory in bytes since the start, or since the last `reset_peak`."""
     if sys.platform == "linux":
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         marks = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
@@ -40,8 +40,8 @@ def peak_resident_bytes() -> int:
 
 
 def own_resident_bytes(status: Path = _STATUS) -> int:
-    """Resident memory that no file backs: pages of mapped files can be given up at any time. Where the system
-    doesn't tell the two apart, all that is resident.
+    """Bytes of resident memory that isn't file-backed: pages of mapped files can be reclaimed at any time. If
+    the system doesn't report the two separately, all resident memory.
     """
     try:
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()

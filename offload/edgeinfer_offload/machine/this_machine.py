@@ -1,4 +1,4 @@
-"""The machine in front of us, as the planner takes it: what is free now, with the speeds measured on it."""
+"""This machine for the planner: memory that is free now, with the speeds measured on it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,16 +28,16 @@ from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import reading_bytes, remembered_bandwidth, remembered_figures
 
 UNKNOWN = float("inf")
-"""A speed that hasn't been measured: who plans with it learns where things lie, not how fast they are."""
+"""An unmeasured speed: a plan made with it gives the placement, but no speeds."""
 MEBIBYTE = 1 << 20
 MIN_MEBIBYTES = 4
-"""Of weights that a rate is measured on."""
+"""Minimum MiB of weights on which a rate is measured."""
 PROMPT_SHARE = 0.5
-"""Of a plain float16 product's speed: what prompts reach with weights dequantized on the way; an H200's."""
+"""Share of the speed of a float16 matmul that prefill reaches, including dequantization; an H200's."""
 
 
 def unmeasured_machine(threads: int) -> Machine:
-    """What this machine's main memory has to give now; no speed, no GPU."""
+    """Free main memory of this machine; no speeds, no GPU."""
     memory = host_memory()
     processor = Processor(detect().name, threads, memory.total_bytes, memory.free_bytes, UNKNOWN, UNKNOWN)
     return Machine(processor, origin="unmeasured")
@@ -50,10 +50,11 @@ def with_cpu_speeds(
     model_bytes: int = 0,
     progress: BuildProgress | None = None,
 ) -> Machine:
-    """The machine with what its CPU reaches: reading memory, with weights of these formats, and with a step's
-    blocks. `model_bytes`: of all weights; few of them stay in caches, and are read as fast as these are.
+    """The machine with its CPU speeds: memory reads, weights of these formats, and the blocks of a step.
 
-    Measured on first use, a second for a format, and then remembered. `progress` hears of kernels that
+    `model_bytes`: size of all weights. Weights of a small model stay in caches, so that amount is measured.
+
+    Measured on first use in about a second per format, then stored. `progress` is called for kernels that
     have to be compiled for it.
     """
     threads, figures = machine.processor.threads, remembered_figures(cache_folder)
@@ -85,7 +86,7 @@ def with_cpu_speeds(
 def with_known_cpu_speeds(
     machine: Machine, cache_folder: Path, formats: Iterable[str], model_bytes: int
 ) -> Machine | None:
-    """As `with_cpu_speeds` where all of it was measured before; None: something would have to be measured."""
+    """As `with_cpu_speeds`, from stored measurements only; None: a measurement is missing."""
     threads, known = machine.processor.threads, remembered_figures(cache_folder).known()
     wanted = [name for name in formats if name in FIELDS]
     if f"{threads} threads" not in known or _unknown_formats(known, wanted, threads, model_bytes):
@@ -96,7 +97,7 @@ def with_known_cpu_speeds(
 def _unknown_formats(
     known: Mapping[str, float], wanted: Iterable[str], threads: int, model_bytes: int
 ) -> list[str]:
-    """The formats of which a figure is missing."""
+    """The formats for which a measurement is missing."""
     prefix, few = f"{threads} threads ", _few(model_bytes)
     return [
         name
@@ -106,24 +107,24 @@ def _unknown_formats(
 
 
 def _few(model_bytes: int) -> str:
-    """What is added to the name of a format's rate for a model that caches may hold: how much is read."""
+    """Suffix of a format's rate name for a model that may fit in caches: the amount that is read."""
     return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < MIN_READ else ""
 
 
 def _read_mebibytes(model_bytes: int) -> int:
-    """A power of two, so that few models are measured for."""
+    """A power of two, so that few model sizes are measured."""
     return int(2 ** round(log2(max(model_bytes / MEBIBYTE, MIN_MEBIBYTES))))
 
 
 _SECONDS = (" block", " token")
-"""How the names of figures end that are seconds; others are rates."""
+"""Suffixes of figure names in seconds; others are rates."""
 
 
 def _measured_formats(
     kernels: Kernels, names: Sequence[str], threads: int, model_bytes: int, known: Mapping[str, float]
 ) -> dict[str, float]:
-    """What isn't known yet of these formats: the better of two measurements, between which the others are
-    measured. What other programs do meanwhile only makes figures worse, and seldom both.
+    """Missing measurements of these formats: the better of two runs, with the other formats measured between
+    them. Load from other programs only worsens a figure, and rarely in both runs.
     """
     found: dict[str, float] = {}
     for _ in range(2):
@@ -139,7 +140,7 @@ def _measured_formats(
 def _measured_format(
     kernels: Kernels, name: str, threads: int, model_bytes: int, known: Mapping[str, float]
 ) -> dict[str, float]:
-    """What isn't known yet of a format, and of blocks, which any format tells."""
+    """Missing measurements of one format, and of blocks, which don't depend on the format."""
     prefix, found = f"{threads} threads ", dict[str, float]()
     if f"{prefix}block" not in known:
         step = step_speed(kernels, name, threads)
@@ -172,7 +173,7 @@ GPU_FIGURES = (
 
 
 def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
-    """The machine with a GPU and what is known of it: measured before, else by its name, else nothing."""
+    """The machine with a GPU and its speeds: measured before, else from its name, else none."""
     known = remembered_figures(cache_folder).known()
     prefix = f"gpu {gpu.index} "
     if all(prefix + name in known for name in GPU_FIGURES):
@@ -215,12 +216,12 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
 
 
 def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
-    """Whether the GPU and its host can hand over within a graph; taken for granted until it is measured."""
+    """Whether GPU and CPU can synchronize within a graph; assumed true until measured."""
     return remembered_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
-    """Measure what isn't known yet of a GPU, the link, and its kernels for these formats; imports torch."""
+    """Measure what is missing for a GPU, its link, and its kernels for these formats; imports torch."""
     figures, prefix = remembered_figures(cache_folder), f"gpu {gpu.index} "
     known = figures.known()
     missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]

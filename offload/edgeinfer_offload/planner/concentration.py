@@ -1,5 +1,4 @@
-"""How concentrated activity is: what share of it the hottest units cover on a text that didn't choose
-them."""
+"""How concentrated activations are: the share that the hottest units cover on held-out text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,29 +10,31 @@ from edgeinfer_offload.runtime.activity_profile import Counts
 SHARES = (0.1, 0.2, 0.3, 0.5)
 JUDGED_SHARE = 0.2
 MARGIN = 1.1
-"""A hot set must cover so many times what as many units at random would."""
+"""A hot set must cover this many times as much as a random set of the same size."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of some units: the share of the second half's activations that the first half's hottest cover."""
+    """For some units: the share of the second half's activations covered by the hottest units of the first
+    half.
+    """
 
     units: int
     active: float
-    """Mean share of the units that a token uses."""
+    """Mean share of the units that a token activates."""
     covered: tuple[float, ...]
-    """For each of SHARES; a set of units at random would cover the share itself."""
+    """One value for each of SHARES; a random set of units would cover the share itself."""
 
     @property
     def beats_uniform(self) -> bool:
-        """Whether a static hot set pays on held-out text."""
+        """Whether a static hot set helps on held-out text."""
         return self.covered[SHARES.index(JUDGED_SHARE)] > MARGIN * JUDGED_SHARE
 
 
 def coverage(layers: Sequence[Counts], tokens: tuple[int, int]) -> Coverage:
-    """The coverage of some layers' units together, each layer choosing its own hottest.
+    """The joint coverage of the units of `layers`; the hottest units are selected per layer.
 
-    Units are ranked by the first half's counts; what they cover is counted in the second half.
+    Units are ranked by the counts of the first half of the text; coverage is counted in the second half.
     """
     units = sum(counts.shape[1] for counts in layers)
     held_out = sum(int(counts[1].sum()) for counts in layers)
@@ -50,7 +51,7 @@ def coverage(layers: Sequence[Counts], tokens: tuple[int, int]) -> Coverage:
 
 
 def _sum_of_first(values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]", count: float) -> float:
-    """The sum of the first `count` values, the last of them in part."""
+    """The sum of the first `count` values; a fractional count includes part of the last one."""
     whole = int(count)
     rest = (count - whole) * values[whole] if whole < len(values) else 0.0
     return float(values[:whole].sum() + rest)

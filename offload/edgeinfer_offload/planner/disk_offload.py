@@ -1,4 +1,4 @@
-"""What main memory can't hold stays in the file: which weights those are, and how long a token waits."""
+"""Disk offload: which weights stay memory-mapped if main memory is too small, and how long tokens wait."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +11,10 @@ from edgeinfer_offload.planner.plan_types import LayerPlacement, PlannedItem
 def spilled(
     items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: PlacementProblem
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
-    """Items and layers with as many of the CPU's weights on the disk as main memory is short of, and the
-    seconds that a prompt waits for the disk.
+    """Move CPU weights to disk until main memory is large enough.
 
-    First go experts, of which a token reads a few, then feed-forwards, attention and the head; of equals,
-    the last layers.
+    Returns the items, the layers, and the seconds that a prompt waits for the disk. The order is: experts (a
+    token reads only a few), feed-forwards, attention, the output matrix; last layers first.
     """
     items, layers = list(items), list(layers)
     missing = _bytes_here(items) - placing.ram
@@ -32,7 +31,7 @@ def _bytes_here(items: Sequence[PlannedItem]) -> int:
 
 
 def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float) -> None:
-    """As many items to the disk as have the missing bytes."""
+    """Move items of at least `missing` bytes to disk."""
     for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
         item = items[index]
         if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:
@@ -46,9 +45,7 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
 
 
 def _wait(items: list[PlannedItem], placing: PlacementProblem) -> float:
-    """Add the time that items on the disk wait for it, if the system's cache can't hold them; seconds of a
-    prompt.
-    """
+    """Add disk time to memory-mapped items that don't fit the page cache; returns the seconds per prompt."""
     read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
     disk = placing.disk_seconds(read, _bytes_here(items))
     if not disk:
@@ -64,7 +61,7 @@ _EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)
 
 
 def _turn(item: PlannedItem) -> int:
-    """When an item's weights leave main memory; a router, a cache, a buffer never do."""
+    """The order in which an item's weights move to disk; routers, caches and buffers never do."""
     name = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
     turns = {"experts": _EXPERTS, "feed-forward": _FEED_FORWARD, "attention": _ATTENTION, "head": _HEAD}
     return turns.get(name.partition(",")[0], _NEVER)

@@ -1,4 +1,4 @@
-"""How often each expert is used, from a profile of the model, where that tells more than taking all alike."""
+"""Usage probability of each expert from an activity profile, if it predicts better than uniform usage."""
 
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.concentration import coverage
@@ -6,10 +6,10 @@ from edgeinfer_offload.runtime.activity_profile import ActivityProfile
 
 
 def expert_chances(profile: ActivityProfile, sizes: ModelSizes) -> tuple[tuple[float, ...], ...] | None:
-    """For each layer, how many times a token uses each of its experts on average; () for a dense layer.
+    """For each layer, the mean number of uses of each expert per token; () for a dense layer.
 
-    A layer whose hottest experts, learnt from one half of the text, don't beat any others on the other half
-    has all alike. None: the profile doesn't tell of this model's experts.
+    The hottest experts of a layer are learned from one half of the text. If they don't beat random ones on
+    the other half, the layer's probabilities are uniform. None: the profile has no data on these experts.
     """
     counted = profile.layers("experts")
     found: list[tuple[float, ...]] = []

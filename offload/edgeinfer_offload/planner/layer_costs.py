@@ -1,4 +1,4 @@
-"""What each part of a layer takes and costs on each side: bytes to the byte, seconds by measured rates."""
+"""Bytes and seconds of each part of a layer on each device; seconds come from measured rates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
 FEED_FORWARD_LAUNCHES = 2
 MAPPED_SLOWDOWN = 3.0
-"""How much longer a token takes with weights that stay in the file; measured, see docs/cpu.md."""
+"""Slowdown of a token with memory-mapped weights; measured, see docs/cpu.md."""
 
 SCATTERED = 1.5
-"""How many times as long bytes here and there take as bytes in order; measured, see docs/sparse.md."""
+"""Slowdown of scattered reads against sequential ones; measured, see docs/sparse.md."""
 
 
 def _file_bytes(matrix: MatrixSize) -> int:
@@ -38,16 +38,16 @@ def _file_bytes(matrix: MatrixSize) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that a part takes, and seconds that a token spends on it; `None` in place of it: not there."""
+    """Bytes of a part, and its seconds per token; `None` instead of it: the device can't run the part."""
 
     nbytes: int
     seconds: float
     reading: float
-    """Of the seconds, those that reading takes: the rest is starting."""
+    """The part of `seconds` spent on reading; the rest is startup."""
 
 
 class Pricing:
-    """Prices of a machine for one plan: how deep the cache is read, how it is stored, what may be used."""
+    """Cost functions of a machine for one plan: cache depth, cache type, and allowed devices."""
 
     def __init__(self, machine: Machine, wishes: PlanOptions, use_gpu: bool) -> None:
         self.machine = machine
@@ -60,7 +60,7 @@ class Pricing:
         self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
 
     def on_cpu(self, matrices: Iterable[MatrixSize]) -> Cost:
-        """Matrices as one block: in the interleaved layout, or where the file is mapped."""
+        """Matrices as one block: in the interleaved layout, or memory-mapped."""
         rate, count = self.machine.processor.rate, interleaved_bytes if self.repack else _file_bytes
         sizes = [(count(matrix), rate(matrix.format)) for matrix in matrices]
         reading = sum(nbytes / each for nbytes, each in sizes) * (1 if self.repack else MAPPED_SLOWDOWN)
@@ -69,13 +69,13 @@ class Pricing:
         )
 
     def sparse_on_cpu(self, layer: SparseLayer, down: MatrixSize) -> Cost:
-        """A feed-forward by neuron with its predictor; `down` names the format that decides the rate."""
+        """A sparse feed-forward with its predictor; `down` determines the format, and thus the rate."""
         scattering = (SCATTERED - 1) * layer.scattered
         reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
         return Cost(layer.held + layer.predictor, reading + self.machine.processor.block_seconds, reading)
 
     def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
-        """Matrices in planes; `count` gives all bytes of the part. None: no GPU, or no kernel there."""
+        """Matrices in planes; `count` returns all bytes of the part. None: no GPU, or no kernel for it."""
         if self.graphics is None:
             return None
         try:
@@ -86,13 +86,13 @@ class Pricing:
         return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
 
     def cache_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
-        """One layer's keys and values."""
+        """The keys and values of one layer."""
         nbytes = self.cache_bytes_on_cpu(layer, self.context)
         reading = self._read_share(layer, depth) * nbytes / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 
     def cache_bytes_on_cpu(self, layer: LayerSizes, context: int) -> int:
-        """Bytes of one layer's keys and values."""
+        """Bytes of the keys and values of one layer."""
         return LayerCache.nbytes_for(layer, context, self.kv)
 
     def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
@@ -104,25 +104,25 @@ class Pricing:
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, layer: LayerSizes, depth: int | None) -> float:
-        """How much of its cache a token reads: what is before it, no more than the window."""
+        """Share of the cache that a token reads: the positions before it, at most the window."""
         seen = min(self.depth if depth is None else depth, self.context)
         return min(seen, layer.window or seen) / self.context
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """One layer's parts on either side; GPU costs are None where the GPU can't have them.
+    """Costs of a layer's parts on either device; GPU costs are None if the GPU can't run the part.
 
-    The feed-forward is divided into `units`: groups of neurons, or experts, hottest first. `cpu_units[u]`
-    and `gpu_units[u]` are the bytes and seconds of either side when u of them are on the GPU.
+    The feed-forward is divided into `units`: groups of neurons, or experts, hottest first. `cpu_units[u]` and
+    `gpu_units[u]` are the bytes and seconds on each device if u units are on the GPU.
     """
 
     attention: tuple[Cost, Cost | None]
     cache: tuple[Cost, Cost | None]
     always: tuple[Cost, Cost | None] | None
-    """Of a mixture: the router and the shared expert, which lie where the attention is."""
+    """MoE only: the router and the shared expert, which run on the device of the attention."""
     unit_neurons: tuple[int, ...]
-    """Neurons (or experts) on the GPU for each number of units, 0 first."""
+    """Number of neurons (or experts) on the GPU for each number of units, from 0."""
     cpu_bytes: Array
     cpu_seconds: Array
     gpu_bytes: Array
@@ -131,11 +131,11 @@ class LayerCosts:
     gpu_reading: Array
     is_mixture: bool
     file_bytes: int
-    """Of the whole feed-forward, as it lies in the file."""
+    """Bytes of the whole feed-forward in the file."""
 
     @property
     def units(self) -> int:
-        """Units that may be on the GPU; 0: it can't have any."""
+        """Maximum number of units on the GPU; 0: none."""
         return len(self.unit_neurons) - 1
 
     @cached_property
@@ -149,7 +149,7 @@ def layer_costs(
     routing: Sequence[Sequence[float]] | None,
     sparse: Mapping[int, SparseLayer],
 ) -> list[LayerCosts]:
-    """The costs of every layer; equal layers are counted once. `routing`, `sparse`: see `PlanOptions`."""
+    """The costs of every layer; equal layers are computed once. `routing`, `sparse`: see `PlanOptions`."""
 
     @cache
     def priced(
@@ -202,7 +202,7 @@ _Divided = tuple[list[int], list[Cost], list[Cost]]
 
 
 def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
-    """A feed-forward for every number of groups on the GPU: neurons there, the CPU's, the GPU's."""
+    """Neurons on the GPU, CPU cost and GPU cost of a feed-forward, for every number of groups on the GPU."""
     sizes = layer.divisible()
     whole = sizes.neurons
     counts = [0, *(range(NEURON_GROUP, whole, NEURON_GROUP) if sizes.is_divisible else ()), whole]
@@ -228,7 +228,7 @@ def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None)
 
 
 def _experts(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> _Divided:
-    """As `_neurons`, by experts, hottest first. `chances`: how often each is used; None: all alike."""
+    """As `_neurons`, by experts, hottest first. `chances`: usage probability of each; None: uniform."""
     experts = layer.experts
     assert experts is not None
     matrices, total = experts.expert.matrices(), experts.count

@@ -1,4 +1,4 @@
-"""The plan as it is handed out: what it says for a person and as JSON, and why there is none."""
+"""The finished plan, with its text and JSON output, and the error if there is no plan."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from edgeinfer_offload.planner.plan_types import PlanData, PlannedItem
 
 
 class PlanError(ValueError):
-    """No plan keeps to the budget; the text has what is wanted, what may be used, and the largest part."""
+    """No plan fits the budget; the message has the bytes needed, the bytes allowed, and the largest part."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan(PlanData):
-    """Where everything lies, and what decoding one token from there costs."""
+    """The placement of all parts, and the cost of decoding one token."""
 
     def explain(self, details: bool = False) -> str:
-        """The plan for a person; `details`: every layer in lines of its own."""
+        """The plan as text; `details`: one line per layer and part."""
         return plan_text(self, details)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in values that JSON knows."""
+        """The plan as JSON-compatible values."""
         prediction = self.prediction
         return {
             "items": [dataclasses.asdict(item) for item in self.items],
@@ -55,14 +55,14 @@ def _inverse(seconds: float) -> float:
 
 
 def _finite(value: Any) -> Any:
-    """The value with null in the place of speeds that aren't known."""
+    """The value with infinite (unknown) speeds replaced by null."""
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
     return None if value == float("inf") else value
 
 
 def refuse(place: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
-    """The error for items that don't fit a place."""
+    """The error for items that don't fit a device."""
     largest = max(items, key=lambda item: item.bytes)
     return PlanError(
         f"the model needs {mebibytes(wanted)} on the {place}, {mebibytes(allowed)} may be used; "

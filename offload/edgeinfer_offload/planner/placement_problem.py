@@ -1,4 +1,4 @@
-"""One model on one machine with one set of wishes: what its parts cost, and the placement that is chosen."""
+"""The placement problem of one model on one machine with one set of options: costs and the best placement."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -22,15 +22,15 @@ from edgeinfer_offload.planner.placement_search import (
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanOptions
 
 LIBRARY_BYTES = 344 << 20
-"""What packing takes while loading, and torch's libraries and compiled kernels after it; measured."""
+"""Bytes used by packing while loading, then by torch's libraries and compiled kernels; measured."""
 PROMPT_WORTH = 1.06
-"""A plan that decodes so many times as long as the fastest is taken if prompts are read faster under it."""
+"""A plan may take this many times as long per decoded token as the fastest, if its prefill is faster."""
 STAGING_BYTES = 24 << 20
-"""Pinned main memory through which weights reach the GPU."""
+"""Pinned main memory for copying weights to the GPU."""
 
 
 class PlacementProblem:
-    """One model on one machine with one set of wishes."""
+    """One model on one machine with one set of options."""
 
     def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> None:
         self.sizes, self.machine, self.wishes = sizes, machine, wishes
@@ -44,7 +44,7 @@ class PlacementProblem:
         self.ram = ram if wishes.ram is None else min(ram, wishes.ram)
 
     def _gpu_refusal(self) -> str | None:
-        """Why no part can be on a GPU; None: it can."""
+        """Why nothing can be on the GPU; None: the GPU can be used."""
         if self.wishes.device == "cpu":
             return "only the CPU was asked for"
         if self.machine.graphics is None or self.machine.link is None:
@@ -76,7 +76,9 @@ class PlacementProblem:
 
     @cached_property
     def draft(self) -> tuple[Cost, Cost | None] | None:
-        """The draft model wholly on either side, with its cache and buffers; seconds for a kept token."""
+        """Cost of the whole draft model on either device, with cache and buffers; seconds per
+        accepted token.
+        """
         draft, wishes = self.wishes.draft, self.wishes
         if draft is None:
             return None
@@ -88,7 +90,7 @@ class PlacementProblem:
         def on(side: int, workspace: int) -> Cost:
             whole = placing.whole(side)
             nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
-            if side == CPU and not wishes.repack:  # its weights stay in its file
+            if side == CPU and not wishes.repack:  # its weights stay memory-mapped
                 nbytes = placing.context_bytes(CPU, wishes.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
@@ -97,12 +99,12 @@ class PlacementProblem:
 
     @cached_property
     def gpu_workspace(self) -> int:
-        """Buffers at the largest batch, and the RoPE tables."""
+        """Bytes of the buffers at the largest batch, and of the RoPE tables."""
         rope = cuda_matrices.rope_bytes(self.sizes, self.wishes.context)
         return rope + cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
 
     def context_bytes(self, side: int, context: int) -> int:
-        """What grows with the context: keys and values, on a GPU RoPE tables too."""
+        """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
         layers = self.sizes.layers
         if side == GPU:
             caches = (cuda_matrices.cache_bytes(layer, context, self.pricing.kv) for layer in layers)
@@ -111,19 +113,19 @@ class PlacementProblem:
 
     @cached_property
     def cpu_workspace(self) -> int:
-        """Buffers at the largest batch."""
+        """Bytes of the buffers at the largest batch."""
         return self.cpu_workspace_for(self.wishes.batch)
 
     def cpu_workspace_for(self, batch: int) -> int:
-        """Buffers for steps of so many tokens."""
+        """Bytes of the buffers for steps of `batch` tokens."""
         threads, sparse = self.machine.processor.threads, self.wishes.sparse
-        repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the file
+        repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the mapped file
         nbytes = workspace_bytes(self.sizes, batch, threads, repack)
         return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
 
     @property
     def file_rows_bytes(self) -> int:
-        """What buffers take beyond their usual size where some of the CPU's weights stay in the file."""
+        """Additional buffer bytes if some of the CPU's weights stay memory-mapped."""
         strides = [scratch_stride(self.sizes, repack) for repack in (False, True)]
         return self.machine.processor.threads * (strides[0] - strides[1]) if self.wishes.repack else 0
 
@@ -132,8 +134,8 @@ class PlacementProblem:
         return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes
 
     def staging(self, shared: bool) -> int:
-        """Pinned main memory: the way of the weights, and the logits' way back; where the model is `shared`
-        between CPU and GPU, the mailbox too, and what prompts take.
+        """Pinned main memory for weight copies and for the logits. If the model is `shared` between CPU and
+        GPU, also the exchange buffer and the prefill buffers.
         """
         logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
         mailbox = cuda_buffers.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
@@ -141,7 +143,7 @@ class PlacementProblem:
 
     @property
     def _pinned_ring(self) -> int:
-        """Pinned pieces through which a prompt's weights go where they can't be pinned themselves."""
+        """Bytes of the pinned ring for streamed weights that can't be pinned in place."""
         link = self.machine.link
         if not self.sends or link is None or link.pins_in_place:
             return 0
@@ -170,11 +172,11 @@ class PlacementProblem:
 
     @cached_property
     def _attending(self) -> Search:
-        """Placements with all attention on the GPU, to which a prompt can send the feed-forwards."""
+        """Placements with all attention on the GPU; prefill can stream the feed-forwards to it."""
         return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
 
     def _best_split(self, vram: float) -> Placement | None:
-        """The fastest that uses both; or one that is as good as that, and reads prompts faster."""
+        """The fastest placement on both devices, or an about equally fast one with faster prefill."""
         best = self.search.best(self._budget(vram))
         if best is None or not self.sends or not self.can_be_whole:
             return best
@@ -190,7 +192,9 @@ class PlacementProblem:
         return [self._ends(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, side: int, draft: int | None = None) -> Placement:
-        """Everything on one side; the draft model on the side `draft`, None: there too if it can be."""
+        """Everything on one device. `draft`: the device of the draft model; None: the same one if
+        possible.
+        """
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
@@ -199,7 +203,7 @@ class PlacementProblem:
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
-        """Nothing on the GPU but the draft model; None: there is none, or no room for it."""
+        """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
         if not self.draft or not self.draft[GPU]:
             return None
         budget, here = self._budget(self.vram), [Choice(CPU, CPU, 0) for _ in self.costs]
@@ -210,16 +214,14 @@ class PlacementProblem:
 
     @property
     def sends(self) -> bool:
-        """Whether weights of the CPU are sent to the GPU for a prompt where that is faster: not if some stay
-        in the file, or lie by neuron.
-        """
+        """Whether prefill may stream CPU weights to the GPU: not if some are on disk or stored by neuron."""
         if self.wishes.disk or self.wishes.sparse:
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
         return known and self.pricing.graphics is not None and self.wishes.device == "any"
 
     def sent_bytes(self, chosen: Placement) -> int:
-        """On the GPU, what sending weights takes there."""
+        """GPU bytes used for streaming weights."""
         attends = any(choice.attention == CPU for choice in chosen.choices)
         return self._sent_bytes(attends) if self.works_on_cpu(chosen) else 0
 
@@ -228,7 +230,9 @@ class PlacementProblem:
         return cuda_buffers.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
-        """For placements that use the GPU and, if it is `shared`, the CPU, for attention too or not."""
+        """The budget for placements on the GPU; `shared`: the CPU also runs layers, `host_attends`: with
+        attention.
+        """
         fixed = self._gpu_fixed + (self._sent_bytes(host_attends) if shared else 0)
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
@@ -239,7 +243,7 @@ class PlacementProblem:
 
     @property
     def _spill_seconds(self) -> float:
-        """Seconds a token for a byte that stays in the file, with what a mixture doesn't touch left out."""
+        """Seconds per token for each byte on disk; unused experts of an MoE layer are excluded."""
         if not self.wishes.disk:
             return float("inf")
         shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
@@ -247,17 +251,18 @@ class PlacementProblem:
         return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes, self.ram) + slower)
 
     def disk_seconds(self, nbytes: float, held: float) -> float:
-        """Seconds that each of so many bytes of the file takes from the disk, again for every token; none
-        where the system's cache has room for them beside what is `held` in main memory.
+        """Seconds per token for each of `nbytes` file bytes on disk. 0 if they fit the page cache in addition
+        to the `held` bytes of main memory.
         """
         cached = self.machine.processor.free_bytes - held >= nbytes
         return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
     def choose(self, vram: float) -> Placement | None:
-        """The fastest placement with so much GPU memory; None: main memory is too small for all of them.
+        """The fastest placement within `vram` bytes of GPU memory; None: main memory is too small for all of
+        them.
 
-        Of those that are about as fast, one with everything on the GPU comes first: no prompt waits for a
-        CPU there, and the next token needn't wait for the host.
+        Among placements of about equal speed, one with everything on the GPU is preferred. Its prefill
+        doesn't wait for the CPU, and its next token doesn't wait for the host.
         """
         cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._spill_seconds)
         candidates, whole = [], None
@@ -280,8 +285,8 @@ class PlacementProblem:
         return best if best and best.seconds < float("inf") else None
 
     def spread(self, chosen: Placement, vram: float) -> Placement | None:
-        """The placement within so much GPU memory with as many experts there in each layer as in any, so
-        that they may change; None: there are no layers to spread them over, or no experts.
+        """The placement within `vram` bytes with the same number of experts in each layer, for the expert
+        cache. None: there are no such layers, or no experts.
         """
         layers = [
             i
@@ -308,21 +313,21 @@ class PlacementProblem:
 
     @property
     def weights_place(self) -> Place:
-        """Where the CPU's weights lie."""
+        """Where the CPU's weights are stored."""
         return "cpu" if self.wishes.repack else "disk"
 
     @property
     def driver_bytes(self) -> int:
-        """What the driver will take of the GPU's free memory by itself."""
+        """Bytes of free GPU memory that the driver itself will take."""
         return self.pricing.graphics.context_bytes if self.pricing.graphics else 0
 
     @property
     def least_gpu_bytes(self) -> int:
-        """What any use of the GPU takes before a single weight is there."""
+        """GPU bytes that any use of the GPU takes before the first weight."""
         return self._gpu_fixed + self._sent_bytes(host_attends=False)
 
     def host_seconds(self, chosen: Placement) -> float:
-        """What a token costs the host beside the model's parts."""
+        """Host seconds per token besides the model's parts."""
         if not chosen.uses_gpu:
             return self.machine.processor.token_seconds
         divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)

@@ -1,13 +1,13 @@
-"""Searching for the placement that answers fastest within a budget.
+"""Search for the placement with the fastest decoding within a memory budget.
 
-A token goes up the layers once and changes sides where neighbours lie apart; what a layer costs depends on
-the side on which the activations reach it. For a *price* of GPU memory (seconds for a byte) the best
-placement of all layers is therefore found exactly, layer by layer (dynamic programming over the two sides).
-Prices from high to nothing give placements from few bytes to many, each the fastest for its bytes; between
-two neighbours, and along a few plain orders (whole layers; attention before feed-forwards), layers change
-over one by one, the one at the limit in the part that fits best.
+Activations pass through the layers once and move between devices where adjacent parts are on different ones.
+The cost of a layer depends on the device from which its input comes. For a *price* of GPU memory (seconds per
+byte), dynamic programming over the two devices finds the exact best placement of all layers. Falling prices
+give placements with rising GPU bytes, each the fastest for its size. Between two neighbors, and along a few
+simple orders (whole layers; attention before feed-forwards), layers change one by one. The last one takes the
+part that fits best.
 
-No candidate depends on the budget, which only forbids some: more memory is never predicted to be slower.
+The budget only excludes candidates and never creates them: more memory is never predicted to be slower.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ CPU, GPU = 0, 1
 SIDES = (CPU, GPU)
 DEEPEST_BISECTION = 5
 SMALLEST_GAP_BYTES = 32 << 20
-"""Neighbours closer than this aren't bisected further: layers change over one by one between them anyway."""
+"""Neighbors closer than this aren't bisected further: single layers fill the gap anyway."""
 
 
 class Choice(NamedTuple):
-    """Where one layer's parts lie; `units` of its feed-forward are on the GPU."""
+    """The placement of one layer's parts; `units` of its feed-forward are on the GPU."""
 
     attention: int
     cache: int
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one choice takes and leaves; `seconds` by the side on which the activations reach it."""
+    """Bytes and cost of one choice; `seconds` is indexed by the device of the input activations."""
 
     seconds: tuple[float, float]
     gpu_bytes: float
@@ -48,17 +48,18 @@ class Part(NamedTuple):
 
 
 PAIRS = ((CPU, CPU), (GPU, GPU))
-"""Sides of attention and cache, in the order of the tables' rows: keys and values lie where they are read."""
+"""Devices of attention and cache, in the order of the table rows: the cache is on the device that reads it.
+"""
 
 
 class LayerTable:
-    """Seconds and bytes of every choice of one layer, (pair, units); infinite where it can't be had.
+    """Seconds and bytes of every choice of one layer, shape (pair, units); infinite if impossible.
 
-    `seconds[side]`: with the activations coming from that side. `out`: the side on which it leaves them.
+    `seconds[side]`: with the input activations on that device. `out`: the device of the output.
     """
 
     def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
-        """`attend`: attention has to be on the GPU."""
+        """`attend`: attention must be on the GPU."""
         shape = len(PAIRS), costs.units + 1
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.zeros(shape, np.int64)
@@ -74,7 +75,7 @@ class LayerTable:
             self.cpu_bytes[row] = costs.cpu_bytes + sum(c.nbytes for side, c in fixed if side == CPU)
             self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
             own[row] = block + placed[0].seconds + placed[1].seconds
-            if attention == CPU:  # what has its attention here is here
+            if attention == CPU:  # attention on the CPU leaves the activations on the CPU
                 own[row, 0 if attend else 1 :] = np.inf
             self.out[row] = out
         self._parts: dict[Choice, Part] = {}
@@ -89,7 +90,7 @@ class LayerTable:
         return PAIRS.index((choice.attention, choice.cache)), choice.units
 
     def part(self, choice: Choice) -> Part:
-        """That of a choice; a search asks for the same ones again and again."""
+        """The costs of a choice; cached, because the search repeats them."""
         found = self._parts.get(choice)
         if found is None:
             at = self.index(choice)
@@ -103,7 +104,9 @@ class LayerTable:
         return Choice(*PAIRS[row], units)
 
     def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
-        """(side in, side out) -> the least of seconds + price · GPU bytes, and the choice that has it."""
+        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
+        it.
+        """
         found = {}
         for side in SIDES:
             score = self.seconds[side] + price * self.gpu_bytes
@@ -116,12 +119,12 @@ class LayerTable:
 
 
 def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Seconds of the feed-forward behind an attention on `side`, for every number of units on the GPU, and
-    the side where the sum ends up.
+    """Seconds of the feed-forward after attention on device `side`, and the device of the output; both for
+    every number of units on the GPU.
 
-    Both halves run at once: the slower counts, what of the other isn't hidden, and one hand-over. A
-    mixture's router comes before both; it, and the experts of its own side, are where the attention is. A
-    dense feed-forward that lies wholly on the other side takes the activations there for good.
+    Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
+    An MoE router runs before both; it and the experts of its device are where the attention is. A dense
+    feed-forward wholly on the other device moves the activations there permanently.
     """
     units = np.arange(costs.units + 1)
     own, other = (
@@ -144,13 +147,13 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
 
 
 def _at_once(own: Array, other: Array) -> Array:
-    """Seconds of two halves that run at once: the longer, and what of the shorter isn't saved."""
+    """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
     return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
 
 
 @dataclass(frozen=True)
 class NonLayerPlacement:
-    """What lies outside the layers: where a token begins and ends, what that takes and costs."""
+    """Parts outside the layers (embedding and output), with their bytes and costs."""
 
     start: int
     head: int
@@ -163,7 +166,9 @@ class NonLayerPlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """A candidate: its layers' choices and its ends; `seconds` of a token, those for the disk included."""
+    """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
+    the disk.
+    """
 
     choices: tuple[Choice, ...]
     ends: NonLayerPlacement
@@ -178,9 +183,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be taken. `gpu_fixed`: what any use of the GPU takes beside the items; `cpu_fixed` likewise.
+    """Memory limits. `gpu_fixed`: bytes that any use of the GPU takes besides the items; `cpu_fixed`
+    likewise.
 
-    `spill_seconds`: what a byte that main memory can't hold costs a token; infinite: it must hold all.
+    `spill_seconds`: seconds per token for a byte that main memory can't hold; infinite: it must hold all.
     """
 
     gpu_bytes: float
@@ -190,15 +196,15 @@ class Budget:
     spill_seconds: float
 
     def penalty(self, cpu_bytes: Array | float) -> Array:
-        """Seconds that a token waits for the disk."""
+        """Seconds per token of waiting for the disk."""
         missing = np.maximum(np.asarray(cpu_bytes) + self.cpu_fixed - self.cpu_bytes, 0.0)
         with np.errstate(invalid="ignore"):
             return np.where(missing > 0, missing * self.spill_seconds, 0.0)
 
 
 class Search:
-    """All candidates of one model on one machine; `best` picks by budget. `attend`: only those with all
-    attention on the GPU, where that can be.
+    """All candidates for one model on one machine; `best` selects by budget. `attend`: only candidates with
+    all attention on the GPU, where possible.
     """
 
     def __init__(
@@ -223,7 +229,7 @@ class Search:
         return best
 
     def placement(self, choices: Sequence[Choice], ends: NonLayerPlacement) -> Placement:
-        """A placement with its cost, as the search counts it."""
+        """A placement with its cost, computed as in the search."""
         seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
         for table, choice in zip(self._tables, choices, strict=True):
             taken, on_gpu, on_cpu, out = table.part(choice)
@@ -236,7 +242,7 @@ class Search:
 
     @cached_property
     def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
-        """For each kind of ends the pairs of placements between which layers change over one by one."""
+        """For each `NonLayerPlacement`, the pairs of placements between which layers change one by one."""
         nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
         attention = tuple(self._least(table, GPU, 0) for table in self._tables)
         everything = tuple(self._least(table, GPU, table.out.shape[1] - 1) for table in self._tables)
@@ -251,13 +257,13 @@ class Search:
 
     @staticmethod
     def _least(table: LayerTable, side: int, units: int) -> Choice:
-        """Attention and cache on that side where that can be, and so many units."""
+        """Attention and cache on that device if possible, and `units` units on the GPU."""
         choice = Choice(side, side, units)
         possible = isfinite(table.part(choice).seconds[CPU])
         return choice if possible else Choice(CPU, CPU, 0)
 
     def _frontier(self, ends: NonLayerPlacement) -> list[tuple[Choice, ...]]:
-        """Placements that are the fastest for their bytes, from few bytes to many."""
+        """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
         least, most = self._at_price(1.0, ends), self._at_price(0.0, ends)
         return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
 
@@ -273,7 +279,7 @@ class Search:
         yield from self._between(middle, large, depth + 1)
 
     def _at_price(self, price: float, ends: NonLayerPlacement) -> Placement:
-        """The placement with the least seconds + price · GPU bytes."""
+        """The placement with the minimum of seconds + price · GPU bytes."""
         scores = {side: (0.0 if side == ends.start else np.inf) for side in SIDES}
         came: list[dict[int, tuple[int, int]]] = []
         priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
@@ -304,8 +310,8 @@ class Search:
         room: float,
         best: Placement | None,
     ) -> Placement | None:
-        """The best of `best` and the placements from `begin` to `end` that fit: layers change in `order`, and
-        the one whose turn it is takes whatever choice is best.
+        """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
+        layer at the limit takes its best choice that fits.
         """
         choices, found = list(begin), best
         for layer in order:
@@ -323,7 +329,7 @@ class Search:
             if ends.head == GPU and all(
                 c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
             ):
-                every[PAIRS.index((CPU, CPU))] = np.inf  # nothing hands over to a head alone
+                every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
             if not np.isfinite(every).any():
                 choices[layer] = end[layer]
                 continue
@@ -338,14 +344,14 @@ class Search:
         return self._tables[layer].part(choice).out
 
     def _after(self, layer: int, choices: Sequence[Choice], ends: NonLayerPlacement) -> Array:
-        """Seconds of what follows the layer directly, by the side on which the layer leaves off."""
+        """Seconds of the part after the layer, indexed by the device of the layer's output."""
         if layer + 1 == len(choices):
             return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])
         return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
 
 
 def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:
-    """A table for every layer; layers with the same costs share theirs."""
+    """One table per layer; layers with equal costs share a table."""
     tables: dict[int, LayerTable] = {}
     for layer in costs:
         if id(layer) not in tables:

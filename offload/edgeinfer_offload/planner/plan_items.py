@@ -1,4 +1,4 @@
-"""A placement as a list of items: what lies where, what it costs a token, what holds it back."""
+"""A placement as a list of items: device, cost per token, and limiting factor of each part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +29,9 @@ def placed_layer(
     weights_place: Place,
     changing: bool = False,
 ) -> PlacedLayer:
-    """`routing`, `by_neuron`: this layer's of `PlanOptions`. `weights_place`: where the CPU's weights lie,
-    "cpu", or "disk" if they stay in the file. `changing`: if its experts are divided, the CPU has all.
+    """`routing`, `by_neuron`: this layer's entries of `PlanOptions`. `weights_place`: where the CPU's weights
+    are stored, "cpu", or "disk" if memory-mapped. `changing`: with an expert cache; if the experts are split,
+    the CPU holds all of them.
     """
     places: tuple[Place, Place] = (weights_place, "gpu")
     hidden = _hidden(costs, choice)
@@ -85,7 +86,7 @@ def _half(costs: LayerCosts, units: int, side: int) -> Cost:
 
 
 def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
-    """The side whose half of the feed-forward is done before the other's; None: there is one half only."""
+    """The device whose feed-forward shard finishes first; None: there is only one shard."""
     halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
     if min(halves) == 0:
         return None
@@ -93,7 +94,7 @@ def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
 
 
 def bound_by(side: int, cost: Cost) -> str:
-    """What holds a part back: reading its side's memory, or starting."""
+    """The limiting factor of a part: its device's memory bandwidth, or startup."""
     if not cost.seconds:
         return ""
     what = "memory" if cost.reading >= cost.seconds / 2 else "latency"
@@ -116,7 +117,7 @@ def _placement(
 
 
 def hand_over_seconds(costs: Sequence[LayerCosts], chosen: Placement, each: float) -> float:
-    """What a token spends on changing sides: half of `each` for every way, all of it where halves meet."""
+    """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
     halves, side = 0, chosen.ends.start
     for layer, choice in zip(costs, chosen.choices, strict=True):
         halves += choice.attention != side

@@ -1,4 +1,4 @@
-"""A plan for a person: a table in which like layers share a line, then what to expect of it and why."""
+"""The plan as text: a table with one line for similar layers, then the predictions and the reasons."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from edgeinfer_offload.planner.plan_types import DRAFT, PlanData, PlannedItem
 
 MAX_RANGES = 4
-"""Ranges of layers that a line names; more are only counted."""
+"""Maximum number of layer ranges that a line lists; more are only counted."""
 HEAD = ("item", "device", "MiB", "ms/token", "bound by")
 
 
@@ -29,7 +29,7 @@ class _Line:
 
 
 def plan_text(plan: PlanData, details: bool = False) -> str:
-    """All of a plan; `details`: every layer in lines of its own."""
+    """The whole plan as text; `details`: one line per layer and part."""
     lines = [_Line(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
     if not details:
         lines = _grouped(plan.items)
@@ -43,7 +43,7 @@ def plan_text(plan: PlanData, details: bool = False) -> str:
 
 
 def _milliseconds(plan: PlanData) -> float | None:
-    """What a token takes; None: nothing was measured."""
+    """Milliseconds per token; None: nothing was measured."""
     return None if plan.machine.origin == "unmeasured" else plan.ms_per_token
 
 
@@ -56,7 +56,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
-    """One line for the same part of several layers in the same place."""
+    """One line for the same part of several layers on the same device."""
     groups: dict[tuple[str, str, str, bool], list[PlannedItem]] = {}
     for item in items:
         what = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
@@ -71,7 +71,7 @@ def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
 
 
 def _layers(numbers: Sequence[int]) -> str:
-    """As "layer 3", "layers 0-11, 14" or "17 layers:"."""
+    """For example "layer 3", "layers 0-11, 14" or "17 layers:"."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:
@@ -148,10 +148,10 @@ def _rate(seconds: float) -> str:
 
 
 def _shown(rate: float) -> str:
-    """Three digits."""
+    """The rate with three digits."""
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def mebibytes(nbytes: float) -> str:
-    """As "7.3 MiB" or "19456 MiB"."""
+    """For example "7.3 MiB" or "19456 MiB"."""
     return f"{nbytes / 2**20:.{0 if nbytes >= 100 * 2**20 else 1}f} MiB"

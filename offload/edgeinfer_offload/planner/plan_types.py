@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what it says: where every byte lies, and what that costs."""
+"""Inputs and outputs of the planner: options, placements, items and costs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 
 Place = Literal["gpu", "cpu", "disk"]
-"""disk: the file's memory map, whose pages the system brings and takes as it likes."""
+"""disk: the memory-mapped file, whose pages the system loads and evicts."""
 CPU_BATCH = 256
-"""Tokens of a prompt that the CPU reads in one step."""
+"""Maximum number of prompt tokens in one step on the CPU."""
 PROMPT = 512
-"""Tokens of the prompt whose speed is predicted."""
+"""Number of tokens of the prompt whose speed is predicted."""
 DRAFT_READS = 4 / 3
-"""How often a draft model is read for a token that is kept: four drafts a pass, three tokens come of it."""
+"""Reads of the draft model per accepted token: four draft tokens per forward give three tokens."""
 LIBRARIES, CUDA_CONTEXT = "loading, then libraries", "CUDA context"
 SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
-"""What a process takes of a GPU once, however many models lie there."""
+"""Items that take GPU memory once per process, independent of the number of models."""
 DRAFT = "draft model"
-"""The item that only tokens which are drafted wait for."""
+"""The item that only drafting waits for."""
 DRAFT_WEIGHT = 2.0
-"""What a second of drafting weighs against one of plain decoding: with a draft, the model itself is read once
-for those three tokens, at the price of about one and a half.
-"""
+"""Weight of a second of drafting against one of baseline decoding: with a draft, the target model is read
+once for those three tokens, at the cost of about one and a half reads."""
 
 
 @dataclass(frozen=True)
 class SparseLayer:
-    """Bytes of a feed-forward of which a token reads active neurons only.
+    """Bytes of a feed-forward of which a token reads only the active neurons.
 
-    `held` is in memory, by neuron or whole; `predictor` too, and read whole. A token reads `read` of what is
-    held, of that `scattered` here and there. What lies by neuron is `in_file` once more, for long steps.
-    `activity`: of a token's active neurons, what share is among the first n groups of NEURON_GROUP, n = 0…;
-    empty: as many as there are neurons.
+    - `held`: bytes in memory, by neuron or whole. `predictor`: also in memory, and read whole.
+    - `read`: bytes of `held` that a token reads; `scattered`: the non-sequential part of them.
+    - `in_file`: bytes of what is stored by neuron that are also memory-mapped, for long steps.
+    - `activity`: the share of a token's active neurons in the first n groups of NEURON_GROUP, n = 0…; empty:
+      proportional to the number of neurons.
     """
 
     held: int
@@ -47,7 +47,7 @@ class SparseLayer:
     activity: tuple[float, ...] = ()
 
     def cold(self, hot: int, neurons: int) -> "SparseLayer":
-        """What is left of `neurons` if the first `hot` lie elsewhere, whole groups; the predictor stays."""
+        """The rest of `neurons` if the first `hot` are elsewhere, in whole groups; the predictor remains."""
         left = 1 - hot / neurons
         active = 1 - self.activity[hot // NEURON_GROUP] if self.activity and hot < neurons else left
         scattered = round(self.scattered * active)
@@ -62,7 +62,7 @@ class SparseLayer:
 
 @dataclass(frozen=True)
 class SparseOptions:
-    """The layers that are to be sparse, and the memory that they share: once, and for every thread."""
+    """The sparse layers, and the memory that they share: once per model, and once per thread."""
 
     layers: Mapping[int, SparseLayer]
     shared_bytes: int
@@ -71,17 +71,19 @@ class SparseOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan has to keep to.
+    """Constraints of a plan.
 
-    `device`: "any", or all on the "cpu" or on the "gpu". `vram`, `ram`: bytes at most; None: what is free.
-    `repack` False: weights of the CPU stay in the file. `depth`: tokens in the cache where the plan has to be
-    fast; None: half of the context. `routing`: for each layer of a mixture how often each expert is used, by
-    its number. `sparse`: layers whose part on the CPU is sparse. `draft`: a draft model.
-    `changing_experts`: where a layer has some experts on the GPU the CPU has all, if it has room for that, so
-    that others may come there while it decodes. What may be given up if nothing fits, in this order:
-    `kv_may_shrink` f16 to q8_0 on the GPU; `least_context` a shorter context down to this; `disk` that main
-    memory holds all of the CPU's weights: the others stay in the file. A plan's own wishes have `disk` only
-    if it came to that.
+    - `device`: "any", or everything on the "cpu" or on the "gpu".
+    - `vram`, `ram`: maximum bytes; None: all free memory.
+    - `repack`: False keeps the CPU's weights memory-mapped.
+    - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
+    - `routing`: for each MoE layer, the usage probability of each expert, by its number.
+    - `sparse`: layers whose CPU part is sparse. `draft`: a draft model.
+    - `changing_experts`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
+      them if they fit, so that the GPU's can change while decoding.
+    - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `least_context` (a
+      shorter context, down to this), `disk` (some of the CPU's weights stay memory-mapped). The options in a
+      plan have `disk` only if it was needed.
     """
 
     context: int
@@ -109,11 +111,11 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class LayerPlacement:
-    """Where one layer's parts lie: what a loader is told.
+    """The placement of one layer's parts, as input of a loader.
 
-    Dense: the first `hot_neurons` of `neurons` (in the order of the file) are on the GPU. A mixture: the
-    experts numbered in `gpu_experts`, of `experts` in all; its router and shared expert lie where its
-    attention does. `rest`: where the other neurons or experts lie, all experts if they are `changing`.
+    Dense: the first `hot_neurons` of `neurons` (in file order) are on the GPU. MoE: the experts in
+    `gpu_experts`, of `experts` in total; router and shared expert are on the attention's device. `rest`:
+    where the other neurons or experts are; all experts if they are `changing`.
     """
 
     attention: Place
@@ -127,17 +129,17 @@ class LayerPlacement:
 
     @property
     def division(self) -> LayerSplit:
-        """As the two halves of a divided decoder are told."""
+        """The layer's split for a split model's two shards."""
         return LayerSplit(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
 
     @property
     def has_some_experts(self) -> bool:
-        """Whether some of its experts are on the GPU, and others aren't."""
+        """Whether some, but not all, of its experts are on the GPU."""
         return 0 < len(self.gpu_experts) < self.experts
 
     @property
     def whole_on(self) -> Place | None:
-        """The place that holds all of it; None: it is divided."""
+        """The device that holds the whole layer; None: the layer is split."""
         own = self.hot_neurons if self.neurons else len(self.gpu_experts)
         total = self.neurons or self.experts
         places = {
@@ -151,7 +153,7 @@ class LayerPlacement:
 
 @dataclass(frozen=True)
 class PlannedItem:
-    """A part of the model and its place. `bound`: what holds it back, "" where it costs nothing."""
+    """A part of the model and its device. `bound`: its limiting factor, "" if it costs no time."""
 
     item: str
     device: Place | Literal["link"]
@@ -159,16 +161,17 @@ class PlannedItem:
     ms_per_token: float
     bound: str = ""
     layer: int | None = None
-    """Of which layer it is a part."""
+    """Index of its layer."""
     overlapped: bool = False
-    """It runs while the other side is at work for longer, or is a draft: a plain token waits for neither."""
+    """It is overlapped with longer work on the other device, or is drafting: baseline decoding doesn't wait
+    for it."""
     weights_read: int = 0
-    """Bytes of weights that decoding a token reads of it, on average."""
+    """Mean bytes of its weights that decoding a token reads."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan promises. Seconds of a token with the cache empty, at the plan's depth, and full."""
+    """Predicted seconds per token with an empty cache, at the plan's depth, and with a full cache."""
 
     seconds_empty: float
     seconds: float
@@ -176,7 +179,7 @@ class Prediction:
     prompt: int
     prompt_seconds: float
     stream_min_tokens: int | None
-    """Tokens from which on weights in main memory are sent to the GPU for a prompt; None: never."""
+    """Minimum number of prompt tokens for streaming weights to the GPU; None: never."""
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -189,17 +192,17 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Repacking:
-    """What moving weights into the kernels' layout cost; 0 bytes: they stayed in the file."""
+    """Cost of repacking weights into the kernels' layout; 0 bytes: they stayed memory-mapped."""
 
     bytes: int
     seconds: float
     released: bool
-    """Whether the file's pages were given back, so that the weights are in memory once."""
+    """Whether the file's pages were released, so that the weights are in memory only once."""
 
 
 @dataclass(frozen=True)
 class PlanData:
-    """Where everything lies, and what decoding one token from there costs."""
+    """The placement of all parts, and the cost of decoding one token."""
 
     items: tuple[PlannedItem, ...]
     layers: tuple[LayerPlacement, ...]
@@ -209,71 +212,71 @@ class PlanData:
     machine: Machine
     wishes: PlanOptions
     vram_bytes: int
-    """What may be used of the GPU: its free memory, or less if the caller says so; 0 without one."""
+    """Usable bytes of GPU memory: what is free, or the caller's lower limit; 0 without a GPU."""
     ram_bytes: int
     prediction: Prediction
     steps: tuple[str, ...] = ()
-    """What was given up so that it fits, in this order."""
+    """Relaxations that were needed to fit, in order."""
     next_gibibyte: float | None = None
-    """Decode tokens per second with one GiB more of GPU memory; None: without a GPU, or all is there."""
+    """Decoded tokens per second with one more GiB of GPU memory; None: no GPU, or all is on it."""
     limit_reason: str | None = None
     """Why the next part isn't on the GPU."""
     repacking: Repacking | None = None
-    """What it cost to bring the weights there; None before it is done."""
+    """Cost of repacking; None before loading."""
 
     @property
     def own_gpu_bytes(self) -> int:
-        """Bytes of the GPU without those that all models there share."""
+        """GPU bytes, excluding those that all models of the process share."""
         return self.bytes_on("gpu") - sum(item.bytes for item in self.items if item.item in SHARED_ITEMS)
 
     def bytes_on(self, *places: str) -> int:
-        """Bytes in these places."""
+        """Bytes on these devices."""
         return sum(item.bytes for item in self.items if item.device in places)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in main memory and on the GPU, without what stays in the file."""
+        """Bytes in main memory and on the GPU, excluding disk offload."""
         return self.bytes_on("cpu", "gpu")
 
     @property
     def file_bytes(self) -> int:
-        """Bytes that stay in the file's memory map."""
+        """Bytes that stay memory-mapped."""
         return self.bytes_on("disk")
 
     @property
     def file_weight_bytes(self) -> int:
-        """Of these, weights that tokens are multiplied with."""
+        """Of `file_bytes`, the weights used in matmuls."""
         return sum(item.bytes for item in self.items if item.device == "disk" and item.weights_read)
 
     @property
     def file_cache_bytes(self) -> int:
-        """Main memory that is left for the system to hold them in."""
+        """Bytes of main memory left for the page cache."""
         return max(0, self.machine.processor.free_bytes - self.bytes_on("cpu"))
 
     @property
     def rereads_file(self) -> bool:
-        """Whether every token waits for the disk, as that isn't enough."""
+        """Whether every token waits for the disk, because the page cache is too small."""
         return self.file_weight_bytes > self.file_cache_bytes
 
     @property
     def weight_bytes_per_token(self) -> int:
-        """Bytes of weights that decoding one token reads, wherever they lie."""
+        """Bytes of weights that decoding one token reads, on all devices."""
         return sum(item.weights_read for item in self.items)
 
     @property
     def ms_per_token(self) -> float:
-        """Predicted, with what runs at once counted once."""
+        """Predicted milliseconds per token; overlapped work is counted once."""
         return 1000 * self.prediction.seconds
 
     @property
     def device(self) -> Place | None:
-        """The one place of all layers and the head; None: it is a split plan."""
+        """The single device of all layers and the output matrix; None: the plan is split."""
         places = {self.head, *(layer.whole_on for layer in self.layers)}
         return self.head if places == {self.head} else None
 
     @property
     def feed_forward_share(self) -> float:
-        """How much of the layers' feed-forwards, or of their experts, is on the GPU."""
+        """Share of the layers' feed-forwards, or of their experts, on the GPU."""
         shares = [
             len(layer.gpu_experts) / layer.experts if layer.experts else layer.hot_neurons / layer.neurons
             for layer in self.layers

@@ -1,6 +1,6 @@
-"""The memory plan: which bytes of a model lie where, so that it answers fastest within the budgets.
+"""The memory planner: the placement of all bytes of a model that decodes fastest within the budgets.
 
-`plan_memory` is a pure function of sizes, a machine and wishes: it needs no file, no GPU and no engine.
+`plan_memory` is a pure function of sizes, a machine and options: it needs no file, no GPU and no engine.
 """
 
 from bisect import bisect_right
@@ -31,20 +31,19 @@ from edgeinfer_offload.planner.plan_types import (
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 
 CHANGING_WORTH = 1.03
-"""A plan under which experts change places may take so many times as long as one where they stay, if tokens
-use all experts alike: what they gain where tokens don't isn't known before.
-"""
+"""A plan with an expert cache may be this many times as slow as one without, at uniform routing. The gain at
+non-uniform routing isn't known in advance."""
 MIN_CONTEXT = 256
-"""Below that a shorter context is no way out."""
+"""The context isn't shortened below this number of tokens."""
 STAYING = "experts stay where they are: main memory hasn't room for those of the GPU as well"
 
 
 def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> MemoryPlan:
-    """The fastest placement within the budgets. Where none fits, what `wishes` allows is given up, step by
-    step, and told in the plan's `steps`.
+    """The fastest placement within the budgets. If none fits, the constraints that `wishes` allows are
+    relaxed one by one and listed in the plan's `steps`.
 
     Raises:
-        PlanError: nothing fits, or the one device asked for can't hold it.
+        PlanError: nothing fits, or the single requested device can't hold it.
     """
     if wishes.changing_experts:
         return _with_changing_experts(sizes, machine, wishes)
@@ -59,8 +58,9 @@ def plan_memory(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> Mem
 
 
 def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> MemoryPlan:
-    """The fastest placement; or as many experts on the GPU in each layer, and all in main memory too, if
-    there is room for that and even routing is hardly slower so.
+    """The fastest placement; or one with an expert cache: the same number of experts on the GPU in each
+    layer, and all in main memory. The latter needs enough memory and nearly the same speed at uniform
+    routing.
     """
     fixed = plan_memory(sizes, machine, replace(wishes, changing_experts=False))
     if fixed.wishes.disk:
@@ -80,7 +80,7 @@ def _with_changing_experts(sizes: ModelSizes, machine: Machine, wishes: PlanOpti
 
 
 def _eased(wishes: PlanOptions) -> Iterator[tuple[PlanOptions, tuple[str, ...]]]:
-    """The wishes, and what they allow to be given up, in order, each on top of those before."""
+    """The options, then each allowed relaxation in order, on top of the previous ones."""
     steps: tuple[str, ...] = ()
     disk, wishes = wishes.disk, replace(wishes, disk=False)
     yield wishes, steps
@@ -98,9 +98,9 @@ def _eased(wishes: PlanOptions) -> Iterator[tuple[PlanOptions, tuple[str, ...]]]
 
 
 def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions, trained: int) -> int:
-    """The most tokens of context with which all of the model fits the one device that `wishes` name; no more
-    than the model was `trained` for. 0: none. With "any", main memory; where that has no room, the GPU and
-    main memory together, at a context that is shorter than the wished one by as many quarters as it takes.
+    """Maximum context in tokens for which the model fits the device of `wishes`, at most `trained`; 0: none.
+    For "any" the device is main memory. If that is too small, GPU and main memory together, with the
+    requested context shortened in quarters.
     """
     if wishes.device == "any":
         here = largest_context(sizes, machine, replace(wishes, device="cpu"), trained)
@@ -117,7 +117,7 @@ def largest_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions, tr
 
 
 def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> int:
-    """As `largest_context`; what has no room at the least context has none at any."""
+    """As `largest_context`; a model that doesn't fit at the minimum context doesn't fit at any."""
     kept = replace(wishes, disk=False, changing_experts=False)
     try:
         plan_memory(sizes, machine, replace(kept, context=min(MIN_CONTEXT, wishes.context)))
@@ -127,7 +127,7 @@ def _divided_context(sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -
 
 
 def _refusal(placing: PlacementProblem, side: int) -> PlanError:
-    """What doesn't fit if everything is to be on one side: there, or in the main memory that this takes."""
+    """The error if not everything fits one device: that device is full, or the main memory it needs."""
     items, allowed = _refusable(placing, side), placing.vram if side == GPU else placing.ram
     if side == GPU and sum(item.bytes for item in items) <= allowed:
         items, allowed = _held(placing, side, CPU), placing.ram
@@ -136,12 +136,12 @@ def _refusal(placing: PlacementProblem, side: int) -> PlanError:
 
 
 def _refusable(placing: PlacementProblem, side: int) -> list[PlannedItem]:
-    """What the device of that side would have to hold."""
+    """The items that the device would have to hold."""
     return _held(placing, side, side)
 
 
 def _held(placing: PlacementProblem, whole: int, side: int) -> list[PlannedItem]:
-    """What the device of `side` has to hold if everything is on the side `whole`."""
+    """The items that device `side` holds if everything runs on device `whole`."""
     chosen = placing.whole(whole)
     items, _ = _items(placing, chosen, PromptSpeed(placing, chosen))
     return [item for item in items if item.device == PLACES[side]]
@@ -189,7 +189,7 @@ def _head_place(items: Sequence[PlannedItem]) -> Place:
 def _items(
     placing: PlacementProblem, chosen: Placement, speed: PromptSpeed
 ) -> tuple[list[PlannedItem], list[LayerPlacement]]:
-    """All items of a placement, nothing spilled yet."""
+    """All items of a placement, before disk offload."""
     items: list[PlannedItem] = []
     layers = []
     routing = placing.wishes.routing
@@ -258,7 +258,7 @@ def _around_the_layers(
 
 
 def _cpu_batch(placing: PlacementProblem, chosen: Placement, speed: PromptSpeed) -> int:
-    """Tokens that the CPU computes in one step at most: longer ones send its weights to the GPU."""
+    """Maximum tokens per step on the CPU: longer steps stream its weights to the GPU."""
     stream_min_tokens = speed.stream_min_tokens if chosen.ends.head == GPU else None
     return host_batch(placing.wishes.batch, stream_min_tokens)
 
@@ -270,7 +270,7 @@ def _prediction(
     speed: PromptSpeed,
     waiting: float,
 ) -> Prediction:
-    """Of plain decoding: what drafting brings comes on top."""
+    """The prediction for baseline decoding, without the gain of drafting."""
     dry = sum(item.ms_per_token for item in items if not item.overlapped) / 1000
 
     def at(depth: int) -> float:
@@ -295,7 +295,7 @@ def _prediction(
 
 
 def _why_not(placing: PlacementProblem, chosen: Placement, items: Sequence[PlannedItem]) -> str | None:
-    """What keeps the next part off the GPU."""
+    """Why the next part isn't on the GPU."""
     if placing.refusal and placing.wishes.device == "any":
         return f"nothing is on a GPU: {placing.refusal}"
     if placing.pricing.graphics is None or not placing.works_on_cpu(chosen):
@@ -321,7 +321,7 @@ def _why_not(placing: PlacementProblem, chosen: Placement, items: Sequence[Plann
 
 
 def _slots_told(placing: PlacementProblem, chosen: Placement) -> str:
-    """That experts change places, and what a further one in each layer takes."""
+    """The sentence about the expert cache: what one more expert in each layer takes."""
     taken = [
         float(cost.gpu_bytes[choice.units]) / choice.units
         for cost, choice in zip(placing.costs, chosen.choices, strict=True)

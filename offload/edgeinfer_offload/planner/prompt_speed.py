@@ -1,4 +1,4 @@
-"""How fast a prompt is read: each part where it lies, or all on the GPU with the CPU's weights sent there."""
+"""Prefill speed: each part on its device, or all on the GPU with the CPU's weights streamed to it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,39 +12,38 @@ from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placeme
 from edgeinfer_offload.planner.roofline import Roof, Work
 
 MAX_TOKENS = 1 << 16
-"""Where the search for the crossover ends."""
+"""Upper end of the search for `stream_min_tokens`."""
 SCORES_SHARE = 0.25
-"""Of the speed of products with weights: what attention's products reach, whose softmax stands between."""
+"""Speed of attention matmuls, with the softmax between them, relative to weight matmuls."""
 LAYER_SECONDS = 0.7e-3
-"""What launching a layer of a chunk takes the host, for which the GPU waits if it has less to do itself."""
+"""Host seconds to launch one layer of a chunk; the GPU waits for it if its own work is shorter."""
 SENT_SECONDS = 1.35e-3
-"""The same where weights are sent: in several pieces."""
+"""The same with streamed weights, which take several launches."""
 MIXTURE_SECONDS = 1.6e-3
-"""The same of a mixture, whose choice of experts the host has to see before it goes on."""
+"""The same for an MoE layer, for which the host has to read the selected experts first."""
 BATCH_SECONDS = 0.43e-3
-"""What launching experts takes beyond the first ones that the GPU's scratch has room for together."""
+"""Host seconds to launch each further batch of experts; the first batch fills the GPU's scratch memory."""
 BESIDE = 0.25
-"""Of the second longest of copies, computing and launches where a dense model's weights are sent: what all
-at once doesn't save.
-"""
+"""Dense model with streamed weights: the share of the second longest of copies, computing and launches that
+overlap doesn't save."""
 COPIES_BESIDE = 0.35
-"""Of the shorter of copying experts and launching what is done with them: what both at once doesn't save."""
+"""The share of the shorter of expert copies and expert launches that overlap doesn't save."""
 CPU_EXPERTS_SHARE = 0.4
-"""Of the speed of products on the CPU: what experts reach, each of which has few of a chunk's tokens."""
+"""Speed of CPU expert matmuls, with few tokens per expert, relative to large CPU matmuls."""
 CHOICE_SECONDS = 0.5e-3
-"""From a layer's choice of experts to the first ones' arrival, and from the last ones to the next choice."""
+"""Seconds from a layer's expert selection to the first expert's arrival, and from the last one to the next
+selection."""
 EMBEDDED_SECONDS = 0.15e-9
-"""What an element of a token's embedding takes the host's threads. All of these are those of a server with
-an H200.
-"""
+"""Host seconds per element of a token's embedding. All of these were measured on a server with an H200."""
 UnpackedRate = Callable[[str], float]
-"""Bytes per second at which weights of a format become float16 on the GPU."""
+"""Bytes per second at which weights of a format are dequantized to float16 on the GPU."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Weights that lie together: bytes, operations for a token, and how likely a token is to touch each of as
-    many equal pieces. `unpacking`: seconds in which the GPU makes float16 of all if they are sent.
+    """Weights that are stored together: bytes, operations per token, and for each of its equal pieces the
+    probability that a token uses it. `unpacking`: seconds to dequantize all of it on the GPU if it is
+    streamed.
     """
 
     nbytes: float
@@ -52,27 +51,27 @@ class _Part:
     chances: tuple[float, ...] = (1.0,)
     unpacking: float = 0.0
     slowness: float = 1.0
-    """How many times as many operations the same takes on the CPU."""
+    """How many times as long the same operations take on the CPU in this format."""
     at_once: int = 0
-    """Of a mixture's experts, how many are computed together on the GPU; 0: no mixture."""
+    """MoE: the number of experts computed together on the GPU; 0: not an MoE."""
     pieces: int = 1
 
     def batches(self, tokens: int) -> int:
-        """How many times the GPU computes some of the experts that so many tokens need."""
+        """Number of expert batches that the GPU computes for `tokens` tokens."""
         return ceil(self.share(tokens) * self.pieces / self.at_once) if self.at_once else 0
 
     def share(self, tokens: int) -> float:
-        """Of the bytes, what any of so many tokens needs."""
+        """Share of the bytes that at least one of `tokens` tokens needs."""
         return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
 
     def work(self, tokens: int, slowness: float = 1.0) -> Work:
-        """Reading each weight that any of the tokens needs once."""
+        """Work with each needed weight read once."""
         return Work(slowness * self.operations * tokens, max(self.nbytes * self.share(tokens), 1.0))
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer: its parts on either side; what a cached position takes on the CPU, 0 if it isn't there."""
+    """One layer: its parts on either device; CPU bytes per cached position, 0 if the cache is on the GPU."""
 
     sizes: LayerSizes
     attends_on_gpu: bool
@@ -81,15 +80,17 @@ class _Layer:
     position_bytes: float
 
     def scores(self, tokens: int, start: int) -> Work:
-        """Of attention, on the tokens of a chunk behind `start` others."""
+        """Attention work of a chunk of `tokens` tokens after `start` cached ones."""
         seen = min(start + tokens / 2, self.sizes.window or start + tokens)
         operations = 4 * tokens * seen * self.sizes.heads * self.sizes.head_dim
         return Work(operations / SCORES_SHARE, 1.0)
 
 
 class PromptSpeed:
-    """Seconds of a prompt under a placement. `stream_min_tokens`: prompts of as many tokens and more stream the
-    CPU's weights to the GPU; None: never.
+    """Seconds of a prompt under a placement.
+
+    `stream_min_tokens`: prompts of at least this many tokens stream the CPU's weights to the GPU; None:
+    never.
     """
 
     def __init__(self, placing: PlacementProblem, chosen: Placement) -> None:
@@ -114,7 +115,7 @@ class PromptSpeed:
         self.stream_min_tokens = self._crossover() if placing.sends and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
-        """From the first token of a prompt to the logits behind the last, read in chunks."""
+        """Seconds from the first prompt token to the logits of the last, read in chunks."""
         step = chunk if any(layer.attends_on_gpu for layer in self._layers) else batch
         total, start = self._head, 0
         while start < prompt:
@@ -125,7 +126,7 @@ class PromptSpeed:
         return total
 
     def _in_turns(self, tokens: int, start: int) -> float:
-        """Seconds of a chunk, everything being computed where it lies."""
+        """Seconds of a chunk, with each part computed on its device."""
         total = self._embedded * tokens
         for layer in self._layers:
             total += sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
@@ -141,8 +142,8 @@ class PromptSpeed:
         return total
 
     def _sent(self, tokens: int, start: int) -> float:
-        """Seconds of a chunk, everything being computed on the GPU: copies go on meanwhile, but for those of
-        experts, which begin when the layer's are chosen.
+        """Seconds of a chunk computed wholly on the GPU. Copies are overlapped, except those of experts,
+        which start after the layer's expert selection.
         """
         assert self._gpu is not None
         copying = computing = launching = chosen = 0.0
@@ -162,7 +163,7 @@ class PromptSpeed:
         return _at_once(copying, computing, launching) + chosen + self._embedded * tokens
 
     def _crossover(self) -> int | None:
-        """The least tokens for which sending beats computing on the CPU."""
+        """The minimum number of tokens for which streaming is faster than computing on the CPU."""
         if self._gpu is None or not any(layer.here for layer in self._layers):
             return None
 
@@ -179,18 +180,18 @@ class PromptSpeed:
 
 
 def _at_once(*seconds: float) -> float:
-    """Of things that a chunk does at the same time while weights are sent."""
+    """Seconds of tasks that overlap while weights are streamed."""
     *_, second, longest = sorted(seconds)
     return longest + BESIDE * second
 
 
 def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
-    """What launching a mixture's layer takes the host."""
+    """Host seconds to launch an MoE layer."""
     return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
 
 
 def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:
-    """Seconds a byte of these matrices takes to become float16 on the GPU."""
+    """Seconds per byte to dequantize these matrices to float16 on the GPU."""
     nbytes = sum(matrix.nbytes for matrix in matrices)
     return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
 
@@ -198,8 +199,8 @@ def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> flo
 def _chances(
     placing: PlacementProblem, index: int, units: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """How likely a token is to use each expert of the CPU and of the GPU, where the hottest `units` are; of a
-    dense feed-forward, all of it.
+    """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `units` are on the
+    GPU. For a dense feed-forward, all of it.
     """
     experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
     if experts is None:
@@ -212,21 +213,21 @@ def _chances(
 
 
 def _host_bytes(placing: PlacementProblem, costs: LayerCosts, units: int) -> float:
-    """Of a feed-forward, what the CPU computes: not what it has besides for experts that change places."""
+    """Bytes of a feed-forward that the CPU computes, without the copies it holds for the expert cache."""
     nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
     changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
     return nbytes * (1 - there / costs.unit_neurons[-1]) if changing else nbytes
 
 
 def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) -> float:
-    """That of some matrices together, `slowness` telling that of a format."""
+    """The slowness of several matrices together; `slowness` returns that of a format."""
     return sum(m.weights * slowness(m.format) for m in matrices) / sum(m.weights for m in matrices)
 
 
 def _layer(
     placing: PlacementProblem, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
 ) -> _Layer:
-    """Layer `index`'s parts on the CPU and on the GPU."""
+    """The parts of layer `index` on the CPU and on the GPU."""
     layer = placing.sizes.layers[index]
     sides: tuple[list[_Part], list[_Part]] = ([], [])
     always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])

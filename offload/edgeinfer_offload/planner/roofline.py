@@ -1,7 +1,8 @@
-"""The roofline: what an operation can reach on a device, and whether arithmetic or memory holds it back.
+"""The roofline model: the speed that an operation can reach on a device, and whether compute or memory limits
+it.
 
 Source: Yuan et al., "LLM Inference Unveiled: Survey and Roofline Model Insights" (2024), sections 2.2 to 2.4;
-the counts of operations and bytes are those behind its table of LLaMA-2-7B on an A6000.
+the counts of operations and bytes are those used for its table of LLaMA-2-7B on an A6000.
 """
 
 from dataclasses import dataclass
@@ -12,20 +13,20 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True)
 class Roof:
-    """A device: operations per second at most (a multiply-accumulate counts as two), bytes per second."""
+    """A device: peak operations per second (a multiply-accumulate counts as two), bytes per second."""
 
     operations_per_second: float
     bytes_per_second: float
 
     @property
     def ridge_point(self) -> float:
-        """Operations per byte from which on arithmetic is the limit."""
+        """Operations per byte above which compute is the limit."""
         return self.operations_per_second / self.bytes_per_second
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an operation does: operations, and bytes that it reads and writes."""
+    """The work of an operation: operations, and bytes read and written."""
 
     operations: float
     bytes: float
@@ -48,27 +49,27 @@ class Work:
 
 
 def linear(rows: int, inputs: int, outputs: int, size: float = 2) -> Work:
-    """`rows` activations through a matrix; all elements of `size` bytes."""
+    """A matmul of `rows` activations with a matrix; all elements have `size` bytes."""
     elements = inputs * outputs + rows * inputs + rows * outputs
     return Work(2 * rows * inputs * outputs, size * elements)
 
 
 def attention_product(queries: int, keys: int, heads: int, head_dim: int, size: float = 2) -> Work:
-    """Queries with keys, or scores with values: unfused, each head with keys of its own."""
+    """Queries times keys, or scores times values: unfused, with separate keys per head."""
     elements = (queries + keys) * heads * head_dim + heads * queries * keys
     return Work(2 * heads * queries * keys * head_dim, size * elements)
 
 
 def softmax(queries: int, keys: int, heads: int, size: float = 2) -> Work:
-    """Five operations a score; each is read and written."""
+    """Five operations per score; each score is read and written."""
     return Work(5 * heads * queries * keys, 2 * size * heads * queries * keys)
 
 
 def norm(rows: int, width: int, size: float = 2) -> Work:
-    """Seven operations an element."""
+    """Seven operations per element."""
     return Work(7 * rows * width, 2 * size * rows * width)
 
 
 def add(rows: int, width: int, size: float = 2) -> Work:
-    """A residual; the source counts one read and one write."""
+    """A residual addition; the source counts one read and one write."""
     return Work(rows * width, 2 * size * rows * width)

@@ -1,1 +1,1 @@
-"""Running a split model: its backend, the expert cache policy, activity profiles."""
+"""Split-model runtime: the backend, the expert cache policy, activity profiles."""

@@ -1,9 +1,10 @@
-"""What of a model is used, counted over a text: neurons and experts of every layer, saved with the model's
-hash.
+"""Activity profiles: how often each neuron and expert of every layer is active on a text, stored with the
+model's hash.
 
-Counts are kept by halves of the text, so that what one half teaches can be checked on the other. A file is a
-NumPy archive: `facts` (JSON in UTF-8), and by name arrays of counts (2, units) uint32: `neurons.3` for the
-neurons of layer 3, `experts.3` for its experts; other arrays, such as predictors, stand beside them.
+Counts are separate for the two halves of the text, so that what is learned on one can be checked on the
+other. A file is a NumPy archive: `facts` (JSON in UTF-8), and arrays of counts (2, units) uint32 by name:
+`neurons.3` for the neurons of layer 3, `experts.3` for its experts. Other arrays, such as predictors, are
+stored next to them.
 """
 
 import hashlib
@@ -29,25 +30,25 @@ DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, SyntaxError, EOFError, MemoryError, OverflowError),
     *(RuntimeError, OSError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What reading an archive with wrong bytes in it was seen to raise, and what its readers say they may."""
+"""Exceptions seen when reading a corrupted archive, and those documented by its readers."""
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used; one line says why."""
+    """An unusable profile; the message has the reason in one line."""
 
 
 @dataclass(frozen=True)
 class ActivityProfile:
     """How often each unit of each layer was active.
 
-    `counts`: "neurons.3" or "experts.3" -> (2, units), a row for each half of the text. `tokens`: of each
-    half. `arrays`: whatever else is kept with them, by name.
+    `counts`: "neurons.3" or "experts.3" -> (2, units), one row for each half of the text. `tokens`: of each
+    half. `arrays`: additional arrays, by name.
     """
 
     model_hash: str
     tokens: tuple[int, int]
     rule: str
-    """What counted as active, for a person."""
+    """Description of what counted as active."""
     counts: Mapping[str, Counts]
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
@@ -58,13 +59,13 @@ class ActivityProfile:
         return dict(sorted(found.items()))
 
     def active_share(self, name: str) -> float:
-        """The mean share of a layer's units that a token uses."""
+        """The mean share of a layer's units that a token activates."""
         counts = self.counts[name]
         units: int = counts.shape[1]
         return int(counts.sum()) / max(sum(self.tokens) * units, 1)
 
     def save(self, path: Path) -> None:
-        """Write the file in one stroke. Raises OSError where the folder can't be written."""
+        """Write the file atomically. Raises OSError if the folder can't be written."""
         facts = {"version": VERSION, "model": self.model_hash, "tokens": self.tokens, "rule": self.rule}
         arrays: dict[str, Any] = {**self.arrays, **self.counts}
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
@@ -82,7 +83,7 @@ class ActivityProfile:
         """Read a file.
 
         Raises:
-            ProfileError: a damaged file, or one that holds something else.
+            ProfileError: a damaged file, or not a profile.
             OSError: it can't be opened.
         """
         file = path.open("rb")
@@ -124,7 +125,7 @@ def model_hash(path: Path) -> str:
     """A fingerprint of a model file: SHA-256 of its size, its first MiB, and 256 pieces of 4 KiB spread
     evenly.
 
-    Takes milliseconds whatever the size. Raises OSError.
+    Takes milliseconds for any size. Raises OSError.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -138,18 +139,18 @@ def model_hash(path: Path) -> str:
 
 
 def profile_paths(model: Path, hashed: str, data_folder: Path) -> tuple[Path, Path]:
-    """Where a model's profile may lie: beside the model, and in the user's data folder."""
+    """The two possible paths of a model's profile: next to the model, and in the user's data folder."""
     own = data_folder / "profiles" / f"{model.stem}-{hashed[:12]}{SUFFIX}"
     return beside_model(model), own
 
 
 def beside_model(model: Path) -> Path:
-    """Where a profile lies if the model's folder can be written."""
+    """The path of a profile if the model's folder is writable."""
     return model.with_name(model.name + SUFFIX)
 
 
 def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
-    """The profile of a model file; None where there is none.
+    """The profile of a model file; None if there is none.
 
     Raises:
         ProfileError: it is damaged, or of another model.
@@ -157,7 +158,7 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
     """
     own_folder = data_folder / "profiles"
     if not any([beside_model(model).exists(), *own_folder.glob(f"{model.stem}-*{SUFFIX}")]):
-        return None  # most models have none: their files needn't be read for it
+        return None  # most models have no profile: skip hashing their files
     hashed = model_hash(model)
     for path in profile_paths(model, hashed, data_folder):
         if path.exists():
@@ -174,8 +175,8 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
 def save_profile(
     profile: ActivityProfile, model: Path, data_folder: Path, in_data_folder: bool = False
 ) -> Path:
-    """Save beside the model, or in the user's data folder where that is wished or the model's folder can't be
-    written; the path taken.
+    """Save next to the model, or in the user's data folder if `in_data_folder` or if the model's folder can't
+    be written; returns the path.
 
     Raises:
         OSError: neither can be written.
@@ -184,7 +185,7 @@ def save_profile(
     if not in_data_folder:
         try:
             profile.save(beside)
-        except OSError:  # a folder that isn't ours
+        except OSError:  # a folder without write permission
             in_data_folder = True
     if in_data_folder:
         own.parent.mkdir(parents=True, exist_ok=True)

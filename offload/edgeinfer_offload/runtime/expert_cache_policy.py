@@ -1,9 +1,9 @@
-"""Which experts deserve the slots that their layers have in GPU memory: those chosen lately, and often.
+"""The expert cache policy: which experts get the GPU slots of their layer, by recency and frequency.
 
-The host counts which experts tokens choose. An expert's *rate* is how often a token is expected to choose
-it: a mean that forgets slowly (frequency) and one that forgets fast (recency), weighed. An expert takes
-another's slot only where the difference is more than chance, and what that is expected to save pays for the
-copy: so no two take turns in a slot. Where nothing changes looks become rare.
+The host counts the experts that tokens select. An expert's *rate* is the expected number of selections per
+token: a weighted sum of a slow mean (frequency) and a fast mean (recency). An expert replaces another only if
+the difference of their rates is significant, and if the expected saving exceeds the cost of the copy. This
+prevents two experts from alternating in a slot. While nothing changes, checks become rarer.
 """
 
 from collections.abc import Sequence
@@ -19,35 +19,34 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExpertUsage:
-    """How `ExpertCachePolicy` judges. Half-lives in tokens; measured on recorded traces, see docs/plan.md."""
+    """Parameters of `ExpertCachePolicy`. Half-lives are in tokens; tuned on recorded traces, see
+    docs/plan.md.
+    """
 
     slow_half_life: float = 512.0
     fast_half_life: float = 32.0
     fast_share: float = 0.6
-    """What the fast mean weighs of the two."""
+    """Weight of the fast mean in the rate."""
     horizon: float = 256.0
-    """Tokens for which what is hot now is expected to stay so."""
+    """Number of tokens for which hot experts are expected to remain hot."""
     cost: float = 16.0
-    """What a copy costs, in times that the CPU reads an expert: launching it takes the host half a
-    millisecond on a server.
-    """
+    """Cost of a copy, in CPU reads of an expert: its launch takes the host half a millisecond on a server."""
     certainty: float = 5.0
-    """Standard deviations of what chance alone makes of two equal rates that a difference has to reach, in
-    the slow mean or in both weighed: the best and the worst of many are far apart by chance.
-    """
+    """Minimum difference of two rates in standard deviations of chance, in the slow mean or in the weighted
+    sum: the best and the worst of many experts differ by chance alone."""
     look_after: int = 16
-    """Tokens from one look to the next, if that finds something."""
+    """Tokens until the next check, after a check that found a swap."""
     look_seldom: int = 64
-    """The same where nothing was found, again and again: each time it is twice as long."""
+    """Maximum tokens until the next check: each check without a swap doubles the interval."""
     at_once: int = 16
-    """Swaps that a look finds at most."""
+    """Maximum number of swaps per check."""
     a_layer: int = 4
-    """Of these in one layer."""
+    """Maximum number of these swaps in one layer."""
 
 
 class Swap(NamedTuple):
-    """In `layer` (a row), `expert` is to have the slot of `leaves`; `gain`: the times that the CPU needn't
-    read an expert for it, over the horizon and less the copy.
+    """In `layer` (a row), `expert` replaces `leaves` in its slot. `gain`: CPU reads of an expert saved over
+    the horizon, less the copy.
     """
 
     layer: int
@@ -58,11 +57,11 @@ class Swap(NamedTuple):
 
 
 class ExpertCachePolicy:
-    """The slots of some layers with `count` experts each, of which a token uses `used`:
-    `residents[layer][slot]` is whom each begins with.
+    """The slots of some layers with `count` experts each, of which a token uses `used`.
+    `residents[layer][slot]` is the expert initially in each slot.
 
-    `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that nobody
-    reads a slot while it is written: from `begin` on the old expert has none, from `land` on the new one it.
+    `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that a slot
+    isn't read while it is written: `begin` removes the old expert, `land` assigns the new one.
     """
 
     def __init__(
@@ -81,20 +80,20 @@ class ExpertCachePolicy:
         )
 
     def note(self, chosen: Ints) -> None:
-        """`chosen` (layers, count): how often each expert was chosen since the last time."""
+        """Add the counts `chosen` (layers, count): selections of each expert since the last call."""
         tokens = float(chosen.sum(axis=1).mean()) / self._used
         self._slow.add(chosen, tokens)
         self._fast.add(chosen, tokens)
 
     @property
     def rates(self) -> Floats:
-        """(layers, count): how often a token is expected to choose each expert; zeros before any was seen."""
+        """(layers, count): expected selections of each expert per token; zeros before the first token."""
         share = self.habits.fast_share
         return (1 - share) * self._slow.rates + share * self._fast.rates
 
     def proposals(self) -> list[Swap]:
-        """Swaps that pay, what gains most first; none of them has an expert or a slot of another's. Nothing:
-        none pays, or too little was seen to tell.
+        """Profitable swaps, largest gain first; they share no expert and no slot. Empty: none is profitable,
+        or there are too few observations.
         """
         found = self._proposals() if self._slow.tokens else []
         self.look_after = (
@@ -123,8 +122,9 @@ class ExpertCachePolicy:
         return found
 
     def _certainty(self, rows: Ints, best: Ints, worst: Ints) -> Floats:
-        """How many standard deviations of chance lie between the rates of `best` and `worst`: in the slow
-        mean, which shows small differences that last, or in both weighed, which show a change soon.
+        """The difference of the rates of `best` and `worst` in standard deviations of chance. The larger of
+        two: in the slow mean, which shows small lasting differences, and in the weighted sum, which shows
+        changes early.
         """
         share = self.habits.fast_share
         both = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
@@ -135,23 +135,23 @@ class ExpertCachePolicy:
         return found
 
     def begin(self, swap: Swap) -> None:
-        """The slot is about to be written."""
+        """Mark the slot as about to be written."""
         self.slots[swap.layer, swap.leaves] = -1
         self._coming[swap.layer, swap.expert] = True
 
     def land(self, swap: Swap) -> None:
-        """The slot holds the new expert."""
+        """Mark the slot as holding the new expert."""
         self._coming[swap.layer, swap.expert] = False
         self.slots[swap.layer, swap.expert] = swap.slot
 
 
 def _lowest(values: Floats, count: int) -> Ints:
-    """(rows, count): the places of each row's lowest values, the lowest first."""
+    """(rows, count): the indices of each row's lowest values, in rising order of value."""
     return np.argsort(values, axis=1, kind="stable")[:, :count]
 
 
 class _Mean:
-    """How often a token chose each expert, what lies a half-life back counting half."""
+    """An exponential mean of the selections of each expert per token; the weight halves every half-life."""
 
     def __init__(self, shape: tuple[int, int], half_life: float) -> None:
         self._half_life = half_life
@@ -170,13 +170,13 @@ class _Mean:
 
     @property
     def spread(self) -> float:
-        """The variance of a rate, for a rate of 1, that chance makes of tokens that choose independently."""
+        """The variance of a rate due to chance if tokens select independently, for a rate of 1."""
         return self._squares / max(self.tokens, 1e-9) ** 2
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What slots would have done for a recorded trace: experts asked for, found in one, and copies made."""
+    """Result of a simulated expert cache on a recorded trace: requests, hits, and copies made."""
 
     asked: int
     hits: int
@@ -190,9 +190,9 @@ class Replayed:
 def replay(
     trace: Ints, slots: ExpertCachePolicy, *, tokens_a_copy: int = 4, swapping: bool = True
 ) -> Replayed:
-    """Go through a `trace` (layers, tokens, used), the experts that each token chose, as decoding would.
+    """Simulate the expert cache on a `trace` (layers, tokens, used) of the experts that each token selected.
 
-    `tokens_a_copy`: tokens from the decision for a copy until its expert can be used; one at a time.
+    `tokens_a_copy`: tokens from the decision for a copy until its expert is usable; one copy at a time.
     """
     layers, tokens, _ = trace.shape
     count = slots.slots.shape[1]

@@ -1,6 +1,7 @@
-"""A decoder that is divided between a device and its host, as one backend.
+"""The backend of a split model: one GPU shard and one CPU shard.
 
-Rows of the residual stream cross where the plan says so, width · 4 bytes a token and way, through a mailbox.
+Hidden states cross between the shards where the plan requires it, hidden size · 4 bytes per token and
+direction, through an exchange buffer.
 """
 
 from collections.abc import Sequence
@@ -14,17 +15,21 @@ from edgeinfer_kernels.expert_routing import PairCounts
 
 
 class GpuShard(Protocol):
-    """The device's half, as `edgeinfer_kernels.cuda.backend.CudaBackend` with divisions."""
+    """The GPU shard, as `edgeinfer_kernels.cuda.backend.CudaBackend` with layer splits."""
 
     batch: int
     most_recent: int
 
     def enter(self, tokens: int, start: int) -> Rows:
-        """The tokens whose embeddings lie in the mailbox, at positions start…, to above the last layer."""
+        """Run the tokens whose embeddings are in the exchange buffer, at positions from `start`, through all
+        layers.
+        """
         ...
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
-        """The token that follows the one whose embedding lies in the mailbox; -1: the host has to sample."""
+        """The token sampled after the one whose embedding is in the exchange buffer; -1: the host has to
+        sample.
+        """
         ...
 
     def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]: ...
@@ -43,15 +48,15 @@ class GpuShard(Protocol):
 
 
 class HostPart(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
+    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     def embed(self, ids: Sequence[int]) -> Activations:
-        """Embeddings of tokens, in the mailbox."""
+        """Write the embeddings of tokens to the exchange buffer."""
         ...
 
     @property
     def pairs(self) -> PairCounts:
-        """How many experts the device has asked for, and how many of them were the host's."""
+        """Number of token-expert assignments from the GPU, and how many of them the CPU computed."""
         ...
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
@@ -60,7 +65,7 @@ class HostPart(Protocol):
 
 
 class RowsBetween:
-    """Rows of the residual stream on their way: embedded on the host, then above the device's last layer."""
+    """Hidden states in transit: embedded on the CPU, then the output of the last layer on the GPU."""
 
     def __init__(self, embedded: Activations) -> None:
         self.embedded = embedded
@@ -76,7 +81,9 @@ class RowsBetween:
 
 
 class SplitBackend:
-    """`host` has the embedding and its part of the layers, `device` the rest of them and the head."""
+    """`host` has the embedding and its part of the layers; `device` has the other layers and the output
+    matrix.
+    """
 
     name = "split"
 
@@ -87,7 +94,7 @@ class SplitBackend:
 
     @property
     def pairs(self) -> PairCounts:
-        """How many experts the device has asked for, and how many of them were the host's."""
+        """Number of token-expert assignments from the GPU, and how many of them the CPU computed."""
         return self.host.pairs
 
     def embed(self, ids: Sequence[int]) -> RowsBetween:
@@ -107,7 +114,7 @@ class SplitBackend:
         return self.device.normed(x.above)
 
     def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """The device's keys and values."""
+        """The GPU's keys and values."""
         return self.device.cached(end)
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
@@ -115,7 +122,7 @@ class SplitBackend:
         self.device.put_cached(arrays, end)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `EvictingBackend.forget`, in the caches of both halves."""
+        """As `EvictingBackend.forget`, in the caches of both shards."""
         self.device.forget(gone, end)
         self.host.forget(gone, end)
 
@@ -128,16 +135,16 @@ class SplitBackend:
         following: Sequence[float] | None = None,
         room: bool = True,
     ) -> int:
-        """Read one token at `start` and choose the next on the device; -1: the host has to sample.
+        """Process one token at `start` and sample the next on the GPU; -1: the host has to sample.
 
-        The device can't run ahead, as the host has the next token's embedding: `following` and `room` are
-        what `CudaBackend.choose` takes.
+        The GPU can't run ahead, because the host has the next token's embedding: `following` and `room` only
+        match the signature of `CudaBackend.choose`.
         """
         self.host.embed([token_id])
         return self.device.choose_above(start, draw, recent)
 
     def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]:
-        """One draw as `choose` takes it."""
+        """One sampling request, in the format that `choose` takes."""
         return self.device.draw_request(settings, recent, chance)
 
     def close(self) -> None:

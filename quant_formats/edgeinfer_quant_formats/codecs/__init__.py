@@ -1,4 +1,4 @@
-"""Blocks to float32 and back: one pair of functions per format, gathered here by name."""
+"""Decoders and encoders between blocks and float32: one pair of functions per format, by name."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -33,11 +33,11 @@ ENCODERS: Mapping[str, Encoder] = MappingProxyType(
 )
 INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
-# Work in pieces that stay in the cache and keep the temporary arrays small.
+# Number of weights per piece, so that temporary arrays stay small and in the CPU cache.
 DECODE_WEIGHTS = 1 << 16
 ENCODE_WEIGHTS = 1 << 17
 
-# Beyond every block format's float16 scale, and below where the sums of the searches overflow.
+# Above the float16 scale of every block format, and below the overflow of the search sums.
 LARGEST_WEIGHT = np.float32(1e10)
 MIN_IMPORTANCE = np.float32(1e-6)
 
@@ -45,7 +45,7 @@ MIN_IMPORTANCE = np.float32(1e-6)
 def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray[np.float32]:
     """Blocks of `format` as float32, (n,); bit-equal to gguf-py.
 
-    `raw` is read as it lies, whatever its shape; it must hold whole blocks.
+    `raw` is read in memory order, whatever its shape; it must hold whole blocks.
 
     Raises:
         FormatError: an unknown format, or bytes that don't fill whole blocks.
@@ -58,7 +58,7 @@ def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray
         )
     blocks = data.reshape(-1, kind.block_bytes)
     decoder, step = DECODERS[kind.name], DECODE_WEIGHTS // kind.block_elements
-    # Damaged scales are infinite or NaN; the weights then are too, as in gguf-py, without a warning.
+    # Damaged scales are infinite or NaN; as in gguf-py the weights then are too, without a warning.
     with np.errstate(all="ignore"):
         if 0 < len(blocks) <= step:
             return decoder(blocks).reshape(-1)
@@ -73,8 +73,8 @@ def encode(
 ) -> NDArray[np.uint8]:
     """Weights as blocks of `format`, (bytes,).
 
-    `importance` holds a weight for the squared error of each column, (columns,), such as the mean
-    square of the activations that it meets; all heed it but Q8_0, MXFP4, TQ1_0, TQ2_0 and plain numbers.
+    `importance` has a weight for the squared error of each column, (columns,), such as the mean square of its
+    input activations. All formats use it except Q8_0, MXFP4, TQ1_0, TQ2_0 and plain numbers.
 
     Raises:
         FormatError: weights that don't fill whole blocks, that are not finite or too large for the
@@ -125,7 +125,7 @@ def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> 
         )
     if not (np.isfinite(array) & (array >= 0)).all():
         raise FormatError(f"importance from {array.min()} to {array.max()}, wanted finite and at least 0")
-    # A column that was never active still counts a little, or its weights would all become zero.
+    # A column that was never active gets a small importance; otherwise all its weights would become zero.
     array = np.maximum(array, array.max() * MIN_IMPORTANCE) if array.any() else np.ones_like(array)
     return array.reshape(-1, kind.block_elements)
 

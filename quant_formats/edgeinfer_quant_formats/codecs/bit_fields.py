@@ -1,4 +1,4 @@
-"""Fields of 1, 2 and 4 bits packed into bytes: taken out and put back in the order of the block formats."""
+"""Packs and unpacks fields of 1, 2 and 4 bits in bytes, in the order of the block formats."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ Bytes = NDArray[np.uint8]
 def unpack_fields(packed: Bytes, bits: int, group: int) -> Bytes:
     """Split each byte into fields of `bits`, lowest first, (n, bytes) -> (n, bytes·8/bits).
 
-    Every `group` bytes give their lowest fields in order, then the next fields, and so on:
-    that is how ggml lays out quants so that one shift of a vector yields neighbours.
+    Every `group` bytes give their lowest fields in order, then the next fields, and so on. ggml uses this
+    order so that one vector shift yields consecutive quants.
     """
     fields = 8 // bits
     source = packed.reshape(len(packed), -1, group)

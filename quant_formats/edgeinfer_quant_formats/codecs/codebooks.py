@@ -1,4 +1,4 @@
-"""Blocks whose 4-bit quants are looked up in a table of uneven steps: IQ4_NL, IQ4_XS, MXFP4."""
+"""Blocks with 4-bit quants that index a non-uniform table: IQ4_NL, IQ4_XS, MXFP4."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def decode_mxfp4(blocks: Bytes) -> Floats:
 
 
 class IQ4Grid:
-    """The IQ4 levels, found by a table over quarter steps between them."""
+    """The IQ4 levels, with a lookup table at quarter steps between them."""
 
     _QUARTERS = np.arange(-512, 512, dtype=np.float32) / np.float32(4)
     INDICES = np.abs(_QUARTERS[:, None] - IQ4_LEVELS).argmin(axis=1).astype(np.uint8)
@@ -99,7 +99,7 @@ def encode_iq4_xs(blocks: Floats, importance: Floats | None) -> Bytes:
     return np.hstack((half_bytes(fit.d[:, None]), high, low, pack_fields(_iq4_quants(fit.levels), 4, 16)))
 
 
-# Between these halves of |weight| / scale lie the levels of FP4; a tie goes to the smaller level.
+# Midpoints between the FP4 levels, for |weight| / scale; a tie goes to the smaller level.
 _FP4_MIDPOINTS = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)
 
 

@@ -1,4 +1,4 @@
-"""Plain numbers: floats of 16, 32 and 64 bits, and the integers that some tensors hold."""
+"""Unquantized types: floats of 16, 32 and 64 bits, and the integers that some tensors hold."""
 
 from collections.abc import Callable
 

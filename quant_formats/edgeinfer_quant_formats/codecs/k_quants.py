@@ -1,4 +1,4 @@
-"""K-quants to float32: super-blocks of 256 weights whose sub-blocks have quantized scales."""
+"""Decoders of K-quants: super-blocks of 256 weights whose sub-blocks have quantized scales."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ Floats = NDArray[np.float32]
 
 
 def _scaled(scales: Floats, quants: NDArray[np.uint8] | NDArray[np.int8]) -> Floats:
-    """scales (n, s) times quants (n, 256), each scale for 256/s neighbours, -> (n, s, 256/s)."""
+    """scales (n, s) times quants (n, 256), each scale for 256/s consecutive quants, -> (n, s, 256/s)."""
     grouped = quants.reshape(*scales.shape, -1).astype(np.float32)
     grouped *= scales[:, :, None]
     return grouped
@@ -30,7 +30,9 @@ def decode_q2_k(blocks: Bytes) -> Floats:
 
 
 def unpack_q3_k_scales(packed: Bytes) -> NDArray[np.int8]:
-    """Sixteen 6-bit scales less 32 from (n, 12) bytes: four low bits each in 8 bytes, two high bits in 4."""
+    """Sixteen 6-bit scales minus 32 from (n, 12) bytes: the four low bits in 8 bytes, the two high
+    bits in 4.
+    """
     low = unpack_fields(packed[:, :8], 4, 8)
     high = unpack_fields(packed[:, 8:], 2, 4)
     scales: NDArray[np.int8] = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)
@@ -50,10 +52,10 @@ def decode_q3_k(blocks: Bytes) -> Floats:
 
 
 def unpack_scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight 6-bit scales and eight 6-bit minima from the (n, 12) bytes that Q4_K and Q5_K share.
+    """Eight 6-bit scales and eight 6-bit minima from (n, 12) bytes, as in Q4_K and Q5_K.
 
-    Bytes 0-3 hold scales 0-3, bytes 4-7 minima 0-3, bytes 8-11 the low nibbles of scales 4-7
-    and minima 4-7; their upper two bits lie on top of bytes 0-7.
+    Bytes 0-3 hold scales 0-3, bytes 4-7 minima 0-3, bytes 8-11 the low nibbles of scales 4-7 and minima 4-7;
+    their upper two bits are the upper bits of bytes 0-7.
     """
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     six, four, two = np.uint8(0x3F), np.uint8(0x0F), np.uint8(0x30)

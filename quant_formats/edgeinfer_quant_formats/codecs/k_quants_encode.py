@@ -1,4 +1,4 @@
-"""float32 to K-quants: the fits of `super_blocks`, packed into each format's struct (see `k_quants`)."""
+"""Encoders of K-quants: the fits of `super_blocks`, packed into each format's struct (see `k_quants`)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,16 @@ from edgeinfer_quant_formats.codecs.super_blocks import (
 
 Bytes = NDArray[np.uint8]
 
-# Places to try for the largest weight of a sub-block: about the farthest level of the grid, for Q3_K at
-# both of its ends. Formats with a minimum try the number of levels between lowest and highest weight.
+# Target values for the largest weight of a sub-block in the search: near the farthest level of the grid, for
+# Q3_K at both of its ends. Formats with a minimum vary the number of levels between the lowest and the
+# highest weight.
 Q3_K_TARGETS = (-4.9, -4.6, -4.3, -4.0, -3.7, -3.4, -3.1, 2.9, 3.2, 3.5)
 Q6_K_TARGETS = (-32.9, -32.6, -32.3, -32.0, -31.7, -31.4, -31.1)
 EXTRA_LEVELS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 
 
 def _bytes(values: Floats, offset: int = 0) -> Bytes:
-    """Small integers held as floats, plus `offset`, as bytes."""
+    """Small integers stored as floats, plus `offset`, as bytes."""
     return (values + np.float32(offset)).astype(np.uint8)
 
 
@@ -40,7 +41,9 @@ def encode_q2_k(blocks: Floats, importance: Floats | None) -> Bytes:
 
 
 def pack_q3_k_scales(scales: Bytes) -> Bytes:
-    """Sixteen 6-bit scales in 12 bytes: the inverse of `unpack_q3_k_scales`, before 32 is taken off."""
+    """Sixteen 6-bit scales in 12 bytes: the inverse of `unpack_q3_k_scales`, without the
+    subtraction of 32.
+    """
     low = pack_fields(scales & np.uint8(15), 4, 8)
     return np.hstack((low, pack_fields(scales >> np.uint8(4), 2, 4)))
 

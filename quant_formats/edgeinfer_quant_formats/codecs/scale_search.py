@@ -1,7 +1,7 @@
-"""Search the scale, or scale and minimum, that brings blocks of weights nearest to a grid of levels.
+"""Searches for the scale, or scale and minimum, with the least error of blocks on a grid of levels.
 
-All arrays here are (elements of a block, blocks): sums over a block then run over whole vectors, and
-a block's scale broadcasts along the contiguous axis. `weights` says how much each error matters.
+All arrays here are (elements of a block, blocks): sums over a block then run over whole vectors, and a
+block's scale broadcasts along the contiguous axis. `weights` are the weights of the squared errors.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-# A single quant of 32 that differs by one of 31 steps makes about 3e-5, rounding at most 1e-6.
+# A single quant of 32 that differs by one of 31 steps gives about 3e-5, rounding at most 1e-6.
 MIN_SPREAD = np.float32(4e-6)
 
 
 class Grid(Protocol):
-    """The levels that a quant may take."""
+    """The allowed levels of a quant."""
 
     def nearest(self, values: Floats, inverse: Floats, out: Floats) -> Floats:
         """The levels nearest to values·inverse, written to `out`."""
@@ -35,7 +35,7 @@ class IntegerGrid:
     def nearest(self, values: Floats, inverse: Floats, out: Floats) -> Floats:
         np.multiply(values, inverse, out=out)
         np.rint(out, out=out)
-        # One pass of clip takes a seventh of the time of maximum and minimum with numbers.
+        # One pass of clip takes a seventh of the time of maximum and minimum with scalars.
         return np.clip(out, self.lowest, self.highest, out=out)
 
 
@@ -47,7 +47,7 @@ class ScaleAndMinimum(NamedTuple):
 
 
 def inner(left: Floats, right: Floats) -> Floats:
-    """Sums of products over each block, (elements, blocks) twice -> (blocks,)."""
+    """Inner products per block, (elements, blocks) twice -> (blocks,)."""
     sums: Floats = np.einsum("eb,eb->b", left, right)
     return sums
 
@@ -63,7 +63,7 @@ def largest_magnitudes(columns: Floats) -> Floats:
     """The value of largest magnitude, the first of several, of each column: (elements, n) -> (n,)."""
     lowest, highest = columns.min(axis=0), columns.max(axis=0)
     largest: Floats = np.where(-lowest > highest, lowest, highest)
-    # Minimum and maximum take a sixteenth of the time of argmax, but don't know which came first.
+    # Minimum and maximum take a sixteenth of the time of argmax, but don't give the first index.
     even = np.flatnonzero(-lowest == highest)
     if even.size:
         tied = columns[:, even]
@@ -72,10 +72,10 @@ def largest_magnitudes(columns: Floats) -> Floats:
 
 
 def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[float]) -> Floats:
-    """The scale per block that minimises Σ weight·(value - scale·level)².
+    """The scale per block that minimizes Σ weight·(value - scale·level)².
 
-    Tries, for each of `targets`, the scale that puts the value of largest magnitude there; takes the
-    least-squares scale of each; lets the best one settle once more.
+    For each of `targets`, tries the scale that maps the value of largest magnitude to it, and computes its
+    least-squares scale. Then refines the best one once more.
     """
     largest = largest_magnitudes(values)
     levels, weighted = np.empty_like(values), np.empty_like(values)
@@ -86,7 +86,7 @@ def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[
         np.multiply(levels, weights, out=weighted)
         along = inner(weighted, values)
         scale = along * reciprocal(inner(weighted, levels))
-        # The error is Σ weight·value² less this gain.
+        # The error is Σ weight·value² minus this gain.
         gain = scale * along
         better = gain > best_gain
         np.copyto(best_gain, gain, where=better)
@@ -102,11 +102,11 @@ def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[
 def search_scale_and_minimum(
     values: Floats, weights: Floats, highest: int, steps: Sequence[float]
 ) -> ScaleAndMinimum:
-    """Scale and minimum per block that minimise Σ weight·(value - scale·quant + minimum)².
+    """Scale and minimum per block that minimize Σ weight·(value - scale·quant + minimum)².
 
-    Tries, for each of `steps`, highest + step levels between the lowest value (or 0) and the highest
-    one; solves the two least-squares equations for each, with the minimum kept at or above 0; lets
-    the best pair settle twice more.
+    For each of `steps`, tries highest + step levels between the lowest value (or 0) and the highest one, and
+    solves the two least-squares equations, with the minimum at or above 0. Then refines the best pair twice
+    more.
     """
     lowest = np.minimum(values.min(axis=0), np.float32(0))
     inverse_span = reciprocal(values.max(axis=0) - lowest)
@@ -121,7 +121,7 @@ def search_scale_and_minimum(
         total, square, along = weighted.sum(axis=0), inner(weighted, quants), inner(weighted, values)
         product = weight_sum * square
         spread = product - total * total
-        # All quants alike, but for rounding: nothing tells scale from minimum.
+        # All quants are equal except for rounding: scale and minimum can't be separated.
         spread[spread < product * MIN_SPREAD] = 0
         determinant = reciprocal(spread)
         offset = (square * value_sum - total * along) * determinant
@@ -135,7 +135,7 @@ def search_scale_and_minimum(
         np.copyto(best_offset, offset, where=better)
 
     for step in steps:
-        # No value lies below the lowest one, and with fewer levels than there are none above the highest.
+        # No value is below the lowest one; with fewer levels than available, none is above the highest.
         np.multiply(above, inverse_span * np.float32(highest + step), out=quants)
         np.rint(quants, out=quants)
         if step >= 0.5:

@@ -16,8 +16,9 @@ from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weight
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-# Where a search puts the weight of largest magnitude: about the lowest quant, or about the highest, which
-# is one nearer to zero; with a minimum, the number of levels between the lowest and the highest weight.
+# Offsets of the search targets for the weight of largest magnitude: near the lowest quant, or near the
+# highest, which is one closer to zero. With a minimum: offsets of the number of levels between the lowest and
+# the highest weight.
 TARGET_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 FAR_END_STEPS = (-0.3, 0.0, 0.3)
 LEVEL_STEPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
@@ -59,7 +60,7 @@ def decode_q8_0(blocks: Bytes) -> Floats:
 
 
 def round_half_away(values: Floats) -> Floats:
-    """The nearest integer, halves away from zero, as C's roundf."""
+    """The nearest integer; ties are rounded away from zero, as in C's roundf."""
     magnitudes = np.abs(values)
     floors = np.floor(magnitudes)
     floors += np.floor(2 * (magnitudes - floors))
@@ -73,17 +74,17 @@ def _pack_five_bits(quants: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _around_zero(blocks: Floats, half_range: int) -> tuple[Bytes, Bytes]:
-    """Scale and quants where the weight of largest magnitude becomes -half_range."""
+    """Scale and quants for which the weight of largest magnitude becomes -half_range."""
     d: Floats = largest_magnitudes(as_columns(blocks, 32))[:, None] / np.float32(-half_range)
     quants = blocks * reciprocal(d)
     quants += np.float32(half_range + 0.5)
-    # Making bytes of them cuts off what follows the point; none is below a half.
+    # The conversion to bytes truncates the fraction; none is below a half.
     np.clip(quants, np.float32(0), np.float32(2 * half_range - 1), out=quants)
     return half_bytes(d), quants.astype(np.uint8)
 
 
 def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Scale, minimum and quants where the range of the block becomes 0 to `highest`."""
+    """Scale, minimum and quants that map the range of the block to 0 to `highest`."""
     columns = as_columns(blocks, 32)
     minimum = columns.min(axis=0)[:, None]
     d = (columns.max(axis=0)[:, None] - minimum) / np.float32(highest)
@@ -94,7 +95,7 @@ def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
 
 
 def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tuple[Bytes, Bytes]:
-    """Scale and quants by search, for the least error weighted by importance."""
+    """Scale and quants by search, with the least importance-weighted error."""
     grid, values = IntegerGrid(-half_range, half_range - 1), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
     targets = [step - half_range for step in TARGET_STEPS] + [half_range - 1 + step for step in FAR_END_STEPS]
@@ -104,7 +105,7 @@ def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tup
 
 
 def _fit_from_minimum(blocks: Floats, importance: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Scale, minimum and quants by search, for the least error weighted by importance."""
+    """Scale, minimum and quants by search, with the least importance-weighted error."""
     grid, values = IntegerGrid(0, highest), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
     found = search_scale_and_minimum(values, weights, highest, LEVEL_STEPS)

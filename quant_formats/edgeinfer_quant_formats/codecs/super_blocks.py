@@ -1,6 +1,7 @@
-"""Fit super-blocks of 256 weights: scales of sub-blocks by search, quantized, then refitted as a whole.
+"""Fits super-blocks of 256 weights: searches the scales of sub-blocks, quantizes them, then refits all
+together.
 
-Formats differ in the grid of their quants and of their scales; the fit is the same for all.
+Formats differ in the grids of their quants and their scales; the fit is the same for all.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from edgeinfer_quant_formats.codecs.scale_search import (
     search_scale_and_minimum,
 )
 
-# Where the largest scale of a super-block may come to lie about the farthest of the scale grid.
+# Offsets of the target for the largest scale of a super-block from the farthest level of the scale grid.
 SCALE_STEPS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 ROUNDS = 2
 SMALLEST_HALF = np.float32(2.0**-24)
@@ -41,7 +42,7 @@ class SuperBlocks(NamedTuple):
 
 
 class SubBlocks:
-    """Blocks (n, 256) and the weights of their errors, with a column for every `size` of them."""
+    """Blocks (n, 256) and their error weights, with one column per sub-block of `size`."""
 
     def __init__(self, blocks: Floats, weights: Floats, size: int) -> None:
         self.values = as_columns(blocks, size)
@@ -60,7 +61,7 @@ class SubBlocks:
         return total.reshape(self.shape), square.reshape(self.shape), along.reshape(self.shape)
 
     def common_step(self, fitted: Floats, grid: IntegerGrid) -> Floats:
-        """The step per super-block of which all its fitted scales are nearly multiples, (n,)."""
+        """The step per super-block of which all its fitted scales are approximate multiples, (n,)."""
         columns = np.ascontiguousarray(fitted.reshape(self.shape).T)
         weights = np.ascontiguousarray(self.weight_sum.T)
         targets = [grid.farthest + step for step in SCALE_STEPS]
@@ -77,19 +78,21 @@ class SubBlocks:
 
 
 def as_columns(blocks: Floats, size: int) -> Floats:
-    """(n, elements) blocks as (size, n·elements/size): each sub-block a column, as the searches want it."""
+    """(n, elements) blocks as (size, n·elements/size): each sub-block is a column, as input of the
+    searches.
+    """
     return np.ascontiguousarray(blocks.reshape(-1, size).T)
 
 
 def to_half(values: Floats) -> Floats:
-    """Rounded to float16, as the file will hold them, (n,)."""
+    """Rounded to float16, as stored in the file, (n,)."""
     return read_half(half_bytes(values[:, None]))[:, 0]
 
 
 def at_least_half(steps: Floats) -> Floats:
-    """Rounded to float16, and away from zero where float16 runs out of digits.
+    """Rounded to float16; subnormal values are rounded away from zero.
 
-    With a step too large the scales of sub-blocks lose some precision, with one of zero the block.
+    A step that is too large costs some precision of sub-block scales; a step of zero loses the whole block.
     """
     halves = to_half(steps)
     short = (np.abs(halves) < np.abs(steps)) & (np.abs(steps) < SMALLEST_NORMAL_HALF)
@@ -97,19 +100,19 @@ def at_least_half(steps: Floats) -> Floats:
 
 
 def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
-    """The steps found, as float16; the old ones where those are of no use or vanish."""
+    """The new steps, as float16; the old ones where the new ones are unusable or zero."""
     halves = to_half(np.where(usable, found, step))
     return np.where(halves != 0, halves, step)
 
 
 def error_weights(blocks: Floats, importance: Floats | None, coarse: bool = False) -> Floats:
-    """How much the error of each weight matters, of the shape of `blocks`; `coarse`: for levels far apart.
+    """The weight of each squared error, in the shape of `blocks`; `coarse`: for coarse levels.
 
-    Large weights count a little more: 2·root mean square + |value|, or with an importance
-    importance·√(2·mean square + value²). The 2 was found best of 1 to 3 by the divergence of the
-    built-in model and its draft from their F16, the mean of six mixes. Coarse levels want the large
-    weights to count more: importance·(root mean square + |value|) brought Q2_K 2 to 4 % nearer on texts
-    of both models, but Q3_K no nearer.
+    Large weights count slightly more: 2·root mean square + |value|, or with an importance importance·√(2·mean
+    square + value²). The 2 was the best of 1 to 3 by the divergence of the built-in model and its draft from
+    their F16, the mean of six mixes. With coarse levels large weights should count more: importance·(root
+    mean square + |value|) reduced the divergence of Q2_K by 2 to 4 % on texts of both models, but not that of
+    Q3_K.
     """
     square = blocks * blocks
     mean = square.mean(axis=1, keepdims=True)
@@ -174,7 +177,7 @@ def _best_minimum(sub: SubBlocks, scale: Floats) -> Floats:
 
 
 def _refit_steps(sub: SubBlocks, fit: SuperBlocks) -> tuple[Floats, Floats]:
-    """The d and dmin that suit the quants found: two least-squares equations per super-block."""
+    """The best d and dmin for the quants found: two least-squares equations per super-block."""
     total, square, along = sub.sums()
     scale_square = (fit.scales * fit.scales * square).sum(axis=1)
     cross = (fit.scales * fit.minima * total).sum(axis=1)

@@ -1,4 +1,6 @@
-"""Weights of -1, 0 and 1 times one scale: TQ1_0 (five to a byte) and TQ2_0 (four to a byte)."""
+"""Ternary formats, with weights of -1, 0 and 1 times one scale: TQ1_0 (five per byte) and TQ2_0
+(four per byte).
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +18,8 @@ POWERS_OF_THREE = np.array([1, 3, 9, 27, 81], np.uint8)
 def decode_tq1_0(blocks: Bytes) -> Floats:
     """TQ1_0: `uint8 qs[48]; uint8 qh[4]; half d`; weight = d·(digit - 1).
 
-    A byte holds its ternary digits as a fraction of 256: times 3^k, the integer part of thrice the
-    rest is digit k. 32 bytes of five digits, 16 of five, 4 of four.
+    A byte holds its ternary digits as a fraction of 256: multiplied by 3^k, the integer part of three times
+    the remainder is digit k. 32 bytes of five digits, 16 of five, 4 of four.
     """
     digits = [
         (blocks[:, None, start:end] * POWERS_OF_THREE[:count, None]).reshape(len(blocks), -1)
@@ -53,7 +55,7 @@ def encode_tq1_0(blocks: Floats, importance: Floats | None) -> Bytes:
             (240, 4, 4, POWERS_OF_THREE[:0:-1]),
         )
     ]
-    # As a fraction of 256, rounded up: decoding then takes each digit from the top.
+    # As a fraction of 256, rounded up, because decoding extracts the digits from the top.
     fractions = (np.hstack(packed) * np.uint16(256) + np.uint16(242)) // np.uint16(243)
     return np.hstack((fractions.astype(np.uint8), scale))
 

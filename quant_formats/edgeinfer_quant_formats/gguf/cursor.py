@@ -1,4 +1,4 @@
-"""A bounds-checked walk through the bytes of a GGUF header."""
+"""A bounds-checked cursor for the bytes of a GGUF header."""
 
 import mmap
 import struct
@@ -12,9 +12,9 @@ _UINT64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Where a header is being read: a position that never leaves the file.
+    """The current position in a header; it never leaves the file.
 
-    `place` says what is being read (a key, a tensor) and opens every error.
+    `place` names what is being read (a key, a tensor), for error messages.
     """
 
     def __init__(self, data: mmap.mmap | bytes, file: str) -> None:
@@ -25,11 +25,11 @@ class Cursor:
         self.place = "header"
 
     def error(self, text: str) -> FormatError:
-        """The error to raise here: file, place, then `text`."""
+        """The error for the current position: file, place, then `text`."""
         return FormatError(f"{self.file}: {self.place}: {text}")
 
     def take(self, size: int, what: str) -> int:
-        """Step over `size` bytes and return where they start."""
+        """Advance by `size` bytes and return their start."""
         start = self.position
         if size > self.end - start:
             raise self.error(
@@ -56,9 +56,9 @@ class Cursor:
         return self.data[start : start + length].decode("utf-8", "surrogateescape")
 
     def skip_strings(self, count: int) -> int:
-        """Step over `count` strings; returns the bytes of their text.
+        """Skip `count` strings; returns the total bytes of their text.
 
-        The loop costs about 0.1 microseconds a string; a vocabulary has 150,000 of them.
+        The loop costs about 0.1 microseconds per string; a vocabulary has 150,000 of them.
         """
         if count > (self.end - self.position) // 8:
             raise self.error(

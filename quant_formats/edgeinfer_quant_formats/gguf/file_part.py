@@ -1,4 +1,4 @@
-"""One GGUF file on disk as a memory map: header read and checked, tensor bytes untouched."""
+"""One GGUF file as a memory map: the header is read and checked, tensor bytes are not."""
 
 import contextlib
 import mmap
@@ -21,7 +21,7 @@ class FilePart:
     """One mapped file: its version, alignment, metadata and tensor table.
 
     Raises:
-        FormatError: the file is damaged, or no GGUF file of version 2 or 3.
+        FormatError: the file is damaged, or not a GGUF file of version 2 or 3.
         OSError: the file can't be opened.
     """
 
@@ -45,9 +45,9 @@ class FilePart:
         return np.frombuffer(self._open_map(), np.uint8, info.nbytes, info.offset)
 
     def release(self, info: TensorInfo) -> bool:
-        """Give the tensor's whole pages back to the system; a later read brings them in again.
+        """Release the tensor's whole pages to the system; a later read loads them again.
 
-        False where the system can't.
+        False if the system doesn't support it.
         """
         if not hasattr(mmap, "MADV_DONTNEED"):
             return False
@@ -59,7 +59,7 @@ class FilePart:
         return True
 
     def read_in_order(self, info: TensorInfo) -> bool:
-        """Have the system read further ahead in the tensor's pages than it would. False where it can't."""
+        """Enable far read-ahead for the tensor's pages. False if the system doesn't support it."""
         if not hasattr(mmap, "MADV_SEQUENTIAL"):
             return False
         first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -67,8 +67,8 @@ class FilePart:
         return True
 
     def check_size(self) -> None:
-        """Raise `FormatError` if the file has been cut since it was mapped: reading beyond its end would end
-        the program. Costs a system call.
+        """Raise `FormatError` if the file has been truncated since it was mapped: reading beyond its end
+        would kill the process. Costs a system call.
         """
         if self._map is None:
             return
@@ -80,10 +80,10 @@ class FilePart:
             )
 
     def close(self) -> None:
-        """Let go of the map. It stays mapped for as long as a view of it lives."""
+        """Release the map. It stays mapped as long as a view of it exists."""
         if self._map is None:
             return
-        # While somebody holds a view the map can't be closed; it is unmapped when the last one goes.
+        # The map can't be closed while a view exists; it is unmapped with the last one.
         with contextlib.suppress(BufferError):
             self._map.close()
         self._map = None
@@ -95,7 +95,7 @@ class FilePart:
 
 
 def _map_file(path: Path) -> mmap.mmap:
-    # Looked at before it is opened: opening a pipe would wait for its other end.
+    # Checked before opening: opening a pipe would block until a writer opens it.
     if path.exists() and not path.is_file():
         seen = "a directory" if path.is_dir() else "no regular file"
         raise FormatError(f"{printable(path)}: is {seen}, wanted a GGUF file")
@@ -129,7 +129,7 @@ def read_header(cursor: Cursor) -> tuple[int, int, int]:
 
 
 def read_alignment(cursor: Cursor, metadata: Metadata) -> int:
-    """What tensors are aligned to. Raises `FormatError`."""
+    """The alignment of tensors. Raises `FormatError`."""
     if ALIGNMENT_KEY not in metadata:
         return DEFAULT_ALIGNMENT
     kind = metadata.type_of(ALIGNMENT_KEY)

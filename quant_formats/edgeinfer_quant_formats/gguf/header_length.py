@@ -1,4 +1,4 @@
-"""How long a GGUF file is by its own header, told from its first bytes."""
+"""The total length of a GGUF file, computed from its header."""
 
 import struct
 
@@ -10,7 +10,7 @@ from edgeinfer_quant_formats.gguf.tensor_index import read_tensor_table
 
 
 def declared_bytes(head: bytes, name: str) -> int | None:
-    """Bytes of the whole file with what pads its last tensor, from the first bytes `head`.
+    """Bytes of the whole file, with the padding of its last tensor, from its first bytes `head`.
 
     None: the header does not end within `head`, or is damaged.
 

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: checked when the file is opened, decoded when a key is looked up."""
+"""The metadata of a GGUF file: checked when the file is opened, decoded when a key is read."""
 
 import struct
 from collections.abc import Collection, Iterator, Mapping
@@ -13,8 +13,8 @@ from edgeinfer_quant_formats.gguf.value_types import SCALAR_DTYPES, ValueType
 
 MAX_KEYS = 65536
 SMALLEST_ENTRY_BYTES = 8 + 4 + 1
-# What decoding one key may take beyond the size of its file, and a bound of what Python needs:
-# a str object with its list entry, and four bytes for each byte of text outside Latin-1.
+# Memory that decoding one key may take beyond the size of its file, and an upper bound for Python objects: a
+# str object with its list entry, and four bytes per byte of text outside Latin-1.
 SPARE_BYTES = 64 << 20
 STRING_OBJECT_BYTES = 88
 TEXT_BYTES = 4
@@ -22,7 +22,7 @@ TEXT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a value lies; `count` is None for a scalar."""
+    """The location of a value; `count` is None for a scalar."""
 
     type: ValueType
     offset: int
@@ -33,8 +33,8 @@ class Entry:
 class Metadata(Mapping[str, Any]):
     """The key-value pairs of one file, in file order.
 
-    Integers, floats, bools and strings come as Python values, arrays of numbers as numpy arrays,
-    arrays of strings as lists. Broken UTF-8 survives as surrogates (PEP 383).
+    Integers, floats, bools and strings are returned as Python values, arrays of numbers as numpy arrays,
+    arrays of strings as lists. Invalid UTF-8 is kept as surrogates (PEP 383).
     """
 
     def __init__(self, data: Any, entries: dict[str, Entry]) -> None:
@@ -60,18 +60,18 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def type_of(self, key: str) -> ValueType:
-        """The type of a value; for an array, that of its elements."""
+        """The type of a value; for an array, the type of its elements."""
         return self._entries[key].type
 
     def is_array(self, key: str) -> bool:
         return self._entries[key].count is not None
 
     def without(self, keys: Collection[str]) -> "Metadata":
-        """The same metadata less some keys."""
+        """The same metadata without some keys."""
         return Metadata(self._data, {key: entry for key, entry in self._entries.items() if key not in keys})
 
     def encoded(self, key: str) -> bytes:
-        """Type and value as the file has them, so that a copy keeps the width of every number."""
+        """Type and value as encoded in the file, so that a copy keeps the width of every number."""
         entry = self._entries[key]
         value: bytes = self._data[entry.offset : entry.offset + entry.nbytes]
         if entry.count is not None:
@@ -82,10 +82,10 @@ class Metadata(Mapping[str, Any]):
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
-    """Read `count` keys at the cursor and check every value's bounds; decodes none.
+    """Read `count` keys at the cursor and check the bounds of every value, without decoding.
 
     Raises:
-        FormatError: a value that leaves the file, an unknown type, a nested array, a key twice.
+        FormatError: a value beyond the end of the file, an unknown type, a nested array, a duplicate key.
     """
     room = min(MAX_KEYS, (cursor.end - cursor.position) // SMALLEST_ENTRY_BYTES)
     if count > room:
@@ -157,7 +157,7 @@ def _check_bools(cursor: Cursor, entry: Entry) -> None:
 
 
 def decode_entry(data: Any, entry: Entry) -> Any:
-    """The Python value of an entry that `read_metadata` has checked."""
+    """The Python value of an entry from `read_metadata`."""
     if entry.type is ValueType.STRING:
         if entry.count is not None:
             return _decode_strings(data, entry)
@@ -165,7 +165,7 @@ def decode_entry(data: Any, entry: Entry) -> Any:
     dtype = SCALAR_DTYPES[entry.type]
     if entry.count is None:
         return np.frombuffer(data, dtype, 1, entry.offset)[0].item()
-    # A copy: the view would keep the map open, and lie unaligned in it.
+    # A copy: a view would keep the map open, and be unaligned.
     return np.frombuffer(data, dtype, entry.count, entry.offset).astype(dtype.newbyteorder("="))
 
 

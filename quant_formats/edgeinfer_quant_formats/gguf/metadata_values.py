@@ -1,4 +1,4 @@
-"""Metadata values on their way into a file: which GGUF type a Python value takes, and its bytes."""
+"""Encodes metadata values: the GGUF type of a Python value, and its bytes."""
 
 import struct
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ _INTEGER_RANGES = (
     (ValueType.UINT64, 0, 2**64 - 1),
     (ValueType.INT64, -(2**63), 2**63 - 1),
 )
-# Arrays of small integers are INT32 in the files of the field (token types, section lengths).
+# Arrays of small integers are INT32 in common files (token types, section lengths).
 _ARRAY_RANGES = (_INTEGER_RANGES[1], _INTEGER_RANGES[0], _INTEGER_RANGES[3], _INTEGER_RANGES[2])
 _TYPE_OF_DTYPE = {dtype.newbyteorder("="): kind for kind, dtype in SCALAR_DTYPES.items()}
 
 
 def encode_text(text: str) -> bytes:
-    """A length and the text in UTF-8, as GGUF strings are."""
+    """A length and the text in UTF-8, as in GGUF strings."""
     data = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(data)) + data
 
@@ -30,8 +30,8 @@ def encode_text(text: str) -> bytes:
 def encode_value(value: Any) -> bytes:
     """The type and the bytes of a metadata value.
 
-    bool, str and numpy scalars keep their type; an int takes the first of uint32, int32, uint64,
-    int64 that holds it; a float takes float32. Lists and numpy arrays of one dimension likewise.
+    bool, str and numpy scalars keep their type. An int gets the first of uint32, int32, uint64, int64 that
+    fits; a float gets float32. Lists and one-dimensional numpy arrays likewise.
 
     Raises:
         FormatError: a value that GGUF can't hold.

@@ -1,4 +1,4 @@
-"""Models split over several files: NAME-00001-of-00003.gguf and its sisters."""
+"""Models split over several files: NAME-00001-of-00003.gguf and so on."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,10 @@ SPLIT_KEYS = (COUNT_KEY, NUMBER_KEY, TENSORS_KEY)
 
 
 def part_path(path: Path, number: int, count: int) -> Path:
-    """The path of part `number` (from 1) of a set of `count`, next to `path`, whose name is a part's.
+    """The path of part `number` (from 1) of a set of `count`, next to `path`, which is a part.
 
     Raises:
-        FormatError: `path` does not bear the name of a part.
+        FormatError: the name of `path` is not that of a part.
     """
     match = PART_NAME.fullmatch(path.name)
     if match is None:
@@ -30,7 +30,7 @@ def part_path(path: Path, number: int, count: int) -> Path:
 
 
 def open_parts(path: Path) -> list[FilePart]:
-    """Open the file and, where it is one of several parts, its sisters; in the order of the set.
+    """Open the file and, if it is one of several parts, the others; in the order of the set.
 
     Raises:
         FormatError: a part that is damaged, missing or of another set, a tensor in two parts.

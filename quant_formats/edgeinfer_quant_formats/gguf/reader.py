@@ -1,4 +1,4 @@
-"""GGUF files, whole sets of parts as one: metadata, tensor table and the mapped bytes."""
+"""Reads GGUF files, with sets of parts as one: metadata, tensor table and the mapped bytes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +18,8 @@ from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 class GGUFFile:
     """An open GGUF model: one file, or all parts of a set.
 
-    `metadata` is that of the first part, less what numbers the parts; `tensors` holds those of all
-    parts in file order.
+    `metadata` is that of the first part, without the part numbers; `tensors` holds those of all parts in file
+    order.
     Source: the GGUF specification, versions 2 and 3, little-endian.
     """
 
@@ -41,7 +41,7 @@ class GGUFFile:
         """Map a GGUF file; any part of a set opens the whole set.
 
         Raises:
-            FormatError: a damaged file, or a part that is missing or does not belong.
+            FormatError: a damaged file, or a part that is missing or of another set.
             OSError: the file can't be opened.
         """
         return cls(open_parts(Path(path)))
@@ -50,41 +50,43 @@ class GGUFFile:
         """The bytes of a tensor, (rows..., bytes of a row), as a read-only view of the memory map.
 
         Raises:
-            FormatError: no tensor of that name, or the file is closed.
+            FormatError: no tensor with that name, or the file is closed.
         """
         info = self._info(name)
         row_bytes = info.format.row_bytes(info.shape[-1])
         return self._parts[info.part].bytes_of(info).reshape(*info.shape[:-1], row_bytes)
 
     def decode(self, name: str) -> NDArray[np.float32]:
-        """The weights of a tensor in float32, of its shape.
+        """The weights of a tensor in float32, in its shape.
 
         Raises:
-            FormatError: no tensor of that name, or the file is closed.
+            FormatError: no tensor with that name, or the file is closed.
         """
         info = self._info(name)
         return decode(self._parts[info.part].bytes_of(info), info.format).reshape(info.shape)
 
     def release(self, name: str) -> bool:
-        """Drop the tensor's whole pages from this process's memory; reading it again is allowed.
+        """Release the tensor's whole pages from memory; they can be read again.
 
-        False where the system can't.
+        False if the system doesn't support it.
         """
         info = self._info(name)
         return self._parts[info.part].release(info)
 
     def read_in_order(self, name: str) -> bool:
-        """Tell the system that the tensor will be read from one end to the other. False where it can't be."""
+        """Advise the system that the tensor will be read sequentially. False if it isn't supported."""
         info = self._info(name)
         return self._parts[info.part].read_in_order(info)
 
     def check_size(self) -> None:
-        """Raise `FormatError` if a part has been cut since it was opened; nothing of a closed file."""
+        """Raise `FormatError` if a part has been truncated since it was opened; a closed file isn't
+        checked.
+        """
         for part in self._parts:
             part.check_size()
 
     def close(self) -> None:
-        """Close the maps. Arrays from `raw` stay valid; metadata not yet looked up is gone."""
+        """Close the maps. Arrays from `raw` stay valid; metadata that hasn't been read is lost."""
         for part in self._parts:
             part.close()
 

@@ -1,4 +1,4 @@
-"""The tensor table of a GGUF file: names, shapes, formats, and bounds that hold."""
+"""The tensor table of a GGUF file: names, shapes, formats, and checked bounds."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ SMALLEST_RECORD_BYTES = 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: where its bytes lie and what they mean.
+    """One tensor: location and format of its bytes.
 
-    `shape` is in numpy order (rows, columns), the reverse of the file's. `offset` counts from the
-    start of the file that holds it, which is `parts[part]` of its `GGUFFile`.
+    `shape` is in numpy order (rows, columns), the reverse of the file's. `offset` counts from the start of
+    its file, which is `parts[part]` of its `GGUFFile`.
     """
 
     name: str
@@ -29,11 +29,11 @@ class TensorInfo:
 
 
 def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> dict[str, TensorInfo]:
-    """Read `count` tensor records at the cursor and check where each lies.
+    """Read `count` tensor records at the cursor and check their locations.
 
     Raises:
         FormatError: a type that is unknown or unsupported, a shape without weights or with rows
-            that don't fill whole blocks, a name twice, an offset that is misaligned, bytes outside
+            that don't fill whole blocks, a duplicate name, an offset that is misaligned, bytes outside
             the file or within another tensor.
     """
     room = min(MAX_TENSORS, (cursor.end - cursor.position) // SMALLEST_RECORD_BYTES)

@@ -1,4 +1,6 @@
-"""Where a writer takes a tensor's bytes from: arrays, raw blocks, or a callable asked when it is time."""
+"""Sources of a tensor's bytes for the writer: arrays, raw blocks, or a callable that is evaluated
+on writing.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,20 +15,20 @@ from edgeinfer_quant_formats.formats import BlockFormat
 Block = bytes | bytearray | memoryview | NDArray[Any]
 TensorSource = Block | Iterable[Block] | Callable[[], Block | Iterable[Block]]
 
-# Float arrays are encoded in pieces of about this many weights, so that no second copy of a tensor arises.
+# Float arrays are encoded in pieces of about this many weights, to avoid a second copy of a tensor.
 PIECE_WEIGHTS = 1 << 22
 
 
 def is_raw(array: NDArray[Any]) -> bool:
-    """Whether an array holds finished bytes rather than weights: uint8 is never a weight."""
+    """Whether an array holds encoded bytes instead of weights: uint8 is never a weight."""
     return array.dtype == np.uint8
 
 
 def shape_of(source: TensorSource, kind: BlockFormat, shape: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape of a tensor to be written, taken from the source where it is not given.
+    """The shape of a tensor to be written, by default that of the source.
 
     Raises:
-        FormatError: no shape is given and none can be told, or the two differ in size.
+        FormatError: no shape is given or known, or the two differ in size.
     """
     if shape is not None:
         return tuple(int(size) for size in shape)
@@ -43,7 +45,7 @@ def shape_of(source: TensorSource, kind: BlockFormat, shape: Sequence[int] | Non
 
 
 def blocks_of(source: TensorSource, kind: BlockFormat) -> Iterator[bytes | memoryview]:
-    """The tensor's bytes in pieces; weights are encoded into `kind` on the way."""
+    """The tensor's bytes in pieces; weights are encoded into `kind`."""
     if callable(source):
         source = source()
     if isinstance(source, bytes | bytearray | memoryview):

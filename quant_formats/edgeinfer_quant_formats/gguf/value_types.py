@@ -1,4 +1,4 @@
-"""The value types of GGUF metadata, by the numbers that files carry."""
+"""The value types of GGUF metadata, with their numbers in files."""
 
 from enum import IntEnum
 from typing import Any

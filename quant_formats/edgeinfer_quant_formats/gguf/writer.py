@@ -1,4 +1,4 @@
-"""Write a GGUF file in one stroke: a temporary file beside it, renamed when it is whole."""
+"""Writes a GGUF file atomically: to a temporary file next to it, which is then renamed."""
 
 import os
 import secrets
@@ -25,8 +25,8 @@ VERSION = 3
 class GGUFWriter:
     """Collects metadata and tensors, then writes a GGUF v3 file.
 
-    `metadata` taken from an open `GGUFFile` keeps the type of every value. A `general.alignment` in
-    it gives way to `alignment`. As a context manager it writes at a clean exit.
+    `metadata` from an open `GGUFFile` keeps the type of every value. A `general.alignment` in it is replaced
+    by `alignment`. As a context manager it writes on exit without an exception.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class GGUFWriter:
                 self.add_metadata(key, metadata[key])
 
     def add_metadata(self, key: str, value: Any) -> None:
-        """Add a bool, number, string, list or array of one dimension; numpy scalars choose the type.
+        """Add a bool, number, string, list or one-dimensional array; numpy scalars determine the type.
 
         Raises:
-            FormatError: a key that is there already, or a value that GGUF can't hold.
+            FormatError: a duplicate key, or a value that GGUF can't hold.
         """
         if key in self._values or not 0 < len(key.encode("utf-8", "surrogateescape")) <= LONGEST_NAME:
             raise FormatError(
@@ -78,12 +78,12 @@ class GGUFWriter:
     ) -> None:
         """Add a tensor of `shape` (rows, columns).
 
-        `source` is an array of weights, which is encoded; uint8 array or bytes, which are taken as
-        the blocks they are; an iterable of these; or a callable that returns any of them and is
-        asked only when the file is written, so that a large model need not lie in memory.
+        `source` is one of: an array of weights, which is encoded; a uint8 array or bytes, which are used as
+        blocks; an iterable of these; or a callable that returns any of them. The callable is evaluated on
+        writing, so that a large model needn't be in memory.
 
         Raises:
-            FormatError: a name that is there already, or a shape that `format` can't hold.
+            FormatError: a duplicate name, or a shape that `format` can't hold.
         """
         try:
             kind = block_format(format)
@@ -100,10 +100,10 @@ class GGUFWriter:
         self._end = self._aligned(self._end + nbytes)
 
     def write(self) -> None:
-        """Write the file, atomically: upon any failure or interrupt the old file stays as it was.
+        """Write the file atomically: on failure or interruption the old file is unchanged.
 
         Raises:
-            FormatError: a source that gives more or fewer bytes than its shape takes.
+            FormatError: a source with more or fewer bytes than its shape requires.
             OSError: the folder can't be written.
         """
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
@@ -164,7 +164,7 @@ class GGUFWriter:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Delete what killed programs have begun to write in the place of `path`."""
+    """Delete temporary files for `path` of processes that have ended."""
     start = f".{path.name}."
     for entry in path.parent.iterdir() if path.parent.is_dir() else ():
         if entry.name.startswith(start) and entry.name.endswith(".partial"):

@@ -1,1 +1,1 @@
-"""Quantizing a model: type mixes, importance, the order of neurons."""
+"""Model quantization: type mixes, importance matrices, neuron order."""

@@ -1,8 +1,8 @@
-"""Encode tensors on all processors: pieces of a tensor go to worker processes and come back in order.
+"""Encodes tensors on all processors: worker processes encode pieces and return them in order.
 
-Processes rather than threads: numpy holds the interpreter lock for a third of the time on pieces that fit
-a processor's cache, and larger pieces wait for memory instead. The workers are plain interpreters fed
-through pipes, so that a script that quantizes needs no `if __name__ == "__main__"`.
+Processes instead of threads: numpy holds the interpreter lock for a third of the time on pieces that fit a
+CPU cache, and larger pieces are limited by memory. The workers are plain interpreters with pipes, so that a
+quantization script needs no `if __name__ == "__main__"`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgeinfer_quant_formats.codecs import decode, encode
 from edgeinfer_quant_formats.errors import FormatError
 
-# Twice as many pieces as workers are under way, so that none waits while the file is written.
+# Pieces in flight per worker, so that no worker waits while the file is written.
 AHEAD = 2
 _START = "import sys; sys.path[:] = {path!r}; from edgeinfer_quant_formats.quantizer import encoding_pool; "
 _START += "encoding_pool.serve(sys.stdin.buffer, sys.stdout.buffer)"
@@ -31,7 +31,7 @@ _START += "encoding_pool.serve(sys.stdin.buffer, sys.stdout.buffer)"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole rows of one tensor: the blocks that they are, and what they shall become."""
+    """Whole rows of one tensor: their blocks, and the target format."""
 
     name: str
     raw: bytes
@@ -41,7 +41,7 @@ class Piece:
 
 
 class WorkerError(OSError):
-    """A worker process has gone."""
+    """A worker process has ended unexpectedly."""
 
 
 def recode(piece: Piece) -> bytes:
@@ -61,7 +61,7 @@ def recode(piece: Piece) -> bytes:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """What a worker does: recode pieces until the pipe closes."""
+    """The main loop of a worker: encode pieces until the pipe closes."""
     while True:
         try:
             piece = pickle.load(requests)
@@ -76,13 +76,13 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 class EncodingPool:
-    """Recodes pieces on `processes` workers, or in this process where that is 1.
+    """Encodes pieces on `processes` workers, or in this process if that is 1.
 
-    As a context manager it ends its workers, whatever happened.
+    As a context manager it always ends its workers.
     """
 
     def __init__(self, processes: int) -> None:
-        # A program that embeds Python may not know an interpreter to start.
+        # A program that embeds Python may have no interpreter path.
         self._count = processes if processes > 1 and sys.executable else 0
         self._workers: list[subprocess.Popen[bytes]] = []
         self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
@@ -102,7 +102,7 @@ class EncodingPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers; pieces under way are lost."""
+        """End the workers; pieces in flight are lost."""
         for worker in self._workers:
             worker.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -114,11 +114,11 @@ class EncodingPool:
         self._workers.clear()
 
     def recoded(self, pieces: Iterable[Callable[[], Piece]]) -> Iterator[bytes]:
-        """The pieces in their target formats, in order. Each is made only when its turn is near.
+        """The pieces in their target formats, in order. Each is created shortly before it is encoded.
 
         Raises:
             FormatError: weights that a format can't hold.
-            WorkerError: a worker has gone.
+            WorkerError: a worker has ended unexpectedly.
         """
         if not self._count:
             for make in pieces:
@@ -153,7 +153,7 @@ class EncodingPool:
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
-    # Of a session of its own, so that Ctrl-C reaches the parent alone, which then ends the workers.
+    # In a separate session, so that Ctrl-C reaches only the parent, which then ends the workers.
     single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", _START.format(path=[entry or os.getcwd() for entry in sys.path])],

@@ -1,7 +1,7 @@
-"""Importance matrices: how strongly each column of each tensor was used on a calibration text.
+"""Importance matrices: how strongly each column of each tensor is used on a calibration text.
 
-Two formats are in use: a GGUF file with sums of squared activations and their counts, and the older
-.dat. Both are written by llama.cpp's imatrix tool.
+Two formats are in use: a GGUF file with sums of squared activations and their counts, and the older .dat.
+llama.cpp's imatrix tool writes both.
 """
 
 import struct
@@ -37,7 +37,7 @@ def read_importance(path: str | Path) -> Importance:
     """Read an importance matrix of either format.
 
     Raises:
-        FormatError: a damaged file, or one that holds something else.
+        FormatError: a damaged file, or not an importance matrix.
         OSError: the file can't be opened.
     """
     path = Path(path)
@@ -73,7 +73,7 @@ def _read_gguf(path: Path) -> Importance:
 
 
 def _mean_squares(file: GGUFFile, name: str) -> Floats:
-    """Sums over counts, a count for each matrix; a matrix that never ran counts evenly."""
+    """Sums divided by counts, with one count per matrix; a matrix that never ran gets uniform importance."""
     sums = file.decode(name + SUMS_SUFFIX)
     counts = np.rint(file.decode(name + COUNTS_SUFFIX)).reshape(-1, 1)
     if sums.size % len(counts):
@@ -96,7 +96,7 @@ def _count(path: Path, value: Any) -> int:
 def _read_legacy(path: Path) -> Importance:
     """The older format: int32 entries; each int32 length, name, int32 calls, int32 n, float32 sums[n].
 
-    Behind the entries may stand the int32 number of chunks and the data set's name.
+    The int32 number of chunks and the data set's name may follow the entries.
     """
     reader = _LegacyReader(path)
     tensors: dict[str, Floats] = {}
@@ -114,7 +114,7 @@ def _read_legacy(path: Path) -> Importance:
 
 
 class _LegacyReader:
-    """Walks through an older file and never past its end."""
+    """Reads an older file with bounds checks."""
 
     def __init__(self, path: Path) -> None:
         self._data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The vocabulary in which mixes are written: rules, where they hold, and the facts that they ask about."""
+"""The building blocks of mixes: rules, their conditions, and the model properties that these use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import Role
 
 ARCHITECTURE_KEY = "general.architecture"
 
-# Llama 2 and 3 of 70B and those of their shape: 8 heads share a value, so that more bits there cost little.
+# Layer counts of Llama 2 and 3 70B and models of their shape: 8 heads share a value, so that more bits there
+# cost little.
 _LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 _GROUPED_ONLY = ("llama", "llama-embed")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What of a model bears on the choice of formats."""
+    """The model properties that determine the formats."""
 
     architecture: str
     layers: int
@@ -24,7 +25,7 @@ class ModelFacts:
     experts: int = 0
     has_importance: bool = False
     tied_output: bool = False
-    """The token embedding serves as output matrix too."""
+    """The token embedding is also the output matrix."""
 
     @property
     def is_70b(self) -> bool:
@@ -36,10 +37,10 @@ class ModelFacts:
     def from_metadata(
         cls, metadata: Mapping[str, Any], layers: int, has_importance: bool, tied_output: bool
     ) -> "ModelFacts":
-        """The facts of a file; `layers` holds where the metadata doesn't count them.
+        """The properties of a file; `layers` is used if the metadata has no layer count.
 
         Raises:
-            FormatError: a count that is no whole number.
+            FormatError: a count that isn't an integer.
         """
         architecture = str(metadata.get(ARCHITECTURE_KEY, ""))
 
@@ -66,7 +67,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of the tensors of its role one is: number `index` of `count`."""
+    """The index of a tensor within its role: number `index` of `count`."""
 
     index: int
     count: int
@@ -77,7 +78,7 @@ Condition = Callable[[Place, ModelFacts], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Tensors of `role` take `format` where all conditions hold."""
+    """Tensors of `role` get `format` if all conditions are true."""
 
     role: Role
     format: str
@@ -93,7 +94,7 @@ def first(count: int) -> Condition:
 
 
 def first_share(parts: int) -> Condition:
-    """The first of so many equal parts of the layers."""
+    """The first of `parts` equal parts of the layers."""
     return lambda place, facts: place.index < place.count // parts
 
 
@@ -120,5 +121,5 @@ def is_falcon(place: Place, facts: ModelFacts) -> bool:
 
 
 def unless(condition: Condition) -> Condition:
-    """The opposite."""
+    """The negated condition."""
     return lambda place, facts: not condition(place, facts)

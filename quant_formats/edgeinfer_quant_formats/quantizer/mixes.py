@@ -1,7 +1,7 @@
-"""The mixes of block formats under which model files go by: Q4_K_M and its kin, as a table of facts.
+"""The quantization mixes, such as Q4_K_M, as a table.
 
-A mix has a base format and rules for the tensors that deserve another. Of the rules for a tensor the
-first that holds decides. Source: the type choices of llama.cpp's quantizer, compared with it by a test.
+A mix has a base format and rules for tensors with another format. The first rule that applies decides.
+Source: the type choices of llama.cpp's quantizer; a test compares them.
 """
 
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import Role
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A named mix; `file_type` is the number that `general.file_type` carries for it."""
+    """A named mix; `file_type` is its number in `general.file_type`."""
 
     name: str
     file_type: int
     base: str
     bits: float
-    """Bits per weight of the base format; a file has some more."""
+    """Bits per weight of the base format; a file has slightly more."""
     rules: tuple[Rule, ...] = ()
     experts_only: bool = False
-    """The base is for the matrices of experts; all others are Q8_0."""
+    """The base format is for expert matrices; all others are Q8_0."""
 
 
 def _value(format: str, *conditions: Condition) -> Rule:
@@ -136,10 +136,10 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 
 
 def find_mix(name: str) -> Mix:
-    """The mix of a name, in any case; "Q4_K" means Q4_K_M, and so on.
+    """The mix with this name, case-insensitive; "Q4_K" means Q4_K_M, and so on.
 
     Raises:
-        FormatError: a name that is unknown.
+        FormatError: an unknown name.
     """
     wanted = name.upper()
     found = MIXES.get(ALIASES.get(wanted, wanted))
@@ -149,5 +149,5 @@ def find_mix(name: str) -> Mix:
 
 
 def rules_of(mix: Mix) -> tuple[Rule, ...]:
-    """All rules of a mix, those that every mix shares first."""
+    """All rules of a mix; the rules shared by all mixes come first."""
     return _ANY_MIX + mix.rules

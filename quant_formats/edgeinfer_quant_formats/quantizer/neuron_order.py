@@ -1,7 +1,7 @@
-"""The neurons of a feed-forward in another order: the same function, the same bytes, elsewhere.
+"""Reorders the neurons of a feed-forward: the function and the bytes are the same, only their order changes.
 
-Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantized
-down move in whole blocks, so that nothing is encoded anew.
+Neuron n is row n of gate and up, element n of their biases and column n of down. Columns of a quantized down
+move in whole blocks, so that nothing is encoded again.
 """
 
 import re
@@ -21,8 +21,8 @@ Order = NDArray[np.int64]
 
 
 def hottest_first(counts: NDArray[np.integer], block: int) -> Order:
-    """The order in which blocks of `block` neurons lie by falling counts; a block's neurons stay as they are
-    (with a block of 1, every neuron moves by itself).
+    """The order of blocks of `block` neurons by falling counts; the order within a block doesn't change (with
+    a block of 1, every neuron moves separately).
     """
     sums = counts.astype(np.int64).reshape(-1, block).sum(axis=1)
     blocks = np.argsort(-sums, kind="stable")
@@ -30,10 +30,10 @@ def hottest_first(counts: NDArray[np.integer], block: int) -> Order:
 
 
 def neurons_a_block(file: GGUFFile, layer: int) -> int:
-    """Neurons that can only move together: those of a block of down.
+    """Number of neurons that can only move together: those of a block of down.
 
     Raises:
-        FormatError: no such layer, or one of experts, whose neurons are counted elsewhere.
+        FormatError: no such layer, or an MoE layer, whose neurons are counted separately.
     """
     name = f"blk.{layer}.ffn_down.weight"
     if name not in file.tensors:
@@ -42,7 +42,7 @@ def neurons_a_block(file: GGUFFile, layer: int) -> int:
 
 
 class ReorderedFile(GGUFFile):
-    """An open file as if its neurons lay in `orders`, layer by layer; the file it is made from stays open.
+    """A view of an open file with its neurons in `orders`, per layer; the source file stays open.
 
     Raises:
         FormatError: an order that doesn't fit its layer.
@@ -64,7 +64,7 @@ class ReorderedFile(GGUFFile):
             )
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, its neurons in their new order; the last one asked for is kept."""
+        """The bytes of a tensor with its neurons in the new order; the last tensor is cached."""
         found = NEURON_TENSOR.fullmatch(name)
         if found is None or int(found[1]) not in self._orders or f"{found[2]}.{found[3]}" == "down.bias":
             return super().raw(name)
@@ -81,7 +81,7 @@ class ReorderedFile(GGUFFile):
 
 
 def _moved_rows(raw: NDArray[np.uint8], info: TensorInfo, order: Order) -> NDArray[np.uint8]:
-    """Rows of a matrix, or of gate and up in one, or elements of a bias."""
+    """Reordered rows of a matrix, of a fused gate and up, or elements of a bias."""
     if len(info.shape) == 1:
         return np.ascontiguousarray(_moved_columns(raw, info.format, order))
     parts = raw.reshape(-1, len(order), raw.shape[-1])
@@ -95,7 +95,7 @@ def _moved_columns(raw: NDArray[np.uint8], form: BlockFormat, order: Order) -> N
 
 
 def reordered_plan(plan: QuantizationPlan, orders: Mapping[int, Order]) -> QuantizationPlan:
-    """The plan with the importance of down's columns in their new order."""
+    """The plan with the importance of down's columns in the new order."""
     return QuantizationPlan(
         plan.mix,
         plan.facts,

@@ -1,4 +1,4 @@
-"""A whole model file into another mix of formats: planned first, then written piece by piece."""
+"""Quantizes a whole model file to another mix of formats: plans first, then writes piece by piece."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What becomes of one tensor; `wanted` is its format if its rows filled whole blocks of it."""
+    """The plan for one tensor; `wanted` is its format if its rows filled whole blocks of it."""
 
     info: TensorInfo
     target: BlockFormat
@@ -57,19 +57,19 @@ class TensorPlan:
 
     @property
     def is_requantized(self) -> bool:
-        """Whether an error is added to one that the source has already."""
+        """Whether the source is already quantized, so that errors accumulate."""
         return not self.is_copied and self.info.format.block_elements > 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """What becomes of a file's tensors, in file order."""
+    """The plan for a file's tensors, in file order."""
 
     mix: Mix
     facts: ModelFacts
     tensors: tuple[TensorPlan, ...]
     without_importance: tuple[str, ...] = ()
-    """Tensors that an importance matrix was given for and doesn't name."""
+    """Tensors without an entry in the given importance matrix."""
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ def plan_quantization(
     """Choose the format of every tensor of an open file. Reads no weights.
 
     Raises:
-        FormatError: a format asked for that rows can't fill, an importance of another size.
+        FormatError: a requested format whose blocks the rows can't fill, an importance of another size.
     """
     layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
     facts = ModelFacts.from_metadata(
@@ -109,7 +109,7 @@ def plan_quantization(
 
 
 def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:
-    """Every tensor in the format that it has."""
+    """Every tensor in its current format."""
     layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
     facts = ModelFacts.from_metadata(
         file.metadata, layers, has_importance=False, tied_output=OUTPUT not in file.tensors
@@ -126,7 +126,7 @@ def _importance_of(info: TensorInfo, importance: Importance) -> NDArray[np.float
     if found is None or found.size == matrices * info.shape[-1]:
         return None if found is None else found.reshape(matrices, -1)
     if info.name in TOKEN_EMBEDDINGS:
-        # An embedding is looked up, not multiplied: what was counted under its name was the output's use.
+        # An embedding is a lookup, not a matmul: counts under its name are those of the tied output.
         return None
     raise FormatError(
         f"{printable(info.name)}: importance of {found.size} columns, wanted {matrices * info.shape[-1]}; "
@@ -142,13 +142,13 @@ def write_quantized(
     processes: int = 1,
     progress: Progress | None = None,
 ) -> None:
-    """Write the plan's file, atomically; holds a few pieces of a tensor in memory, never a whole one.
+    """Write the plan's file atomically; keeps only a few pieces of a tensor in memory.
 
-    `metadata` is added to that of the source. `progress` hears of bytes read, of how many.
+    `metadata` is added to that of the source. `progress` is called with bytes read and total bytes.
 
     Raises:
         FormatError: weights that a format can't hold.
-        OSError: the target can't be written, or a worker process has gone.
+        OSError: the target can't be written, or a worker process has ended unexpectedly.
     """
     writer = GGUFWriter(target, _kept_metadata(file, metadata or {}))
     writer.add_metadata(VERSION_KEY, VERSION)
@@ -174,7 +174,7 @@ def _kept_metadata(file: GGUFFile, replaced: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _piece_rows(tensor: TensorPlan) -> list[tuple[int, int, int]]:
-    """(matrix, first row, last row + 1) of each piece; with one importance for all, matrices run together."""
+    """(matrix, first row, last row + 1) of each piece; with one importance for all, pieces span matrices."""
     columns = tensor.info.shape[-1]
     rows = int(np.prod(tensor.info.shape[:-1]))
     matrices = 1 if tensor.importance is None else len(tensor.importance)
@@ -205,7 +205,7 @@ def _piece(file: GGUFFile, tensor: TensorPlan, matrix: int, rows: slice) -> Piec
 
 
 class _Stream:
-    """Hands the writer each tensor's bytes in its turn."""
+    """Provides the writer with each tensor's bytes in order."""
 
     def __init__(self, file: GGUFFile, progress: Progress | None, recoded: Iterator[bytes]) -> None:
         self._file = file
@@ -214,7 +214,7 @@ class _Stream:
         self._done = 0
 
     def copy(self, tensor: TensorPlan) -> Iterator[NDArray[np.uint8]]:
-        """The bytes as they are."""
+        """The unmodified bytes."""
         flat = self._file.raw(tensor.info.name).reshape(-1)
         for start in range(0, flat.size, PIECE_WEIGHTS):
             yield flat[start : start + PIECE_WEIGHTS]
@@ -222,7 +222,7 @@ class _Stream:
         self._file.release(tensor.info.name)
 
     def take(self, tensor: TensorPlan) -> Iterator[bytes]:
-        """The next pieces to come from the pool, which are this tensor's."""
+        """The next pieces from the pool, which belong to this tensor."""
         row_bytes = tensor.info.format.row_bytes(tensor.info.shape[-1])
         for _, start, end in _piece_rows(tensor):
             yield next(self._recoded)

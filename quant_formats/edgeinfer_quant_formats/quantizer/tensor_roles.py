@@ -1,4 +1,4 @@
-"""What a tensor does in its model, told by its name, and which tensors are never quantized."""
+"""The role of a tensor in its model, from its name, and which tensors are never quantized."""
 
 import re
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ LAYER_NUMBER = re.compile(r"blk\.(\d+)")
 
 
 class Role(Enum):
-    """The roles that mixes of formats tell apart."""
+    """The roles that mixes distinguish."""
 
     TOKEN_EMBEDDING = auto()
     OUTPUT = auto()
     ATTENTION_VALUE = auto()
-    """Values, alone or fused with queries and keys: the part of attention that suffers most."""
+    """Values, alone or fused with queries and keys: the attention matrix most sensitive to quantization."""
     ATTENTION_KEY = auto()
     ATTENTION_OUTPUT = auto()
     FFN_UP = auto()
@@ -25,7 +25,7 @@ class Role(Enum):
     OTHER = auto()
 
 
-# The first fragment that a name contains decides.
+# The first fragment contained in a name decides.
 _ROLE_BY_FRAGMENT = (
     ("attn_qkv.weight", Role.ATTENTION_VALUE),
     ("attn_kv_b.weight", Role.ATTENTION_VALUE),
@@ -105,7 +105,7 @@ _NEVER_IN_ARCHITECTURE = {
 
 
 def role_of(name: str) -> Role:
-    """The role of the tensor of that name."""
+    """The role of the tensor with that name."""
     if name == OUTPUT:
         return Role.OUTPUT
     if name in TOKEN_EMBEDDINGS:
@@ -114,7 +114,7 @@ def role_of(name: str) -> Role:
 
 
 def is_quantized(name: str, shape: Sequence[int], architecture: str) -> bool:
-    """Whether a quantizer touches the tensor at all: matrices called weight, save those listed above."""
+    """Whether the tensor is quantized: matrices named weight, except those listed above."""
     matrix_dimensions = len(shape) - next((i for i, size in enumerate(shape) if size > 1), len(shape) - 1)
     if matrix_dimensions < 2 or not name.endswith("weight") or name in _NEVER_NAMES:
         return False
@@ -123,6 +123,6 @@ def is_quantized(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 
 def layer_of(name: str) -> int:
-    """The number of the layer that a name bears, -1 without one."""
+    """The layer index in a name, -1 without one."""
     found = LAYER_NUMBER.match(name)
     return int(found[1]) if found else -1

@@ -1,4 +1,4 @@
-"""Which format each tensor of a model takes under a mix."""
+"""Chooses the format of each tensor of a model under a mix."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import (
     role_of,
 )
 
-# What stands in where a row doesn't fill whole blocks of 256; where it doesn't fill 32 either, F16.
+# Fallback formats for rows that don't fill whole blocks of 256; if they don't fill 32 either, F16.
 _STAND_IN = {
     "IQ4_XS": "IQ4_NL",
     "Q2_K": "Q4_0",
@@ -37,7 +37,7 @@ _EXPERT_ROLES_OF_ARCHITECTURE = {"bailingmoe3": (Role.FFN_UP, Role.FFN_GATE, Rol
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Tensors whose name contains a match of the regular expression `pattern` take `format`."""
+    """Tensors whose name contains a match of the regular expression `pattern` get `format`."""
 
     pattern: re.Pattern[str]
     format: BlockFormat
@@ -45,10 +45,10 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """What the user wants otherwise than the mix has it."""
+    """User overrides of the mix."""
 
     pure: bool = False
-    """Every tensor takes the base format of the mix."""
+    """Every tensor gets the base format of the mix."""
     output: BlockFormat | None = None
     embedding: BlockFormat | None = None
     overrides: tuple[Override, ...] = ()
@@ -56,7 +56,7 @@ class TypeOptions:
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """The format that a tensor takes, and the one that it would take if its rows filled whole blocks."""
+    """The format of a tensor, and the one that it would have if its rows filled whole blocks."""
 
     format: BlockFormat
     wanted: BlockFormat
@@ -65,10 +65,10 @@ class TypeChoice:
 def choose_types(
     tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeOptions | None = None
 ) -> dict[str, TypeChoice]:
-    """The format of each tensor by name; what is never quantized keeps its own.
+    """The format of each tensor by name; tensors that are never quantized keep theirs.
 
     Raises:
-        FormatError: a format asked for by name that the tensor's rows can't fill, a layer beyond the
+        FormatError: a format requested by name whose blocks the tensor's rows can't fill, a layer beyond the
             model's last.
     """
     by_layer = sorted(tensors, key=lambda info: (layer_of(info.name), info.name))
@@ -80,7 +80,7 @@ def choose_types(
 
 @dataclass
 class _Chooser:
-    """Goes through the tensors layer by layer and counts those of each role."""
+    """Processes the tensors layer by layer and counts those of each role."""
 
     facts: ModelFacts
     mix: Mix
@@ -124,7 +124,7 @@ class _Chooser:
         return FORMATS[found]
 
     def _of_output(self, columns: int) -> BlockFormat:
-        """The output matrix sees every token: 6 bits at least."""
+        """The output matrix processes every token: 6 bits at least."""
         base = FORMATS[self.mix.base]
         eight_bits = (
             self.mix.experts_only
@@ -140,7 +140,7 @@ class _Chooser:
         if role is not Role.FFN_DOWN:
             return Place(index, count)
         if self.facts.experts > 1:
-            # Files may hold a tensor for each expert, so that counting tensors would not count layers.
+            # Files may have a tensor per expert, so the number of tensors isn't the number of layers.
             index = layer_of(name)
             if not 0 <= index < self.facts.layers:
                 raise FormatError(
@@ -151,7 +151,7 @@ class _Chooser:
 
 
 def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
-    """`wanted`, or what takes its place for rows of `columns` weights that don't fill its blocks."""
+    """`wanted`, or its fallback for rows of `columns` weights that don't fill its blocks."""
     if columns % wanted.block_elements == 0:
         return wanted
     smaller = FORMATS[_STAND_IN.get(wanted.name, _LAST_STAND_IN)]
@@ -161,7 +161,7 @@ def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
 def unmatched(
     overrides: Iterable[Override], tensors: Mapping[str, TensorInfo], architecture: str
 ) -> list[str]:
-    """The patterns that match no tensor that is quantized."""
+    """The patterns that match no quantized tensor."""
     names = [name for name, info in tensors.items() if is_quantized(name, info.shape, architecture)]
     return [
         each.pattern.pattern for each in overrides if not any(each.pattern.search(name) for name in names)
@@ -177,7 +177,7 @@ def _as_asked(info: TensorInfo, wanted: BlockFormat) -> TypeChoice:
 
 
 def weight_format(name: str) -> BlockFormat:
-    """The format of a name, if weights may be stored in it.
+    """The format with this name, if it can store weights.
 
     Raises:
         FormatError: an unknown format, or one for integers.
