@@ -20,7 +20,9 @@ class CachingBackend(Protocol):
     """A backend with a KV cache in device memory."""
 
     def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """Copies of the keys and values of the first `end` positions, in a backend-specific order and layout."""
+        """Copies of the keys and values of the first `end` positions, in a backend-specific order and
+        layout.
+        """
         ...
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:

@@ -65,7 +65,9 @@ class Turns:
 
 
 def turns_of(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> Turns:
-    """Compute the CPU stages. Consecutive CPU blocks form one stage unless the GPU must add a sum in between."""
+    """Compute the CPU stages. Consecutive CPU blocks form one stage unless the GPU must add a sum in
+    between.
+    """
     host: list[list[Block]] = [[]]
     within: list[int] = []
     behind: list[int] = []

@@ -113,7 +113,9 @@ class LayerSpecification:
 
 @dataclass(frozen=True)
 class DecoderSpecification:
-    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped if logit_soft_cap is not 0."""
+    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped if logit_soft_cap is
+    not 0.
+    """
 
     width: int
     vocabulary_size: int

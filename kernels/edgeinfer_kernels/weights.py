@@ -86,7 +86,9 @@ class Matrix:
 
     @property
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Memory address, shape and strides of the raw bytes; equal only for two views of the same weights."""
+        """Memory address, shape and strides of the raw bytes; equal only for two views of the same
+        weights.
+        """
         return self.raw.ctypes.data, self.raw.shape, self.picked
 
     @property

@@ -56,7 +56,9 @@ def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
 
 
 def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
-    """Name -> bytes per token of every buffer of a decoder's blocks; the largest layer determines the size."""
+    """Name -> bytes per token of every buffer of a decoder's blocks; the largest layer determines the
+    size.
+    """
     rows = {"x": 4 * padded(sizes.width)}
 
     def need(name: str, nbytes: int) -> None:

@@ -62,7 +62,9 @@ def normalize_and_quantize(team, counter, thread, call, norm, target):
 
 @inner
 def next_piece(team, counter, columns):
-    """(row, first, last): the next piece of rows of `columns` to work on, COLUMNS_PER_PIECE columns at most."""
+    """(row, first, last): the next piece of rows of `columns` to work on, COLUMNS_PER_PIECE columns at
+    most.
+    """
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
     item = next_item(team, counter)
     row = item // pieces
