@@ -81,7 +81,7 @@ def processor_flags() -> frozenset[str]:
     """LLVM names of the features that this CPU and its operating system have enabled."""
     try:
         return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-    except RuntimeError:  # LLVM can't tell on this platform: only the portable path is safe
+    except RuntimeError:  # no LLVM support on this platform: only the portable kernels are safe
         return frozenset({"sse2", "neon"})
 
 
