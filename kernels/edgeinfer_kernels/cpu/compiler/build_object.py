@@ -107,7 +107,7 @@ def linked_module(unit: str, target: Target) -> Any:
     used = [function.name for function in whole.functions if function.name in target_operations]
     whole.link_in(llvm.parse_assembly(str(emit_bodies(used, target.features))))
     whole.verify()
-    for function in whole.functions:  # numba numbers its names per process: they would clash between objects
+    for function in whole.functions:  # numba numbers names per process: they would clash between objects
         if not function.is_declaration and not function.name.startswith("edgeinfer_"):
             function.linkage = llvm.Linkage.internal
     return whole

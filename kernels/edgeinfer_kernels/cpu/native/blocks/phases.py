@@ -1,7 +1,7 @@
-"""The phases that attention and feed-forward share: norm, quantize, project, add to the residual.
+"""The phases that attention and feed-forward share: norm, quantization, projection, residual addition.
 
-Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands
-between a phase and the next that reads what it wrote.
+Every phase is called by all threads of the pool and distributes its work through a counter. A barrier
+separates a phase from the next one that reads its results.
 """
 
 import numpy as np
@@ -24,14 +24,14 @@ from edgeinfer_kernels.cpu.runtime.abi import CALL, INPUT, MATRIX, NORM, TEAM
 COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
 ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
-"""Several tokens' kernels work on two groups of rows together."""
+"""The kernels for several tokens process two groups of rows together."""
 ASKED_BYTES = 128 << 10
-"""Most weights that a thread asks for while it waits for others: they stay in a second-level cache."""
+"""Maximum bytes of weights that a thread prefetches at a barrier: they stay in the L2 cache."""
 
 
 @inner
 def normalize(norm, x, out):
-    """One row through the norm `norm`; float32, padded with zeros to 16."""
+    """Apply the norm `norm` to one row; float32, zero-padded to 16."""
     kind = load_i64(norm + NORM.kind)
     width = load_i64(norm + NORM.width)
     padded = load_i64(norm + NORM.padded)
@@ -48,7 +48,7 @@ def normalize(norm, x, out):
 
 @inner
 def normalize_and_quantize(team, counter, thread, call, norm, target):
-    """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
+    """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
     token = thread
@@ -62,9 +62,7 @@ def normalize_and_quantize(team, counter, thread, call, norm, target):
 
 @inner
 def next_piece(team, counter, columns):
-    """(row, first, last): the next piece of rows of `columns` to work on, COLUMNS_PER_PIECE columns at
-    most.
-    """
+    """(row, first, last): the next piece of rows of `columns` columns, at most COLUMNS_PER_PIECE columns."""
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
     item = next_item(team, counter)
     row = item // pieces
@@ -74,7 +72,7 @@ def next_piece(team, counter, columns):
 
 @inner
 def operands(matrix, source):
-    """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
+    """(address, bytes per row): the rows of `source` in the input format of the matrix."""
     if load_i64(matrix + MATRIX.quantized) != 0:
         return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantized_stride)
     return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)

@@ -1,4 +1,4 @@
-"""Four registers together, and what attention over any cache does with them."""
+"""Groups of four registers, and the attention operations on them for any cache type."""
 
 import numpy as np
 
@@ -84,10 +84,10 @@ def make_load_four(load_cached):
 
 
 def make_prefetch(nbytes):
-    """`prefetch_next(at, step, ahead)`: asks for the `step`-th `nbytes` of what lies `ahead` of `at`, if that
-    isn't 0.
+    """`prefetch_next(at, step, ahead)`: prefetches the `step`-th `nbytes` at `ahead` bytes after `at`, if
+    `ahead` is not 0.
 
-    A cache's tiles are read once, in order, but in runs too short for the processor to see that.
+    The tiles of a cache are read once, in order, but in runs too short for the hardware prefetcher.
     """
 
     @inner
