@@ -21,8 +21,8 @@ def rotation_block(head_dim: int) -> int:
 
 
 def rotated(rows: Rows) -> npt.NDArray[np.float32]:
-    """(..., head_dim) float32: rows times the orthonormal Hadamard matrix, block by block. It is its own
-    inverse.
+    """(..., head_dim) float32: rows times the orthonormal Hadamard matrix, block by block; applied twice, it
+    is the identity.
 
     H(1) = 1, H(2n) = (H(n) H(n); H(n) -H(n)) / √2.
     """

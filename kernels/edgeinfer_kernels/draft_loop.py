@@ -40,8 +40,8 @@ class DraftedTokens(NamedTuple):
     """Consecutive draft tokens, each with its probability in the draft distribution (float32).
 
     `read`: how many tokens were evaluated, including the given ones. The last draft token is evaluated only
-    if a further token was rejected after it. `candidates`: for each draft token the ids that it was sampled
-    from (ascending) and their weights (float32); empty if nothing was sampled.
+    if a further token was below the threshold after it. `candidates`: for each draft token the ids that it
+    was sampled from (ascending) and their weights (float32); empty if nothing was sampled.
     """
 
     ids: list[int]

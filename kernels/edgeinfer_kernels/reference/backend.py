@@ -269,7 +269,7 @@ class ReferenceBackend:
         cache: LayerCache,
         sinks: Vector | None,
     ) -> Array:
-        """Attention token by token, each over its own sequence; all keys and values are written first."""
+        """Attention token by token, each over its sequence; all keys and values are written first."""
         positions = [int(position) for position in places.positions]
         for token, position in enumerate(positions):
             key = rotate(k[token : token + 1], facts.rope, position)

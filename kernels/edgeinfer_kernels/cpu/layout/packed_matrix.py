@@ -169,7 +169,7 @@ def group_bytes(matrix: MatrixFacts) -> int:
 
 
 def expert_bytes(matrix: MatrixFacts) -> int:
-    """Bytes of one expert's matrix in the interleaved layout."""
+    """Bytes of the matrix of one expert in the interleaved layout."""
     return -(-matrix.rows // ROWS_PER_GROUP) * group_bytes(matrix)
 
 

@@ -52,7 +52,7 @@ class StepLaunches:
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
     def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
-        """The tile config of a row kernel: its constants STEP, VECTOR and TOKENS, and its warps."""
+        """The tile config of a GEMV kernel: its constants STEP, VECTOR and TOKENS, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
         step = shape.step_for(blocks)
         cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}

@@ -120,7 +120,7 @@ class WeightStreamer:
             self._free[self._turn].record(self._main)
 
     def close(self) -> None:
-        """Wait for what is under way and give pinned memory back."""
+        """Wait for running transfers and release pinned memory."""
         if self._stream is not None:
             torch.cuda.synchronize(self._pieces[0].device)
         if self._pool is not None:
@@ -132,7 +132,7 @@ class WeightStreamer:
 
 
 def pin_in_place(memory: Tensor) -> bool:
-    """Pin memory in place; False: the system wouldn't."""
+    """Pin memory in place; False: the system refused."""
     found = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(found) == 0:
         return True

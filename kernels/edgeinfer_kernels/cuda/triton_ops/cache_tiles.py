@@ -29,7 +29,7 @@ BYTES_RAISED = tl.constexpr(-0x7F7F7F80)
 
 @triton.jit
 def hadamard(x, HEAD_DIM: tl.constexpr):
-    """Heads (n, DIMENSIONS) float32 times the orthonormal Hadamard matrix, which is its own inverse.
+    """Heads (n, DIMENSIONS) float32 times the orthonormal Hadamard matrix; applied twice, it is the identity.
 
     The block size is the largest power of two that divides HEAD_DIM. Each step computes sums and differences
     of neighbors, and stores the sums in the first half of the block; after the last step all elements are in

@@ -62,7 +62,7 @@ class Tuning:
     attention_warps: int = 2
 
     def shape(self, kernel: RowKernel, tokens: int) -> Shape:
-        """The tile config of a row kernel in a step of `tokens` tokens."""
+        """The tile config of a GEMV kernel in a step of `tokens` tokens."""
         if tokens == 1:
             shape: Shape = getattr(self, kernel)
             return shape

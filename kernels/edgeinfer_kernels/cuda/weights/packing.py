@@ -105,7 +105,7 @@ def _signed_pairs(scales: Tensor) -> Tensor:
 
 
 def _q6_k(raw: Tensor) -> _Unpacked:
-    """128 bytes of low nibbles, 64 of upper two bits, 16 int8 scales, half d; two halves of 128 weights."""
+    """128 bytes of low nibbles, 64 of upper two bits, 16 int8 scales, half d; each half holds 128 weights."""
     low = raw[..., :128].unflatten(-1, (2, 2, 32))
     high = raw[..., 128:192].unflatten(-1, (2, 1, 32))
     nibbles = torch.cat([low & 15, low >> 4], dim=-2)

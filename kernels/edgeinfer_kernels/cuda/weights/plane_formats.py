@@ -1,13 +1,13 @@
-"""How quantized rows lie on the device: planes of 32-bit words, one word of each plane for 32 weights.
+"""The layout of quantized rows on the device: planes of 32-bit words, one word of each plane for 32 weights.
 
-A thread then reads neighbouring blocks of a row with 16-byte loads and needs no byte of them shifted into
-place. Blocks of a row are *permuted*: block b lies at (b % 8)·(blocks/8) + b//8, so that what belongs to
-eight blocks of a 256-weight super-block is contiguous as well. Rows are padded to 16 (zeros), blocks to 16.
+A thread can thus read adjacent blocks of a row with 16-byte loads, without byte shifts. The blocks of a row
+are *permuted*: block b is at index (b % 8)·(blocks/8) + b//8, so that the data of eight blocks of a 256-weight
+super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
 
     words   (rows, planes, blocks)     the codes of the weights
-    scales  (rows/2, blocks)           16 bits a block, row 2i in the low half, row 2i + 1 in the high half;
-            (rows, blocks)             32 bits a block (`Scale.PAIR`)
-    supers  (rows/2, blocks/8)         a float16 for 256 weights, paired by rows (`Scale.SIGNED`);
+    scales  (rows/2, blocks)           16 bits per block, row 2i in the low bits, row 2i + 1 in the high bits;
+            (rows, blocks)             32 bits per block (`Scale.PAIR`)
+    supers  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
             (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
 """
 

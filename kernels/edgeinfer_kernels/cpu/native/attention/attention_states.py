@@ -72,7 +72,7 @@ def merge_state(into, state, padded):
 
 @inner
 def write_states(states, group, head_dim, padded, out):
-    """The weighted values divided by their sum: `group` heads of `head_dim` floats, side by side."""
+    """The weighted values divided by their sum: `group` heads of `head_dim` floats, contiguous."""
     for g in range(group):
         state = states + g * (STATE_BYTES + 4 * padded)
         inverse = np.float32(1) / load_f32(state + 4)

@@ -47,7 +47,7 @@ exports = Exports()
 
 @inner
 def exponential_of(value):
-    """eˣ of one float32, as `exponential` has it."""
+    """eˣ of one float32, as in `exponential`."""
     return lanes_max(exponential(splat_f32(value)))
 
 

@@ -165,8 +165,8 @@ def run_program(program, count, team, thread):
     block, call, meets) for each.
 
     The work counters start at 0 for each function, as in a separate run. If `meets` is 0, there is no
-    barrier: the function resets the counters itself and ends token by token (see `next_token`), as the next
-    one starts.
+    barrier after the function: it leaves the counters at 0 and ends token by token (see `next_token`), as
+    the next function starts.
     """
     for step in range(load_i64(count)):
         at = program + PROGRAM_STEP_BYTES * step

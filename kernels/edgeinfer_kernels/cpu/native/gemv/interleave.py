@@ -60,7 +60,7 @@ def gather_shorts(builder, at, row_bytes, target):
 
 @inner
 def gather_words(source, row_bytes, target, count):
-    """`count` words of sixteen rows, four at a time, the rest one by one."""
+    """Copy `count` words of sixteen rows, four at a time, the remainder one by one."""
     fours = count // 4 * 4
     for index in range(0, fours, 4):
         gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_PER_GROUP * index)

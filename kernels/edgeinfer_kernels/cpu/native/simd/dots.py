@@ -40,7 +40,7 @@ def has_unsigned_instruction(features: str) -> bool:
 
 @operation(types.int32, ())
 def raised_by(features, builder):
-    """What `raise_signed` adds to every weight on this target: 128 or 0."""
+    """The value that `raise_signed` adds to every weight on this target: 128 or 0."""
     return ir.Constant(I32, 128 if has_unsigned_instruction(features) else 0)
 
 

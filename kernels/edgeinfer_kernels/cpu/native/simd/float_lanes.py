@@ -117,7 +117,7 @@ def larger_magnitude(builder, x, y):
 
 @operation(types.float32, (float16x,))
 def lanes_max_magnitude(builder, x):
-    """The largest lane of magnitudes, NaN if there is one."""
+    """The maximum of nonnegative lanes, NaN if there is one."""
     bits = builder.bitcast(x, ir.VectorType(I32, LANES))
     for _ in range(4):
         low, high = part(builder, bits, 0, 2), part(builder, bits, 1, 2)
@@ -172,7 +172,9 @@ def two_to_the(builder, n):
 
 
 def _widen_half(features: str, builder: Any, bits: Any) -> Any:
-    """Sixteen float16 as i16 lanes -> float32. Without hardware: shift into place and scale by 2¹¹²."""
+    """Sixteen float16 as i16 lanes -> float32. Without hardware support: shift into place and scale by
+    2¹¹².
+    """
     if "f16c" in features or "fullfp16" in features or "neon" in features:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, LANES)), ir.VectorType(F32, LANES))
     words, floats = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)

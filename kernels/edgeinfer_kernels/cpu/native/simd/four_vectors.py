@@ -65,7 +65,7 @@ def capped(scores, scale, soft_cap):
 
 @inner
 def cap_scores(scores, scale, soft_cap):
-    """Sixty-four scores in place."""
+    """Scale and soft-cap sixty-four scores in place."""
     for offset in range(0, 256, 64):
         store_floats(scores + offset, capped(load_floats(scores + offset), scale, soft_cap))
 
