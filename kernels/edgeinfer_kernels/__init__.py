@@ -1,1 +1,1 @@
-"""The arithmetic: numpy reference, numba CPU and Triton CUDA kernels."""
+"""Model kernels: numpy reference, numba CPU and Triton CUDA backends."""

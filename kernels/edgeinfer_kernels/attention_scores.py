@@ -1,8 +1,8 @@
-"""How much the last tokens of a text look at each token before them: who looks much at it would miss it.
+"""Attention scores of cached tokens, summed over the last tokens of a text. Cache eviction uses them.
 
-What a decoder step computes anyway isn't kept: summing weights would slow every token. The last tokens are
-read once more instead, when something has to go.
-Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle"; Li et al. 2024, "SnapKV", §4 (a window that votes).
+A decode step does not accumulate attention weights, because that would slow down every token. Instead, the
+last tokens are evaluated a second time when tokens must be evicted.
+Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle"; Li et al. 2024, "SnapKV", §4 (observation window).
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,10 @@ from edgeinfer_kernels.reference.backend import attention_weights
 def attention_votes(
     backend: AskingBackend, caches: Sequence[LayerCache], x: Activations, start: int
 ) -> npt.NDArray[np.float64]:
-    """(start + len(x),): the attention that each position gets from tokens at start…, summed over these, all
-    heads and all layers. Their embeddings `x` are read again; their keys and values are written again.
+    """Attention weight that each position receives from tokens at start…: (start + len(x),) float64.
+
+    The weights are summed over these tokens, all heads and all layers. `x` are the embeddings of the tokens;
+    their keys and values are written to the caches again.
     """
     end = start + len(x)
     votes = np.zeros(end)

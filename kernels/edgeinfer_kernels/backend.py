@@ -1,4 +1,4 @@
-"""The protocols of a backend: the layers of a decoder on the activations of some tokens."""
+"""Protocols of a backend, which runs the layers of a decoder on hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,45 +17,48 @@ Activations = npt.NDArray[np.float32]
 
 @runtime_checkable
 class CachingBackend(Protocol):
-    """A backend with keys and values on a device of its own."""
+    """A backend with a KV cache in device memory."""
 
     def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """Copies of the keys and values of the first `end` positions, in an order and layout of its own."""
+        """Copies of the keys and values of the first `end` positions, in a backend-specific order and
+        layout.
+        """
         ...
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """Write back what `cached` gave, `end` positions of it.
+        """Restore the arrays that `cached` returned, for `end` positions.
 
         Raises:
-            ValueError: the arrays have other shapes or types.
+            ValueError: the arrays have other shapes or dtypes.
         """
         ...
 
 
 @runtime_checkable
 class EvictingBackend(Protocol):
-    """A backend that has keys and values on a device, and itself forgets in all of its caches."""
+    """A backend with a KV cache in device memory that supports eviction in all its caches."""
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """Forget positions `gone` (rising); the others up to `end` move together, their keys turned back.
+        """Evict positions `gone` (ascending). The remaining ones up to `end` are compacted and their keys get
+        the RoPE of their new positions.
 
         Raises:
-            ValueError: some of `gone` aren't there, or they don't rise.
+            ValueError: some of `gone` do not exist, or they are not ascending.
         """
         ...
 
 
 PAGE = LANES
-"""Positions of a page: texts that share a cache lie in such pages."""
+"""Positions of a page: sequences that share a cache are stored in such pages."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens of several texts stand in their texts, and where these lie in the cache.
+    """Positions of tokens of several sequences, and their slots in the cache.
 
-    positions: (tokens,) int64. pages: (tokens, pages of the longest text) int64, where in the cache each PAGE
-    positions of a token's text lie, counted in PAGEs. copies: for each token, or for none, more positions of
-    the cache that take its key and value.
+    positions: (tokens,) int64. pages: (tokens, pages of the longest sequence) int64, the cache page that
+    holds each PAGE positions of a token's sequence. copies: for each token, or for none, further cache slots
+    that receive its key and value.
     """
 
     positions: npt.NDArray[np.int64]
@@ -63,17 +66,19 @@ class Places:
     copies: tuple[tuple[int, ...], ...] = ()
 
     def slots(self, token: int, end: int) -> npt.NDArray[np.int64]:
-        """Positions of the cache that hold the first `end` positions of a token's text."""
+        """Cache slots that hold the first `end` positions of a token's sequence."""
         position = np.arange(end)
         return np.asarray(self.pages[token, position // PAGE] * PAGE + position % PAGE)
 
 
 class BackendError(RuntimeError):
-    """The device failed in the middle of its work; the text says how. The backend is of no more use."""
+    """The device failed during execution; the message describes the failure. The backend is unusable
+    afterwards.
+    """
 
 
 class Rows(Protocol):
-    """Rows of the residual stream, wherever they lie; a slice of them is such rows again."""
+    """Hidden states of some tokens, on any device; a slice has the same type."""
 
     def __len__(self) -> int: ...
 
@@ -84,7 +89,9 @@ X = TypeVar("X", bound=Rows)
 
 
 class Backend(Protocol[X]):
-    """A decoder's layers, loaded. What `embed` returns is the backend's until the next `embed`."""
+    """The loaded layers of a decoder. The result of `embed` belongs to the backend and is valid until the
+    next `embed`.
+    """
 
     name: str
 
@@ -93,38 +100,40 @@ class Backend(Protocol[X]):
         ...
 
     def all_layers(self, x: X, start: int) -> None:
-        """Both blocks of every layer, the first layer first, for tokens at positions start…; their keys and
-        values go to the caches.
+        """Run both blocks of every layer in order, for tokens at positions start…; their keys and values are
+        written to the caches.
         """
         ...
 
     def logits(self, x: X) -> npt.NDArray[np.float32]:
-        """(tokens, vocabulary) float32 of the rows of x; a fresh array."""
+        """(tokens, vocabulary) float32: logits of the hidden states x, as a new array."""
         ...
 
     def normed(self, x: X) -> npt.NDArray[np.float32]:
-        """(tokens, width) float32: the rows of x behind the last norm, as the head reads them."""
+        """(tokens, hidden_size) float32: the hidden states x after the final norm, which are the input of the
+        head.
+        """
         ...
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         ...
 
 
 @runtime_checkable
 class PackingBackend(Protocol):
-    """A backend that reads tokens of several texts in one step."""
+    """A backend that evaluates tokens of several sequences in one step."""
 
     most_placed: int
-    """Tokens of such a step at most."""
+    """Maximum number of tokens of such a step."""
 
     def embed(self, ids: Sequence[int]) -> Any:
         """As `Backend.embed`."""
         ...
 
     def all_layers_at(self, x: Any, places: Places) -> None:
-        """As `all_layers`, for tokens that stand at `places`; a token sees the positions of its text up to
-        its own, whichever step read them.
+        """As `all_layers`, for tokens at `places`. A token attends to its sequence up to its own position,
+        including positions of earlier steps.
         """
         ...
 
@@ -135,46 +144,49 @@ class PackingBackend(Protocol):
 
 @runtime_checkable
 class LayeredBackend(Protocol):
-    """A backend that can leave layers out."""
+    """A backend that can skip layers."""
 
     def embed(self, ids: Sequence[int]) -> Any:
         """As `Backend.embed`."""
         ...
 
     def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
-        """As `all_layers`, by these layers only."""
+        """As `all_layers`, for these layers only."""
         ...
 
 
 @runtime_checkable
 class SteppingBackend(Protocol):
-    """A backend that goes from a few tokens to the logits behind them in one piece."""
+    """A backend that computes the logits of a few tokens in one call."""
 
     most_stepped: int
-    """Tokens of such a step at most, as many as are in a batch at most."""
+    """Maximum number of tokens of such a step; at most the batch size."""
 
     def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
-        """(len(ids), vocabulary) float32, a fresh array: the logits of tokens at positions start…, to the
-        last bit those of `embed`, `all_layers` and `logits`.
+        """(len(ids), vocabulary) float32, a new array: the logits of tokens at positions start…
+
+        They are bit-identical to those of `embed`, `all_layers` and `logits`.
         """
         ...
 
 
 @runtime_checkable
 class DividingBackend(Protocol):
-    """A backend that may have a layer's experts on two devices."""
+    """A backend that can split the experts of a layer between two devices."""
 
     @property
     def pairs(self) -> PairCounts:
-        """How many experts tokens have asked for in such layers, and how many of them the CPU computed."""
+        """Counts of token-expert assignments in such layers: all of them, and those that the CPU computed."""
         ...
 
 
 class BlockBackend(Backend[Activations], Protocol):
-    """A backend in main memory, whose blocks can be run one by one; x is (tokens, width) float32."""
+    """A backend in main memory that runs single blocks; x is (tokens, hidden_size) float32."""
 
     def attention_block(self, layer: int, x: Activations, start: int) -> None:
-        """x += attention, for tokens at positions start…; their keys and values go to the layer's cache."""
+        """x += attention, for tokens at positions start…; their keys and values are written to the layer's
+        cache.
+        """
         ...
 
     def feed_forward_block(self, layer: int, x: Activations) -> None:
@@ -184,13 +196,13 @@ class BlockBackend(Backend[Activations], Protocol):
 
 @runtime_checkable
 class AskingBackend(BlockBackend, Protocol):
-    """A backend that tells what its attention blocks ask with."""
+    """A backend that returns the queries of its attention blocks."""
 
     specification: DecoderSpecification
     weights: DecoderWeights
 
     def queries(self, layer: int, tokens: int) -> Activations:
-        """(tokens, heads, head_dim) of a layer's last attention block, turned by their positions; for a cache
-        of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """(tokens, heads, head_dim): queries of a layer's last attention block, after RoPE; for a q4_0 cache
+        also multiplied with the Hadamard matrix. A view, valid until the next block.
         """
         ...

@@ -1,7 +1,7 @@
-"""How the elements of a cache are rounded: bytes, or four bits of rotated heads, with a scale for some.
+"""Quantization of KV cache elements: int8, or 4 bits of heads in the Hadamard basis, with block scales.
 
-Rotated: multiplied with an orthonormal Hadamard matrix, which spreads an outlier over its block and keeps the
-product of a query and a key that both were. Source: Ashkboos et al. 2024, "QuaRot", §4; block Q4_0 of ggml.
+Heads are multiplied with an orthonormal Hadamard matrix. This spreads an outlier over its block and preserves
+the dot product of a query and a key. Source: Ashkboos et al. 2024, "QuaRot", §4; block Q4_0 of ggml.
 """
 
 import numpy as np
@@ -16,12 +16,13 @@ LARGEST = np.float32(65504)
 
 
 def rotation_block(head_dim: int) -> int:
-    """Elements of a head that are rotated together: the largest power of two that divides it."""
+    """Block size of the Hadamard transform, in elements: the largest power of two that divides `head_dim`."""
     return head_dim & -head_dim
 
 
 def rotated(rows: Rows) -> npt.NDArray[np.float32]:
-    """(..., head_dim) times the orthonormal Hadamard matrix, block by block; doing it twice undoes it.
+    """(..., head_dim) float32: rows times the orthonormal Hadamard matrix, block by block; applied twice, it
+    is the identity.
 
     H(1) = 1, H(2n) = (H(n) H(n); H(n) -H(n)) / √2.
     """
@@ -38,7 +39,7 @@ def rotated(rows: Rows) -> npt.NDArray[np.float32]:
 
 
 def _groups(rows: Rows) -> npt.NDArray[np.float32]:
-    """(..., width) as (..., groups, SCALED), zeros behind the last element."""
+    """Reshape (..., width) to (..., groups, SCALED), zero-padded after the last element."""
     *outer, width = rows.shape
     groups = -(-width // SCALED)
     whole = np.zeros((*outer, groups * SCALED), np.float32)
@@ -47,7 +48,9 @@ def _groups(rows: Rows) -> npt.NDArray[np.float32]:
 
 
 def _coded(rows: Rows, parts: npt.NDArray[np.float32], scales: Scales, least: int, most: int) -> Codes:
-    """Elements divided by their scales, to the nearest from `least` to `most`; 0 where a scale is."""
+    """Elements divided by their scales, rounded to the nearest integer and clipped to `least`…`most`; 0 where
+    the scale is 0.
+    """
     wide = scales.astype(np.float32)
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
     codes = np.clip(np.rint(parts * inverse[..., None]), least, most).astype(np.int8)
@@ -55,9 +58,9 @@ def _coded(rows: Rows, parts: npt.NDArray[np.float32], scales: Scales, least: in
 
 
 def rounded_to_bytes(rows: Rows) -> tuple[Codes, Scales]:
-    """(..., width) as int8, and the float16 scales (..., groups) of each `SCALED` elements.
+    """Quantize (..., width) to int8, with a float16 scale for each `SCALED` elements: (..., groups).
 
-    scale = max|x| / 127 as a float16, code = x / scale to the nearest.
+    scale = max|x| / 127 as float16, code = x / scale, rounded to nearest.
     """
     parts = _groups(rows)
     scales = np.minimum(np.abs(parts).max(-1) / np.float32(127), LARGEST).astype(np.float16)
@@ -65,9 +68,10 @@ def rounded_to_bytes(rows: Rows) -> tuple[Codes, Scales]:
 
 
 def rounded_to_nibbles(rows: Rows) -> tuple[Codes, Scales]:
-    """(..., width) as codes -8…7, and the float16 scales (..., groups) of each `SCALED` elements.
+    """Quantize (..., width) to codes -8…7, with a float16 scale for each `SCALED` elements: (..., groups).
 
-    scale = x / -8 as a float16, for the x furthest from 0 of its group, code = x / scale to the nearest.
+    scale = x / -8 as float16, for the x with the largest magnitude in its group; code = x / scale, rounded to
+    nearest.
     """
     parts = _groups(rows)
     most, least = parts.max(-1), parts.min(-1)
@@ -77,18 +81,20 @@ def rounded_to_nibbles(rows: Rows) -> tuple[Codes, Scales]:
 
 
 def widened(codes: Codes, scales: Scales) -> npt.NDArray[np.float32]:
-    """What `rounded_to_bytes` or `rounded_to_nibbles` stands for, (..., width) float32."""
+    """Dequantize codes of `rounded_to_bytes` or `rounded_to_nibbles`: (..., width) float32."""
     spread = np.repeat(scales.astype(np.float32), SCALED, axis=-1)[..., : codes.shape[-1]]
     return np.asarray(codes.astype(np.float32) * spread)
 
 
 def nibble_bytes(width: int) -> int:
-    """Bytes of a row of `width` codes: whole groups of them."""
+    """Bytes of a row of `width` 4-bit codes, padded to whole groups."""
     return -(-width // SCALED) * SCALED // 2
 
 
 def packed_in_pairs(codes: Codes) -> npt.NDArray[np.uint8]:
-    """(..., even width) codes -8…7, two neighbours a byte, the first in its low half, each plus 8."""
+    """Pack (..., even width) codes -8…7 as uint8: two adjacent codes per byte, the first in the low nibble,
+    each plus 8.
+    """
     raised = (codes + 8).astype(np.uint8)
     return np.asarray(raised[..., 0::2] | raised[..., 1::2] << 4)
 
@@ -100,7 +106,9 @@ def unpacked_pairs(packed: npt.NDArray[np.uint8]) -> Codes:
 
 
 def packed_in_groups(codes: Codes) -> npt.NDArray[np.uint8]:
-    """(..., width) codes -8…7, the first half of each `SCALED` in the low halves of its bytes, as in Q4_0."""
+    """Pack (..., width) codes -8…7: the first half of each `SCALED` codes is in the low nibbles of its bytes,
+    as in Q4_0.
+    """
     *outer, width = codes.shape
     raised = np.full((*outer, 2 * nibble_bytes(width)), 8, np.uint8)
     raised[..., :width] = codes + 8
@@ -109,7 +117,7 @@ def packed_in_groups(codes: Codes) -> npt.NDArray[np.uint8]:
 
 
 def unpacked_groups(packed: npt.NDArray[np.uint8], width: int) -> Codes:
-    """The inverse of `packed_in_groups`: the first `width` codes."""
+    """The inverse of `packed_in_groups`: the first `width` codes of each row."""
     parts = packed.reshape(*packed.shape[:-1], -1, SCALED // 2)
     both = np.stack([parts & 15, parts >> 4], -2).astype(np.int8) - np.int8(8)
     return both.reshape(*packed.shape[:-1], -1)[..., :width]

@@ -1,7 +1,7 @@
-"""A layer's cache without some positions in its middle: what lies behind moves up, and keys turn back.
+"""Eviction from a layer's cache: later entries are moved up, and their keys get the RoPE of the new position.
 
-Keys are kept rotated by their positions; moving one by so many positions rotates it by as many more or fewer,
-as rotations add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
+Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
+angles add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
 """
 
 from dataclasses import replace
@@ -17,15 +17,15 @@ POSITIONS_AT_ONCE = 1024
 
 
 def check_gone(gone: npt.NDArray[np.int64], end: int) -> None:
-    """Raises `ValueError`: some of `gone` aren't there, or they don't rise."""
+    """Raise `ValueError` if some of `gone` do not exist or are not ascending."""
     if len(gone) == 0 or gone[0] < 0 or gone[-1] >= end or (np.diff(gone) <= 0).any():
         raise ValueError(f"saw positions {gone[:3]}… to forget, wanted rising ones of {end}")
 
 
 def forget(cache: LayerCache, facts: AttentionSpecification, gone: npt.NDArray[np.int64], end: int) -> None:
-    """Forget positions `gone` (rising); the others up to `end` move together, a thousand at a time.
+    """Evict positions `gone` (ascending) and compact the others up to `end`, in chunks of about a thousand.
 
-    Keys that move are widened, turned and rounded once more; values and scales move as they are.
+    Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
 
     Raises what `check_gone` raises.
     """

@@ -1,4 +1,4 @@
-"""What a backend is asked that guesses several tokens in one piece, and what it answers."""
+"""Request and result types of a backend that drafts several tokens in one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class DraftSampling:
-    """How a token is chosen from logits. temperature 0: the best one; otherwise from what top-k (0: all),
-    top-p and min-p leave, in this order, by the softmax of logits / temperature.
+    """Sampling parameters of the draft. Temperature 0 selects the argmax. Otherwise top-k (0: off), top-p and
+    min-p are applied in this order, then softmax(logits / temperature) is sampled.
     """
 
     temperature: float = 0.0
@@ -21,12 +21,12 @@ class DraftSampling:
 
 
 class DraftRequest(NamedTuple):
-    """What guesses are asked for, len(least) at most.
+    """Parameters of a draft of at most len(least) tokens.
 
-    They end before a guess i whose chance of being reached, the product of its own and those before, is below
-    least[i], or behind one whose chance is below further[i], if that is given. `choices`: the first so many
-    tokens may be guessed. `numbers`: none, or one from 0 to 1 for each guess, which is drawn with it; without
-    them the best token is guessed.
+    The draft ends before token i if the product of its probability and the earlier ones is below least[i]. It
+    ends after token i if that product is below further[i], if given. `choices`: only token ids below this
+    value may be drafted. `numbers`: empty, or one uniform number in [0, 1) for each draft token, used to
+    sample it; if empty, the argmax is drafted.
     """
 
     least: Sequence[float]
@@ -37,11 +37,11 @@ class DraftRequest(NamedTuple):
 
 
 class DraftedTokens(NamedTuple):
-    """Tokens in a row, each with its chance where it stands, float32.
+    """Consecutive draft tokens, each with its probability in the draft distribution (float32).
 
-    `read`: how many tokens have been read, those that were given among them; the last guess isn't unless
-    another one fell short behind it. `candidates`: for each guess the ids that it was drawn from, rising,
-    and their weights (float32); empty where nothing was drawn.
+    `read`: how many tokens were evaluated, including the given ones. The last draft token is evaluated only
+    if a further token was below the threshold after it. `candidates`: for each draft token the ids that it
+    was sampled from (ascending) and their weights (float32); empty if nothing was sampled.
     """
 
     ids: list[int]
@@ -52,16 +52,20 @@ class DraftedTokens(NamedTuple):
 
 @runtime_checkable
 class DraftingBackend(Protocol):
-    """A backend that goes from token to token by itself."""
+    """A backend that runs the autoregressive draft loop itself."""
 
     @property
     def most_given(self) -> int:
-        """Tokens that it reads before a first guess, at most; 0: it can't guess with this model."""
+        """Maximum number of tokens that it evaluates before the first draft token; 0: it cannot draft with
+        this model.
+        """
         ...
 
     def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """Read `ids` at positions start…, then guess and read on; it ends where no logit is a finite number.
+        """Evaluate `ids` at positions start…, then draft and evaluate further tokens. It stops if no logit is
+        finite.
 
-        A backend may draw from fewer candidates than the manner leaves, and says so.
+        A backend may sample from fewer candidates than the sampling parameters allow; `candidates` lists
+        them.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which experts a step's tokens went to, for a caller that asks a backend to write it down."""
+"""Records the experts of a step's tokens, for callers that request it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +12,7 @@ NO_EXPERTS = -1
 
 
 class PairCounts(NamedTuple):
-    """How many experts a device has asked for in all tokens so far, and how many of them were its host's."""
+    """Token-expert assignments so far: all of them, and those that the CPU computed."""
 
     seen: int
     here: int
@@ -20,17 +20,17 @@ class PairCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """What the blocks of a backend write when they are given this at load time, free of charge.
+    """Buffer that a backend fills with routing results if it is passed at load time; this has no extra cost.
 
-    `ids` (layers, tokens, experts used) int64: the experts of the last step's tokens, the best liked first;
-    NO_EXPERTS in layers without any. Rows beyond the step's tokens are of older steps.
+    `ids` (layers, tokens, experts_per_token) int64: the experts of the last step's tokens, highest score
+    first; NO_EXPERTS in layers without experts. Rows beyond the step's tokens hold data of older steps.
     """
 
     ids: npt.NDArray[np.int64]
 
     @classmethod
     def allocate(cls, specification: DecoderSpecification, batch: int) -> "Routing":
-        """Room for steps of at most `batch` tokens."""
+        """A buffer for steps of at most `batch` tokens."""
         facts = [layer.feed_forward for layer in specification.layers]
         used = max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
         return cls(np.full((len(facts), batch, used), NO_EXPERTS, np.int64))

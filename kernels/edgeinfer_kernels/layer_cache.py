@@ -1,4 +1,4 @@
-"""One layer's keys and values in main memory, in the layout that kernels read, and what they take."""
+"""The KV cache of one layer in main memory, in the layout of the kernels, and its size in bytes."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -25,16 +25,16 @@ LANES = 16
 SPARE_POSITIONS = 64
 CacheType = Literal["f16", "f32", "q8_0", "q4_0"]
 CPU_CACHES: tuple[CacheType, ...] = ("f32",)
-"""Of these there are no kernels for a GPU."""
+"""Cache types without GPU kernels."""
 
 
 def padded(count: int) -> int:
-    """`count` rounded up to whole lanes."""
+    """`count` rounded up to a multiple of the lanes."""
     return -(-count // LANES) * LANES
 
 
 class HeadFacts(Protocol):
-    """What the size of a cache depends on, of an attention's specification or of its sizes."""
+    """The attributes that determine the size of a cache, of an attention specification or its sizes."""
 
     @property
     def kv_heads(self) -> int: ...
@@ -51,32 +51,32 @@ _DTYPES: dict[str, "np.dtype[Any]"] = {
 
 
 def _row_bytes(width: int, kind: CacheType) -> tuple[int, int]:
-    """Bytes of a head's key and of its value, of `width` elements, without scales."""
+    """Bytes of a head's key and of its value with `width` elements, without scales."""
     if kind == "q4_0":
         return width // 2, nibble_bytes(width)
     return width * _DTYPES[kind].itemsize, width * _DTYPES[kind].itemsize
 
 
 def _scales(width: int, kind: CacheType) -> int:
-    """Scales of a head's key, and as many of its value."""
+    """Scales of a head's key; its value has the same number."""
     return -(-width // SCALED) if kind in ("q8_0", "q4_0") else 0
 
 
 def _by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """(heads, tiles, elements, 16) as (heads, positions, elements)."""
+    """Reshape (heads, tiles, elements, 16) to (heads, positions, elements)."""
     return tiles.swapaxes(2, 3).reshape(len(tiles), -1, tiles.shape[2])
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values, head_dim rounded up to 16.
+    """The KV cache of one layer; head_dim is padded to a multiple of 16.
 
-    Keys: (kv_heads, tiles, head_dim, 16), tile t holding positions 16·t…, so that sixteen scores need no sum
-    across lanes. Values: (kv_heads, positions, head_dim). There is room for a tile of 64 positions behind the
-    last. Both are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16), a group being `SCALED`
-    elements of a head. In q4_0 heads are `rotated` and have four bits an element (uint8, and scales): of a
-    key two dimensions share a byte (`packed_in_pairs`), of a value two halves of a group do
-    (`packed_in_groups`).
+    Keys: (kv_heads, tiles, head_dim, 16). Tile t holds positions 16·t…, so sixteen scores need no sum across
+    lanes. Values: (kv_heads, positions, head_dim). One tile of 64 positions is allocated after the last. Both
+    are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16); a group is `SCALED` elements of a
+    head. In q4_0, heads are in the Hadamard basis (`rotated`) and have 4 bits per element (uint8, and
+    scales). Two dimensions of a key share a byte (`packed_in_pairs`); the two halves of a value's group share
+    bytes (`packed_in_groups`).
     """
 
     keys: npt.NDArray[np.generic]
@@ -91,14 +91,14 @@ class LayerCache:
 
     @classmethod
     def nbytes_for(cls, specification: HeadFacts, context: int, kind: CacheType) -> int:
-        """Bytes that `allocate` will take."""
+        """Bytes that `allocate` takes."""
         width = padded(specification.head_dim)
         of_both = sum(_row_bytes(width, kind)) + 4 * _scales(width, kind)
         return specification.kv_heads * cls.positions_for(context) * of_both
 
     @classmethod
     def allocate(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> "LayerCache":
-        """A zeroed cache."""
+        """A zeroed cache for `context` tokens."""
         heads, positions = specification.kv_heads, cls.positions_for(context)
         tiles, width, dtype = positions // LANES, padded(specification.head_dim), _DTYPES[kind]
         of_key, of_value = (nbytes // dtype.itemsize for nbytes in _row_bytes(width, kind))
@@ -113,16 +113,16 @@ class LayerCache:
 
     @property
     def positions(self) -> int:
-        """Positions that are allocated."""
+        """Allocated positions."""
         return int(self.values.shape[1])
 
     @property
     def has_rotated_heads(self) -> bool:
-        """Whether it is in q4_0: four bits an element, of heads times the Hadamard matrix."""
+        """Whether the cache is q4_0: 4 bits per element, heads in the Hadamard basis."""
         return self.keys.dtype == np.uint8
 
     def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
-        """Put keys and values (tokens, kv_heads, head_dim) at positions start…"""
+        """Write keys and values (tokens, kv_heads, head_dim) at positions start…"""
         self.write_keys(start, keys)
         position = np.arange(start, start + len(values))
         given: npt.NDArray[np.generic] = values
@@ -133,7 +133,7 @@ class LayerCache:
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
-        """Put keys (tokens, kv_heads, head_dim) at positions start…"""
+        """Write keys (tokens, kv_heads, head_dim) at positions start…"""
         position = np.arange(start, start + len(keys))
         tile, lane = position // LANES, position % LANES
         given: npt.NDArray[np.generic] = keys
@@ -146,7 +146,7 @@ class LayerCache:
     def _rounded(
         self, rows: npt.NDArray[np.floating]
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-        """Codes and scales of rows (tokens, kv_heads, head_dim); codes of four bits up to whole lanes."""
+        """Codes and scales of rows (tokens, kv_heads, head_dim); 4-bit codes are padded to whole lanes."""
         if not self.has_rotated_heads:
             return rounded_to_bytes(rows)
         missing = padded(rows.shape[-1]) - rows.shape[-1]
@@ -176,20 +176,22 @@ class LayerCache:
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
-        """All that it consists of."""
+        """All arrays of the cache."""
         return self.values, *self.parts()
 
     def parts(self) -> tuple[npt.NDArray[np.generic], ...]:
-        """Arrays whose second axis is tiles."""
+        """The arrays whose second axis is tiles."""
         parts = (self.keys, self.key_scales, self.value_scales)
         return tuple(part for part in parts if part is not None)
 
     def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """Views of what holds the first `end` positions: values, and whole tiles of keys and of scales."""
+        """Views of the first `end` positions: values, and whole tiles of keys and scales."""
         return self.values[:, :end], *(part[:, : -(-end // LANES)] for part in self.parts())
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the keys and values of `count` positions to others, which they don't overlap."""
+        """Copy the keys and values of `count` positions from `source` to `target`; the ranges must not
+        overlap.
+        """
         for first in range(0, count, LANES):
             a, b, some = source + first, target + first, min(LANES, count - first)
             if a % LANES + some <= LANES and b % LANES + some <= LANES:
@@ -203,7 +205,7 @@ class LayerCache:
         self.values[:, target : target + count] = self.values[:, source : source + count].copy()
 
     def move(self, source: npt.NDArray[np.int64], first: int) -> None:
-        """Move the keys and values of positions `source` (rising, none below its target) to first…"""
+        """Move the keys and values of positions `source` (ascending, none below its target) to first…"""
         target = np.arange(first, first + len(source))
         self.values[:, target] = self.values[:, source]
         for part in self.parts():

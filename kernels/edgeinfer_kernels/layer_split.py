@@ -1,4 +1,4 @@
-"""How a decoder is divided between a device and its host: what of each layer lies where, whose turn it is."""
+"""How a split model divides its layers between GPU and CPU, and the CPU stages of a decode step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from edgeinfer_kernels.weights import (
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """What of one layer lies on the device; all else is the host's.
+    """The parts of one layer that are on the GPU; the CPU has all others.
 
-    Attention and its cache do (with them a mixture's router and shared expert), or nothing does. Of a dense
-    feed-forward the first `neurons` are there, of a mixture the experts numbered in `experts`. `changing`:
-    the host has all experts, so that others may take the places of those.
+    Attention and its cache are on the GPU (with the router and the shared expert of an MoE layer), or nothing
+    is. Of a dense feed-forward the GPU has the first `neurons`, of an MoE layer the experts listed in
+    `experts`. `changing`: the CPU has all experts, so the GPU can replace its experts at run time.
     """
 
     attention: bool
@@ -29,12 +29,13 @@ class LayerSplit:
 
 
 STEP_TOKENS = 8
-"""Tokens of a step that the host takes its turns of, however few it is to compute of a prompt."""
+"""Minimum number of tokens for which CPU stages are allocated, even if the CPU computes fewer of a prompt."""
 
 
 def host_batch(batch: int, stream_min_tokens: int | None) -> int:
-    """Tokens that the CPU computes at a time, in steps of at most `batch`. For prompts of `stream_min_tokens` and
-    more, its weights are streamed to the GPU; None: never.
+    """Maximum number of tokens that the CPU computes at a time, in steps of at most `batch`.
+
+    For prompts of at least `stream_min_tokens` tokens its weights are streamed to the GPU; None: never.
     """
     return batch if stream_min_tokens is None else min(batch, max(stream_min_tokens - 1, STEP_TOKENS))
 
@@ -43,7 +44,7 @@ WHOLLY_ON_HOST = LayerSplit(attention=False)
 
 
 class Block(NamedTuple):
-    """One of a layer's two blocks; of a divided feed-forward the host's part."""
+    """One of the two blocks of a layer; for a split feed-forward, the CPU's part."""
 
     kind: Literal["attention", "feed_forward"]
     layer: int
@@ -51,11 +52,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Turns:
-    """A token's way between the two: the host's blocks of each turn, and where on the device it has them.
+    """The CPU stages of a step: the CPU blocks of each stage, and when the GPU runs relative to them.
 
-    Turns are numbered from 1 in their order. The first is before the device's first layer and begins with the
-    embedding. `within` and `behind` tell for each of the device's layers (by their place among these) the
-    turn while or in place of its feed-forward, and the one between it and the next layer; 0: none.
+    Stages are numbered from 1 in execution order. Stage 1 runs before the GPU's first layer and starts with
+    the embedding. For each GPU layer (by GPU layer index), `within` is the stage that runs in parallel with
+    its feed-forward or replaces it; `behind` is the stage between it and the next GPU layer; 0: none.
     """
 
     host: tuple[tuple[Block, ...], ...]
@@ -64,7 +65,9 @@ class Turns:
 
 
 def turns_of(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> Turns:
-    """Host blocks that follow each other are one turn, as far as no sum has to be made on the device."""
+    """Compute the CPU stages. Consecutive CPU blocks form one stage unless the GPU must add a sum in
+    between.
+    """
     host: list[list[Block]] = [[]]
     within: list[int] = []
     behind: list[int] = []
@@ -88,7 +91,7 @@ def turns_of(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> Turns:
 
 
 def has_host_part(layer: LayerWeights, division: LayerSplit) -> bool:
-    """Whether the host computes any of a layer's feed-forward."""
+    """Whether the CPU computes any part of a layer's feed-forward."""
     second = layer.feed_forward
     if isinstance(second, ExpertWeights):
         return len(division.experts) < second.ffn_up_exps.experts
@@ -96,17 +99,17 @@ def has_host_part(layer: LayerWeights, division: LayerSplit) -> bool:
 
 
 def _device_adds(layer: LayerWeights, division: LayerSplit) -> bool:
-    """Whether the device has a part of a feed-forward to add to the host's."""
+    """Whether the GPU has a part of the feed-forward to add to the CPU's result."""
     return division.neurons > 0 or isinstance(layer.feed_forward, ExpertWeights)
 
 
 def device_half(
     specification: DecoderSpecification, weights: DecoderWeights, divisions: Sequence[LayerSplit]
 ) -> tuple[DecoderSpecification, DecoderWeights]:
-    """The layers that have anything on the device, with what of their weights lies there.
+    """Specification and weights of the layers that are on the GPU, with only the weights that the GPU has.
 
     Raises:
-        ValueError: a feed-forward with a norm behind its sum is to be divided.
+        ValueError: a feed-forward with a post-norm would be split.
     """
     chosen = [index for index, division in enumerate(divisions) if division.attention]
     layers = tuple(
@@ -140,8 +143,9 @@ def _check_divisible(second: FeedForwardWeights) -> None:
 
 
 def host_feed_forward(layer: LayerWeights, division: LayerSplit) -> FeedForwardWeights | ExpertWeights:
-    """What the host has of the feed-forward of a layer whose attention is on the device; without what is
-    added behind down where the device adds it.
+    """The CPU's part of the feed-forward of a layer whose attention is on the GPU.
+
+    It has no down bias if the GPU adds it.
     """
     second = layer.feed_forward
     if isinstance(second, ExpertWeights):

@@ -1,4 +1,4 @@
-"""A predictor of active neurons: two small matrices that guess which neurons a token will need."""
+"""A predictor of active neurons: two low-rank matrices that predict which neurons a token activates."""
 
 from dataclasses import dataclass, replace
 
@@ -7,9 +7,9 @@ from edgeinfer_kernels.weights import Matrix, Vector
 
 @dataclass(frozen=True)
 class NeuronPredictor:
-    """A neuron is taken for active where second · (first · x) + bias > 0, x being the normed input.
+    """A neuron is predicted active where second · (first · x) + bias > 0; x is the normed input.
 
-    `first` (rank, width) and `second` (neurons, rank), of whatever format the row kernels know; rank is a
+    `first` (rank, hidden_size) and `second` (neurons, rank) have any format of the GEMV kernels; rank is a
     multiple of 32. Source: PowerInfer §5, Deja Vu §3.2: a low-rank predictor for each layer.
     """
 
@@ -22,10 +22,10 @@ class NeuronPredictor:
         return self.first.rows
 
     def of_neurons(self, first: int, last: int) -> "NeuronPredictor":
-        """The part that guesses neurons first..last."""
+        """The predictor of neurons first..last."""
         return replace(self, second=self.second.take_rows(first, last), bias=self.bias[first:last])
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a token reads of it."""
+        """Bytes of it that are read per token."""
         return self.first.nbytes + self.second.nbytes + self.bias.nbytes

@@ -1,4 +1,4 @@
-"""The smallest decoders with a head of any size: what speeds are measured on."""
+"""Small synthetic decoders with a head of any size, for speed measurements."""
 
 import numpy as np
 
@@ -21,25 +21,29 @@ from edgeinfer_quant_formats import block_format
 WIDTH = 2048
 SMALL = 256
 NARROW, HEAD_DIM = 512, 64
-"""Of the layers of a small model, and of one of its heads."""
+"""hidden_size of a small model, and its head_dim."""
 NORM = NormSpecification("rms", 1e-5)
 
 
 def one_layer(format_name: str, rows: int) -> tuple[DecoderSpecification, DecoderWeights]:
-    """A decoder of one small layer with a head of `rows`, all in one format; its weights are zeros."""
+    """A decoder of one small layer with a head of `rows` rows, all in one format; the weights are zeros."""
     attention = AttentionSpecification(1, 1, SMALL, SMALL**-0.5, NORM, None)
     return _decoder(format_name, rows, WIDTH, SMALL, attention, 1, neurons=SMALL)
 
 
 def narrow_layers(format_name: str, rows: int, layers: int) -> tuple[DecoderSpecification, DecoderWeights]:
-    """As many layers as small models have, NARROW wide, with a head of `rows`; their weights are zeros."""
+    """A decoder with the layer count of small models, hidden_size NARROW and a head of `rows`; the weights
+    are zeros.
+    """
     heads = NARROW // HEAD_DIM
     attention = AttentionSpecification(heads, heads, HEAD_DIM, HEAD_DIM**-0.5, NORM, None)
     return _decoder(format_name, rows, NARROW, NARROW, attention, layers, neurons=4 * NARROW)
 
 
 def wide_layers(format_name: str, nbytes: int) -> tuple[DecoderSpecification, DecoderWeights]:
-    """As many layers as large models have them, WIDTH wide, as `nbytes` hold; their weights are zeros."""
+    """A decoder with layers of the size of large models (hidden_size WIDTH), as many as fit in `nbytes`; the
+    weights are zeros.
+    """
     attention = AttentionSpecification(WIDTH // SMALL, WIDTH // SMALL, SMALL, SMALL**-0.5, NORM, None)
     layer = block_format(format_name).nbytes((12 * WIDTH * WIDTH,))
     return _decoder(
@@ -56,7 +60,7 @@ def _decoder(
     layers: int,
     neurons: int,
 ) -> tuple[DecoderSpecification, DecoderWeights]:
-    """`hidden`: rows of q, k and v."""
+    """Build the decoder; `hidden` is the number of rows of q, k and v."""
 
     def matrix(name: str, count: int, columns: int) -> Matrix:
         raw = np.zeros((count, block_format(format_name).row_bytes(columns)), np.uint8)

@@ -1,4 +1,4 @@
-"""What a decoder computes, as rows of facts: the same for every backend, free of names of model families."""
+"""The specification of a decoder: what it computes, the same for all backends and model families."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,9 +11,7 @@ FloatVector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class NormSpecification:
-    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if there is
-    one.
-    """
+    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if given."""
 
     kind: Literal["rms", "layer"]
     epsilon: float
@@ -21,10 +19,10 @@ class NormSpecification:
 
 @dataclass(frozen=True)
 class RopeSpecification:
-    """Rotary positions: pair i turns by position · inverse_frequencies[i]; all scalings are folded in.
+    """RoPE: pair i is rotated by position · inverse_frequencies[i]; all scalings are already applied.
 
-    `halves`: pairs are (i, i + dimensions/2); otherwise (2i, 2i + 1). Cosine and sine are multiplied by
-    `magnitude`.
+    `halves`: pairs are (i, i + dimensions/2) as in NeoX; otherwise (2i, 2i + 1). Cosine and sine are
+    multiplied by `magnitude`.
     """
 
     inverse_frequencies: tuple[float, ...]
@@ -45,8 +43,9 @@ class RopeSpecification:
 
 @dataclass(frozen=True)
 class AttentionSpecification:
-    """One layer's attention. `window`: a token sees itself and window - 1 before it; 0: all. soft_cap 0:
-    none. `sinks`: every head's softmax has one more score, a weight of its own, whose value is nothing.
+    """Attention of one layer. `window`: a token attends to itself and the window - 1 tokens before it; 0: no
+    limit. soft_cap 0: none. `sinks`: the softmax of every head has one more score, a learned weight, without
+    a value.
     """
 
     heads: int
@@ -81,18 +80,18 @@ class FeedForwardSpecification:
 
 Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 MIN_WEIGHT_SUM = 2.0**-14
-"""What the chosen experts' weights are divided by at least: the smallest normal float16."""
+"""Minimum divisor of the selected experts' weights: the smallest normal float16."""
 
 
 @dataclass(frozen=True)
 class ExpertsSpecification:
-    """One layer's mixture of experts: of `count` feed-forwards those `used` that the router likes best.
+    """One MoE layer: the router selects `used` of `count` experts for each token.
 
-    With scores s = router(h) the chosen are the largest s, the lower number first among equals. Their weights
-    are softmax(s) over all experts, sigmoid(s), or softmax over the chosen (`gating`); `normalized`: divided
-    by their sum, MIN_WEIGHT_SUM at least; then times `scale`. The result is Σ weight · expert(h), and a
-    shared expert's where the weights have one. `early`: the router reads the layer's input, before attention
-    and without a norm.
+    With scores s = router(h), the experts with the largest s are selected; ties go to the lower index.
+    `gating` defines their weights: softmax(s) over all experts, sigmoid(s), or softmax over the selected
+    ones. If `normalized`, they are divided by their sum (at least MIN_WEIGHT_SUM); then they are multiplied
+    by `scale`. The result is Σ weight · expert(h), plus that of the shared expert if there is one. `early`:
+    pre-attention router, which reads the layer's input without a norm.
     """
 
     activation: Activation
@@ -114,8 +113,8 @@ class LayerSpecification:
 
 @dataclass(frozen=True)
 class DecoderSpecification:
-    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped where logit_soft_cap isn't
-    0.
+    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped if logit_soft_cap is
+    not 0.
     """
 
     width: int
@@ -127,5 +126,5 @@ class DecoderSpecification:
     logit_soft_cap: float = 0.0
 
     def of_layers(self, first: int, last: int) -> "DecoderSpecification":
-        """The same with layers first..last alone."""
+        """The same specification with only layers first..last."""
         return replace(self, layers=self.layers[first:last])

@@ -1,4 +1,4 @@
-"""The weights of a decoder as backends take them: matrices in their file's bytes, vectors in float32."""
+"""The weights of a decoder as backends take them: matrices in file format, vectors in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class MatrixFacts(Protocol):
-    """A weight matrix's name, format and size: all that counting its bytes takes."""
+    """Name, format and size of a weight matrix, from which its byte size follows."""
 
     @property
     def name(self) -> str: ...
@@ -29,10 +29,10 @@ class MatrixFacts(Protocol):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight matrix: `raw` is (rows, bytes of a row) uint8, most often a view of the memory map.
+    """A weight matrix: `raw` is (rows, bytes per row) uint8, usually a view of the memory-mapped file.
 
-    With `experts` it is that many matrices of (rows, columns), one below the other in `raw`; with `picked`
-    it is those of these numbers alone, in this order.
+    With `experts`, `raw` holds that many matrices of (rows, columns), stacked along the rows. `picked`
+    restricts it to these expert indices, in this order.
     """
 
     name: str
@@ -54,7 +54,8 @@ class Matrix:
         return Matrix(self.name, self.format, last - first, self.columns, self.raw[first:last])
 
     def take_columns(self, first: int, last: int) -> "Matrix":
-        """The matrix of columns first..last, whole blocks of its format; its rows lie apart in memory.
+        """The matrix of columns first..last, in whole blocks of its format; its rows are not contiguous in
+        memory.
 
         Raises `FormatError`: a block would be cut.
         """
@@ -72,20 +73,22 @@ class Matrix:
         return replace(self, experts=count, picked=tuple(numbers))
 
     def decoded(self) -> npt.NDArray[np.float32]:
-        """(rows, columns) float32, of all experts if there are several."""
+        """(rows, columns) float32; with `experts`, the rows of all experts."""
         if self.picked:
             return np.concatenate([self.expert(index).decoded() for index in range(self.experts)])
         return decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """(len(indices), columns) float32."""
-        if len(indices) == 1:  # a view in place of a copy: this is done for every token
+        if len(indices) == 1:  # A view avoids a copy, because this runs for every token.
             return decode(self.raw[indices[0]], self.format).reshape(1, self.columns)
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)
 
     @property
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Where its bytes are: equal for two views of the same weights, and for them alone."""
+        """Memory address, shape and strides of the raw bytes; equal only for two views of the same
+        weights.
+        """
         return self.raw.ctypes.data, self.raw.shape, self.picked
 
     @property
@@ -95,7 +98,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """One layer's attention, by GGUF name; None where the architecture has none."""
+    """The attention of one layer, by GGUF name; None where the architecture has no such weight."""
 
     attn_q: Matrix
     attn_k: Matrix
@@ -118,7 +121,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class FeedForwardWeights:
-    """One layer's feed-forward, by GGUF name; ffn_gate None: ungated."""
+    """The feed-forward of one layer, by GGUF name; ffn_gate None: no gate."""
 
     ffn_up: Matrix
     ffn_down: Matrix
@@ -134,7 +137,7 @@ class FeedForwardWeights:
         return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
 
     def of_neurons(self, first: int, last: int) -> "FeedForwardWeights":
-        """The part of neurons first..last; norms and what is added behind down stay as they are."""
+        """The part with neurons first..last; the norms and the down bias are unchanged."""
 
         def part(bias: Vector | None) -> Vector | None:
             return None if bias is None else bias[first:last]
@@ -149,16 +152,16 @@ class FeedForwardWeights:
         )
 
     def bare(self) -> "FeedForwardWeights":
-        """The matrices alone."""
+        """Only the matrices."""
         return FeedForwardWeights(self.ffn_up, self.ffn_down, self.ffn_gate)
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """One layer's mixture of experts, by GGUF name; the experts' biases lie one behind the other.
+    """One MoE layer, by GGUF name; the biases of the experts are concatenated.
 
-    `shared` is a feed-forward that every token goes through, without norms of its own; its result is
-    multiplied by sigmoid(ffn_gate_inp_shexp · h) where there is that vector.
+    `shared` is a feed-forward that is applied to every token, without norms. Its result is multiplied by
+    sigmoid(ffn_gate_inp_shexp · h) if that vector exists.
     """
 
     ffn_gate_inp: Matrix
@@ -189,7 +192,7 @@ class ExpertWeights:
         )
 
     def of_experts(self, numbers: Sequence[int]) -> "ExpertWeights":
-        """The mixture with these of its experts only, in this order; the router still chooses from all."""
+        """The MoE layer with only these experts, in this order; the router still selects from all."""
 
         def part(stack: Matrix, biases: Vector | None) -> Vector | None:
             return None if biases is None else biases.reshape(-1, stack.rows)[list(numbers)].reshape(-1)
@@ -205,11 +208,11 @@ class ExpertWeights:
         )
 
     def stacks(self) -> list[Matrix]:
-        """The experts' own matrices."""
+        """The stacked matrices of the experts."""
         return [self.ffn_up_exps, self.ffn_down_exps, self.ffn_gate_exps]
 
     def every_token(self) -> list[Matrix]:
-        """The matrices that each token is multiplied with: the router's and the shared expert's."""
+        """The matrices that each token is multiplied with: router and shared expert."""
         return [self.ffn_gate_inp, *([] if self.shared is None else self.shared.matrices())]
 
     def matrices(self) -> list[Matrix]:
@@ -224,7 +227,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All of a decoder's weights; `output` is `token_embd` itself where the file ties them."""
+    """All weights of a decoder; `output` is `token_embd` itself if the file ties them."""
 
     token_embd: Matrix
     output: Matrix
@@ -233,15 +236,15 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
 
     def below(self, layer: int) -> "DecoderWeights":
-        """The embedding and the layers before `layer`, for a backend that leaves the rest to another."""
+        """The embedding and the layers before `layer`, for a backend that runs only these."""
         return replace(self, layers=self.layers[:layer])
 
     def above(self, layer: int) -> "DecoderWeights":
-        """The layers from `layer` on and the head."""
+        """The layers from `layer` on, and the head."""
         return replace(self, layers=self.layers[layer:])
 
     def matrices(self, *, head: bool = True) -> list[Matrix]:
-        """Every matrix that is multiplied with, each once; the embedding only as a tied head."""
+        """Every matrix that takes part in a matmul, each once; the embedding only if it is a tied head."""
         found = []
         for layer in self.layers:
             found += [*layer.attention.matrices(), *layer.feed_forward.matrices()]

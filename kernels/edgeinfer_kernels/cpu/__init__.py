@@ -1,1 +1,1 @@
-"""The numba backend: kernels in sixteen lanes, a thread team, one call a block."""
+"""The numba backend: kernels with sixteen lanes, a thread pool, one call per block."""

@@ -1,4 +1,4 @@
-"""The numba backend: whole blocks in one call, int8 activations against quantized rows."""
+"""The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
 import time
 from collections.abc import Sequence
@@ -43,21 +43,22 @@ from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecifi
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
-"""The kernels that the steps of every model are made of; layers name the others."""
+"""Kernels that every model needs; layers name the others."""
 
 
 class CpuBackend:
-    """A decoder on the processor.
+    """A decoder on the CPU.
 
-    Weights are repacked at load, so that the file's pages can go; those of `in_file` stay where the file is
-    mapped, and each group of rows is brought into the kernels' layout whenever it is multiplied with.
-    `repacked_bytes` and `repack_seconds` say what was done. `kernels` are those of `kernel_units(weights)`.
-    `threads` None: all that this process may use. `head` False: another backend goes on from the last layer,
-    and there are no logits. `routing`: where mixtures of experts write their choices. `team`: another
-    backend's threads, which stay its own: two teams that take turns are in each other's way.
+    Weights are repacked at load time, so the pages of the file can be released. The blocks `in_file` stay
+    memory-mapped; each group of their rows is interleaved whenever it is multiplied. `repacked_bytes` and
+    `repack_seconds` report the amount and duration of repacking. `kernels` are those of
+    `kernel_units(weights)`. `threads` None: all CPUs available to this process. `head` False: another backend
+    continues after the last layer, and there are no logits. `routing`: buffer for the experts of MoE layers.
+    `team`: the thread pool of another backend, which keeps ownership; two pools that run alternately slow
+    each other down.
 
-    Layers of `sparse` read the weights of active neurons only while steps are short; longer steps read what
-    lies by neuron from the file.
+    The layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the
+    weights in the per-neuron layout from the file instead.
     """
 
     name = "cpu"
@@ -100,7 +101,7 @@ class CpuBackend:
         self._make_sparse(sparse)
 
     def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
-        """Move every matrix into the kernels' layout; by id."""
+        """Repack every matrix into the kernel layout; keyed by id."""
         begin = time.perf_counter()
         placed = repack(matrices, self._kernels, self._arena, self.team.threads, on_placed)
         self.repack_seconds = time.perf_counter() - begin
@@ -140,7 +141,7 @@ class CpuBackend:
         self._builder = builder
 
     def _make_sparse(self, layers: SparseLayers) -> None:
-        """Sparse blocks in place of these layers' feed-forwards; then the program."""
+        """Replace the feed-forwards of these layers by sparse blocks, then rebuild the schedule."""
         if layers:
             name, threads = "sparse_feed_forward_block", self.team.threads
             made = SparseBuilder(
@@ -158,7 +159,7 @@ class CpuBackend:
         w: FeedForwardWeights | ExpertWeights,
         routing: Routing | None,
     ) -> tuple[str, int]:
-        """The name of the layer's second block and the structure that it reads."""
+        """The kernel name of the layer's second block and the address of its structure."""
         facts = self.specification.layers[layer].feed_forward
         if isinstance(w, FeedForwardWeights):
             assert not isinstance(facts, ExpertsSpecification)
@@ -175,7 +176,7 @@ class CpuBackend:
         return isinstance(facts, ExpertsSpecification) and facts.early
 
     def _build_program(self) -> None:
-        """The blocks of all layers as one list for the team, and all of a step as another."""
+        """Build the schedules: the blocks of all layers, and all blocks of a step."""
         early = ["route_block"] if any(map(self._routes_early, range(len(self._feed_forward)))) else []
         used = [*ALWAYS_USED, *early, *(name for name, _ in self._feed_forward)]
         self._functions = {name: self._kernels.address(name) for name in used}
@@ -214,8 +215,8 @@ class CpuBackend:
         self.team.run(self._functions[function], block, self._call_address)
 
     def all_layers(self, x: Activations, start: int) -> None:
-        # Longer steps come back to Python between two blocks: that costs them next to nothing, and Ctrl-C is
-        # heard there.
+        # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
+        # there.
         if len(x) > STEP_TOKENS:
             for layer in range(len(self.specification.layers)):
                 self.attention_block(layer, x, start)
@@ -225,7 +226,7 @@ class CpuBackend:
         self.team.run(*self._layers_run)
 
     def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
-        """As `embed`, `all_layers` and `logits`, in one run of the team."""
+        """As `embed`, `all_layers` and `logits`, in one run of the thread pool."""
         count, programs = len(ids), self._programs
         if self._embedding.block:
             self._step_ids[:count] = ids
@@ -240,14 +241,15 @@ class CpuBackend:
 
     @property
     def most_given(self) -> int:
-        """As `DraftingBackend.most_given`: kernels must decode the embeddings, and logits be finished as they
-        leave the head but for their scale.
+        """As `DraftingBackend.most_given`.
+
+        0 unless kernels can decode the embeddings and the logits need only a scale after the head.
         """
         possible = self._head and self._embedding.block and not self.specification.logit_soft_cap
         return min(MAX_GUESSES, self.batch) if possible else 0
 
     def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `DraftingBackend.guesses`: one run of the team for all guesses."""
+        """As `DraftingBackend.guesses`: one run of the thread pool for the whole draft."""
         if self._guess_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._call, self._head_fields
@@ -256,12 +258,12 @@ class CpuBackend:
         return self._guess_loop.run(self.team, ids, start, wanted)
 
     def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
-        """Both blocks of these layers, for a step of STEP_TOKENS at most."""
+        """Run both blocks of these layers, for a step of at most STEP_TOKENS."""
         self._programs.fill(len(x), start, x=quick_address(x))
         self.team.run(*self._programs.of_layers(layers))
 
     def all_layers_at(self, x: Activations, places: Places) -> None:
-        """Both blocks of every layer for tokens of several texts, `most_placed` at most."""
+        """Run both blocks of every layer for tokens of several sequences, at most `most_placed` tokens."""
         if len(x) > STEP_TOKENS:
             raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
         table, start = PlaceTable(places), int(places.positions.min())
@@ -280,8 +282,9 @@ class CpuBackend:
         self._run(function, block, x)
 
     def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
-        """What the dense feed-forward block of a layer has just multiplied with: (tokens, width), the normed
-        x; (tokens, neurons), activation(gate)·up or activation(up). Views, valid until the next block.
+        """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.
+
+        (tokens, hidden_size): the normed x; (tokens, neurons): activation(gate)·up or activation(up).
         """
         weights = self.weights.layers[layer].feed_forward
         assert isinstance(weights, FeedForwardWeights)
@@ -292,8 +295,8 @@ class CpuBackend:
         return found[0], found[1]
 
     def queries(self, layer: int, tokens: int) -> Activations:
-        """(tokens, heads, head_dim): what the attention block of a layer has just asked with, turned by its
-        positions; for a cache of q4_0 times the Hadamard matrix too. A view, valid until the next block.
+        """(tokens, heads, head_dim): the queries of the layer's last attention block, after RoPE; for a q4_0
+        cache also multiplied with the Hadamard matrix. A view, valid until the next block.
         """
         facts = self.specification.layers[layer].attention
         at, stride = self._workspace.rows("queries")
@@ -306,13 +309,13 @@ class CpuBackend:
         return self._finished(whole)
 
     def _room_for_logits(self, rows: int) -> npt.NDArray[np.float32]:
-        """Where the head's kernel will write."""
+        """The output buffer of the head kernel."""
         whole = self._logits_room.rows(rows)
         self._head_fields[HEAD.logits // 8] = quick_address(whole)
         return whole
 
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """What the kernel wrote, scaled and capped."""
+        """The output of the head kernel, scaled and soft-capped."""
         facts = self.specification
         out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:

@@ -1,4 +1,4 @@
-"""From facts and weights to the structures that the block kernels read."""
+"""Builds the structures that the block kernels read from the specification and the weights."""
 
 from typing import NamedTuple
 
@@ -34,13 +34,13 @@ from edgeinfer_kernels.weights import AttentionWeights, DecoderWeights, FeedForw
 
 NORM_KINDS = {"rms": 1, "layer": 2}
 NEVER = 1 << 40
-"""More tokens than there are."""
+"""More tokens than any step has."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
 class Placed(NamedTuple):
-    """A matrix where kernels find it: the addresses of its row kernel, of what that takes as weights, and of
-    the row kernel by tiles or 0; and how many bytes of weights an expert has.
+    """A matrix as kernels see it: the addresses of its GEMV kernel, of that kernel's weights, and of the AMX
+    kernel or 0; and the bytes of weights per expert.
     """
 
     kernel: int
@@ -50,7 +50,7 @@ class Placed(NamedTuple):
 
 
 class BlockBuilder:
-    """Makes the structures of a decoder whose matrices are `placed` (by their id)."""
+    """Builds the structures of a decoder with the packed matrices `placed` (keyed by id)."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BlockBuilder:
     def norm(
         self, norm: NormSpecification, width: int, weight: Vector | None, bias: Vector | None = None
     ) -> int:
-        """A NORM; of kind 0, which copies, where there is no weight."""
+        """A NORM structure; without a weight of kind 0, which copies its input."""
         return self.arena.fill(
             NORM,
             kind=NORM_KINDS[norm.kind] if weight is not None else 0,
@@ -79,7 +79,7 @@ class BlockBuilder:
         )
 
     def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
-        """A MATRIX; the bias has a row for each expert."""
+        """A MATRIX structure; the bias has a row for each expert."""
         name = kernel_format(matrix)
         placed = self._placed[id(matrix)]
         rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
@@ -105,8 +105,10 @@ class BlockBuilder:
         strides: tuple[int, int] | None = None,
         keep_floats: bool = True,
     ) -> int:
-        """Rows that `readers` multiply with: float32 if they are kept, and int8 or tiles if any of them wants
-        it. `strides`: bytes of a row of both where there are several rows a token.
+        """The rows that `readers` are multiplied with: float32 if they are kept, and int8 or tiles if any
+        reader needs them.
+
+        `strides`: bytes per row of both, if there are several rows per token.
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
         quantized, quantized_stride = 0, 0
@@ -130,7 +132,7 @@ class BlockBuilder:
         return {"scratch": self.workspace.scratch, "scratch_stride": self.workspace.scratch_stride}
 
     def attention(self, facts: AttentionSpecification, w: AttentionWeights, cache: LayerCache) -> int:
-        """An ATTENTION on this cache."""
+        """An ATTENTION structure on this cache."""
         rows = self.workspace.rows
         padded_head = padded(facts.head_dim)
         projected_q, q_stride = rows("projected_q")
@@ -184,7 +186,7 @@ class BlockBuilder:
         )
 
     def feed_forward(self, facts: FeedForwardSpecification, w: FeedForwardWeights) -> int:
-        """A FEED_FORWARD."""
+        """A FEED_FORWARD structure."""
         hidden_width = w.ffn_up.rows
         readers = [w.ffn_up] if w.ffn_gate is None else [w.ffn_up, w.ffn_gate]
         projected, projected_stride = self.workspace.rows("projected")
@@ -207,7 +209,7 @@ class BlockBuilder:
         )
 
     def head(self, norm: NormSpecification, weights: DecoderWeights) -> int:
-        """A HEAD; where it writes its logits is filled in for every call."""
+        """A HEAD structure; each call sets the address of its logits."""
         return self.arena.fill(
             HEAD,
             norm=self.norm(norm, self.width, weights.output_norm, weights.output_norm_bias),

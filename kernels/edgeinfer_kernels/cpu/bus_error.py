@@ -1,7 +1,8 @@
-"""A message where a mapped file is cut while it is read: without one the program ends by SIGBUS in silence.
+"""Prints a message if a memory-mapped file is truncated while it is read; otherwise SIGBUS ends the program
+silently.
 
-No Python can run in the handler. It is machine code that writes one line and gives SIGBUS its usual meaning
-back; the read then fails again and ends the program as it would have ended anyway.
+The signal handler cannot run Python. It is machine code that writes one line and restores the default action
+of SIGBUS. The read then fails again and ends the program.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ STDERR = 2
 
 
 def explain_bus_errors() -> None:
-    """Have SIGBUS explained once from now on, unless the program handles it already. Main thread only."""
+    """Install the SIGBUS message once, unless the program already handles SIGBUS. Main thread only."""
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGBUS) is signal.SIG_DFL:
@@ -43,7 +44,7 @@ def _install() -> llvm.ExecutionEngine:
 
 
 def _handler(libc: ctypes.CDLL) -> ir.Module:
-    """write(2, MESSAGE, its length); signal(SIGBUS, SIG_DFL). Both may be called by handlers (POSIX)."""
+    """write(2, MESSAGE, its length); signal(SIGBUS, SIG_DFL). POSIX allows both in handlers."""
     module, word, number = ir.Module("edgeinfer_bus_error"), ir.IntType(64), ir.IntType(32)
     text = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), len(MESSAGE)), "message")
     text.initializer, text.global_constant = ir.Constant(text.value_type, bytearray(MESSAGE)), True

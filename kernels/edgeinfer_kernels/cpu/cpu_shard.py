@@ -1,4 +1,4 @@
-"""The host's part of a decoder that is divided between it and a device: blocks on rows in a mailbox."""
+"""The CPU shard of a split model: runs blocks on hidden states in an exchange buffer."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -48,8 +48,8 @@ from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForward
 
 
 class ExchangeRows(NamedTuple):
-    """Addresses of a MAILBOX and of what lies behind it: rows of `row_bytes`, the chosen experts (int64) and
-    their weights (float32), those of a token together.
+    """Addresses of a MAILBOX and its payload: hidden states of `row_bytes` per token, the selected experts
+    (int64) and their weights (float32); those of a token are contiguous.
     """
 
     mailbox: int
@@ -60,13 +60,14 @@ class ExchangeRows(NamedTuple):
 
 
 class CpuShard:
-    """What `divisions` leave to the host of a decoder's layers, in the kernels' layout; and the embedding.
+    """The CPU's part of a decoder's layers under `divisions`, in the kernel layout, and the embedding.
 
-    Steps of at most `batch` tokens, whose rows lie in the mailbox; of more than `computed` it has no turns
-    (None: of all). The weights of the blocks `in_file` stay where the file is mapped, but for a mixture's
-    router and shared expert; a device can't have those sent, nor layers of `sparse`, whose part here reads
-    active neurons only while steps are short. `caches`: those of the layers whose attention is here.
-    `kernels` are those of `kernel_units` with SERVICE.
+    A step has at most `batch` tokens, whose hidden states are in the exchange buffer. For steps of more than
+    `computed` tokens it has no stages (None: no limit). The weights of the blocks `in_file` stay
+    memory-mapped, except the router and shared expert of an MoE layer. Memory-mapped weights cannot be
+    streamed to a device, and neither can layers of `sparse`, whose part here reads only active neurons in
+    short steps. `caches`: those of the layers whose attention is here. `kernels` are those of `kernel_units`
+    with SERVICE.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class CpuShard:
             for layer, second in self._second.items()
             if isinstance(second, ExpertWeights) and divisions[layer].changing
         }
-        """Of the layers whose experts change, by layer: how often each was asked for, wherever it was."""
+        """Per layer with changing experts: request counts of each expert, on either device."""
         self._made_sparse = self._sparse_blocks()
         self._build(caches)
 
     def _feed_forwards(self) -> dict[int, FeedForwardWeights | ExpertWeights]:
-        """The feed-forwards that are here, or the parts of them."""
+        """The feed-forwards on the CPU, whole or in part."""
         found = {}
         for kind, layer in (block for turn in self.turns.host for block in turn):
             if kind == "feed_forward":
@@ -128,7 +129,7 @@ class CpuShard:
         return found
 
     def _sparse_parts(self, layers: SparseLayers) -> SparseLayers:
-        """Of sparse layers those that have a part here, with the predictors of that part."""
+        """The sparse layers that have a part on the CPU, with the predictors of that part."""
         found: dict[int, NeuronPredictor | None] = {}
         for layer in layers.keys() & self._second.keys():
             division, predictor = self._divisions[layer], layers[layer]
@@ -138,7 +139,7 @@ class CpuShard:
         return found
 
     def _sparse_blocks(self) -> dict[int, int]:
-        """The structures of sparse layers."""
+        """The structures of the sparse layers."""
         if not self._sparse:
             return {}
         layers = enumerate(self.weights.layers)
@@ -155,7 +156,7 @@ class CpuShard:
         return self._builder.feed_forward(facts, second)
 
     def _matrices(self, in_file: Collection[Block]) -> tuple[list[Matrix], list[Matrix]]:
-        """Those to be moved into the kernels' layout, and those that stay in the file."""
+        """The matrices to repack, and those that stay memory-mapped."""
         sides: tuple[list[Matrix], list[Matrix]] = (predictor_matrices(self._sparse), [])
         for layer, second in self._second.items():
             here = not self._divisions[layer].attention
@@ -177,7 +178,7 @@ class CpuShard:
         return sides
 
     def _build(self, caches: Mapping[int, LayerCache]) -> None:
-        """The blocks of all turns as one program, and those of each as one."""
+        """Build one schedule of the blocks of all stages, and one for each stage."""
         ropes = [layer.attention.rope for layer in self.specification.layers]
         tables = {rope: RopeTable(rope) for rope in ropes}
         calls = {rope: np.zeros(len(CALL), np.int64) for rope in ropes}
@@ -200,7 +201,7 @@ class CpuShard:
         self._serve = self._kernels.address("serve_device"), address(self._program), service
 
     def _block(self, block: Block, caches: Mapping[int, LayerCache]) -> list[tuple[int, int]]:
-        """The functions of a block with the structures that they read."""
+        """The kernels of a block and the structures that they read."""
         layer, w = block.layer, self.weights.layers[block.layer]
         facts, address_of = self.specification.layers[layer], self._kernels.address
         if block.kind == "feed_forward":
@@ -232,11 +233,11 @@ class CpuShard:
         return "chosen_experts_block", self._chosen[-1]
 
     def memory_of(self, matrix: Matrix) -> Bytes:
-        """Where a matrix that is here lies in the kernels' layout."""
+        """The bytes of a CPU matrix in the kernel layout."""
         return self._memories[matrix.place]
 
     def embed(self, ids: Sequence[int]) -> Activations:
-        """Scaled embeddings of at most `batch` tokens, in the mailbox's rows."""
+        """Scaled embeddings of at most `batch` tokens, written to the exchange buffer."""
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.specification.width]
@@ -251,30 +252,30 @@ class CpuShard:
             fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `EvictingBackend.forget`, in the caches that are here."""
+        """As `EvictingBackend.forget`, in the caches on the CPU."""
         for index, cache in self.caches.items():
             forget(cache, self.specification.layers[index].attention, gone, end)
 
     def serve(self, tokens: int, start: int) -> None:
-        """All turns of a step, each as soon as the device has come to it; returns behind the last."""
+        """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
         self._fill_calls(tokens, start)
         self.team.run(*self._serve)
 
     def take_turn(self, turn: int, tokens: int, start: int) -> None:
-        """One turn, now, on the rows that lie in the mailbox."""
+        """Run one stage immediately, on the hidden states in the exchange buffer."""
         self._fill_calls(tokens, start)
         for function, block, call in self._steps[turn - 1]:
             self.team.run(function, block, call)
 
     @property
     def pairs(self) -> PairCounts:
-        """Of the layers whose experts are divided."""
+        """Token-expert assignments of the layers with split experts."""
         fields = [int_fields(block, len(EXPERTS)) for block in self._chosen]
         seen, here = (sum(int(f[at // 8]) for f in fields) for at in (EXPERTS.pairs_seen, EXPERTS.pairs_here))
         return PairCounts(seen, here)
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         self.team.close()
         self._memories.clear()
         self._arena.clear()

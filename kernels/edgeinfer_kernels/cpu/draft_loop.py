@@ -1,4 +1,6 @@
-"""Guesses token by token without Python in between: what the loop in `native/guessing.py` works on."""
+"""The draft loop without Python between tokens: prepares the data of the loop in
+`native/blocks/draft_loop.py`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,18 +28,18 @@ from edgeinfer_kernels.specification import DecoderSpecification
 
 MAX_GUESSES = 16
 WIDEST_REACH = 80.0
-"""Nats below the best logit beyond which nothing is a candidate."""
+"""Candidates are at most this many nats below the largest logit."""
 TURN, ONE = "5q", bits(1.0)
-"""The fields of GUESSING from `most` on, which every run begins with."""
+"""The fields of GUESSING from `most` on, which are reset before every run."""
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 
 class DraftLoop:
-    """The loop of one backend, with the buffers that it writes to.
+    """The draft loop of one backend, with its output buffers.
 
-    `steps`: all steps of a token, its embedding (`embed`, an EMBED) first and its head last, and their
-    number, both by address. `head`: what the head is called with, and its fields.
+    `steps`: all steps of a token, from its embedding (`embed`, an EMBED) to the head, as their address and
+    count. `head`: the head's call structure and its fields.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class DraftLoop:
         self._choice: tuple[int, DraftSampling] | None = None
 
     def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `DraftingBackend.guesses`, for MAX_GUESSES of ids and of guesses at most."""
+        """As `DraftingBackend.guesses`, for at most MAX_GUESSES ids and draft tokens."""
         fields, given, most = self._fields, len(ids), len(wanted.least)
         if not 0 < given <= MAX_GUESSES or not 0 < most <= MAX_GUESSES:
             raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_GUESSES} of each")
@@ -120,7 +122,7 @@ class DraftLoop:
         )
 
     def _choose(self, choices: int, manner: DraftSampling) -> None:
-        """From now on guesses are chosen in this manner."""
+        """Set the sampling parameters of the following drafts."""
         reach = -math.log(manner.min_p) if manner.min_p > 0 else WIDEST_REACH
         for name, value in {
             "choices": choices,

@@ -1,4 +1,4 @@
-"""The embeddings of tokens: rows of a matrix that stays in its file."""
+"""The embeddings of tokens: rows of a memory-mapped matrix."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,23 +24,23 @@ from edgeinfer_quant_formats import block_format
 
 
 def embedding_scratch(matrix: MatrixFacts) -> int:
-    """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, of which one is used."""
+    """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, one of which is used."""
     return ROWS_PER_GROUP * block_format(matrix.format).block_bytes
 
 
 class Scratch(NamedTuple):
-    """`embedding_scratch` bytes for each thread: the address of the first one's, and bytes to the next."""
+    """`embedding_scratch` bytes for each thread: the address of the first, and the stride in bytes."""
 
     address: int
     stride: int
 
 
 class Embedding:
-    """Decodes rows of `matrix`, times `scale`: by a kernel where its format's kernels are loaded, else by
-    numpy.
+    """Decodes rows of `matrix`, times `scale`: with a kernel if the kernels of its format are loaded, else
+    with numpy.
 
-    numpy takes some 150 us for a row once the weights of a step have driven it out of the caches, and six
-    times as long as the kernel for the rows of a prompt.
+    numpy takes about 150 us per row if the weights of a step have evicted it from the caches, and six times
+    as long as the kernel for the rows of a prompt.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Embedding:
     ) -> None:
         self._matrix, self._team, self._scale = matrix, team, np.float32(scale)
         self.block = 0
-        """An EMBED, its ids left out, for a program of the team; 0 where no kernel decodes the rows."""
+        """An EMBED without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
         name = f"decode_{matrix.format}"
         if kernels.find(name) and matrix.raw.flags.c_contiguous:
             layout = RowLayout.of(matrix.format, matrix.columns)
@@ -79,13 +79,16 @@ class Embedding:
             self._run = kernels.address("embed_block"), self.block, address(self._call)
 
     def ask(self, ids: int) -> None:
-        """Say where the rows' numbers lie that a program with the block is to decode; read when it runs."""
+        """Set the address of the row indices that a schedule with this block decodes; it is read when the
+        schedule runs.
+        """
         self._fields[EMBED.ids // 8] = ids
 
     def write(self, ids: Sequence[int], x: npt.NDArray[np.float32]) -> None:
-        """The rows of `ids` times the scale to `x`, float32 (len(ids), columns); many by the whole team.
+        """Write the rows of `ids`, times the scale, to `x`, float32 (len(ids), columns); many rows use all
+        threads.
 
-        Raises IndexError for an id that is no row.
+        Raises IndexError for an id outside the matrix.
         """
         last = self._matrix.rows - 1
         if min(ids) < 0 or max(ids) > last:

@@ -1,4 +1,4 @@
-"""From a mixture of experts' facts and weights to the structure that its block kernel reads."""
+"""Builds the structure that the MoE block kernel reads from the specification and the weights."""
 
 from typing import NamedTuple
 
@@ -17,27 +17,29 @@ Counts = npt.NDArray[np.int64]
 
 
 class RoutingRows(NamedTuple):
-    """Where a layer's experts are written down: an address, and bytes from one token's to the next's."""
+    """Destination of a layer's expert ids: an address, and the stride in bytes between tokens."""
 
     ids: int
     stride: int
 
 
 class GivenRouting(NamedTuple):
-    """Where a device puts the experts that it has chosen, `RoutingRows`, and the address of their weights."""
+    """Where a device writes the experts that it selected, as `RoutingRows`, and the address of their
+    weights.
+    """
 
     rows: RoutingRows
     weights: int
 
 
 class ExpertBlockBuilder:
-    """Makes EXPERTS out of what `builder` knows: its arena, workspace and placed matrices."""
+    """Builds EXPERTS structures with the arena, workspace and packed matrices of `builder`."""
 
     def __init__(self, builder: BlockBuilder) -> None:
         self._builder = builder
 
     def experts(self, facts: ExpertsSpecification, w: ExpertWeights, routing: RoutingRows | None) -> int:
-        """An EXPERTS, which writes its choices to `routing` if there is one."""
+        """An EXPERTS structure; it writes the selected experts to `routing` if given."""
         builder, rows = self._builder, self._builder.workspace.rows
         scores, scores_stride = rows("expert.scores")
         ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * facts.used)
@@ -65,8 +67,8 @@ class ExpertBlockBuilder:
     def chosen_experts(
         self, facts: ExpertsSpecification, w: ExpertWeights, given: GivenRouting, asked: Counts | None = None
     ) -> int:
-        """An EXPERTS of some of a mixture's experts, for what a device has chosen; of all, if it is to count
-        how often each is `asked` for.
+        """An EXPERTS structure for experts that a device selects. It may have only some experts of the layer;
+        it must have all if it counts the requests of each in `asked`.
         """
         builder = self._builder
         return builder.arena.fill(
@@ -80,7 +82,7 @@ class ExpertBlockBuilder:
         )
 
     def _own(self, facts: ExpertsSpecification, w: ExpertWeights) -> dict[str, int]:
-        """What concerns the experts themselves."""
+        """The fields of the experts themselves."""
         builder, rows = self._builder, self._builder.workspace.rows
         hidden, width = w.ffn_up_exps.rows, builder.width
         return {
@@ -104,7 +106,7 @@ class ExpertBlockBuilder:
         }
 
     def _pair_input(self, name: str, columns: int, readers: list[Matrix], always: bool = False) -> int:
-        """An INPUT with a row for each pair; floats only if they are read, or `always`."""
+        """An INPUT with a row for each token-expert assignment; float32 only if read, or `always`."""
         strides = aligned(4 * padded(columns)), aligned(quantized_bytes(padded(columns)))
         keep_floats = always or any(map(is_float_format, readers))
         return self._builder.input(name, columns, readers, strides, keep_floats)

@@ -1,4 +1,4 @@
-"""A feed-forward that reads active neurons only: which layers can have it, its structures and its memory."""
+"""A feed-forward that reads only active neurons: supported layers, structures and memory."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,13 +40,13 @@ from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForward
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8
 SparseLayers = Mapping[int, NeuronPredictor | None]
-"""The layers that are sparse, each with its predictor or None."""
+"""The sparse layers, each with its predictor or None."""
 
 
 def why_dense(
     facts: FeedForwardSpecification | ExpertsSpecification, weights: FeedForwardWeights | ExpertWeights
 ) -> str | None:
-    """Why a layer can't be sparse; None: it can."""
+    """The reason why a layer cannot be sparse; None: it can."""
     if not isinstance(weights, FeedForwardWeights):
         return "it is a mixture of experts"
     if facts.activation not in SPARSE_ACTIVATIONS:
@@ -60,19 +60,19 @@ def why_dense(
 
 
 def rows_by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
-    """The matrices whose rows are read neuron by neuron; the others are read whole."""
+    """The matrices that are read row by row for single neurons; the others are read completely."""
     if weights.ffn_gate is None:
         return [weights.ffn_up] if predictor else []
     return [weights.ffn_gate, weights.ffn_up] if predictor else [weights.ffn_up]
 
 
 def by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
-    """The matrices of a sparse layer that steps of many tokens read from the file."""
+    """The matrices of a sparse layer that steps with many tokens read from the file."""
     return [*rows_by_neuron(weights, predictor), weights.ffn_down]
 
 
 def dense_layer(weights: DecoderWeights, index: int) -> FeedForwardWeights:
-    """The feed-forward of a layer that is no mixture of experts. Raises TypeError for one that is."""
+    """The feed-forward of a layer that is not MoE. Raises TypeError for an MoE layer."""
     found = weights.layers[index].feed_forward
     if not isinstance(found, FeedForwardWeights):
         raise TypeError(f"layer {index} is a mixture of experts, wanted a dense feed-forward")
@@ -94,7 +94,7 @@ def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
 
 
 def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
-    """Bytes of a layer's layouts by neuron, the predictor's not among them."""
+    """Bytes of a layer's per-neuron layouts, without the predictor."""
     rows = rows_by_neuron(weights, predictor)
     return (
         sum(matrix.rows * neuron_row_bytes(matrix) for matrix in rows)
@@ -105,10 +105,10 @@ def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None)
 def bytes_of_a_token(
     weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
 ) -> float:
-    """Bytes that a token reads of a sparse layer's layouts by neuron, the predictor's not among them.
+    """Bytes that a token reads from a sparse layer's per-neuron layouts, without the predictor.
 
-    `active`: share of the neurons; `named`: share that the predictor names. A block's factors are counted for
-    every block, as they are read for one active neuron.
+    `active`: fraction of active neurons; `named`: fraction that the predictor selects. The factors of every
+    block are counted, because one active neuron suffices to read them.
     """
     layout = ColumnLayout.of(weights.ffn_down)
     weights_of_down = layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
@@ -120,7 +120,7 @@ def bytes_of_a_token(
 
 
 class SparseBuilder:
-    """Makes the structures of the sparse layers of a decoder, and the memory that they share."""
+    """Builds the structures of a decoder's sparse layers, and the memory that they share."""
 
     def __init__(
         self,
@@ -212,7 +212,9 @@ class SparseBuilder:
 
 
 class _Sizes:
-    """Bytes of the memory that all sparse layers share, the largest deciding; a token's, a thread's."""
+    """Bytes of the memory that all sparse layers share, per token and per thread; the largest layer
+    determines the size.
+    """
 
     def __init__(
         self, specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
@@ -237,6 +239,6 @@ def _lines(nbytes: int) -> int:
 def sparse_workspace_bytes(
     specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
 ) -> tuple[int, int]:
-    """Bytes of the memory that sparse layers share: once, and for every thread."""
+    """Bytes of the memory that sparse layers share: once, and per thread."""
     sizes = _Sizes(specification, weights, layers)
     return sizes.shared, sizes.scratch

@@ -1,1 +1,1 @@
-"""The Triton backend: a decoder on a CUDA device, one captured graph a decode step."""
+"""The Triton backend: a decoder on a CUDA device, one captured CUDA graph per decode step."""

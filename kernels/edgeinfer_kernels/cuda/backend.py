@@ -1,4 +1,4 @@
-"""The Triton backend: decode steps as captured graphs, prompts in chunks, choices on the device."""
+"""The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,25 +55,26 @@ from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 DEPENDENT_LAUNCH_FROM = 90
-"""The compute capability from which a kernel may start before the one ahead of it has ended."""
+"""Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
+ends.
+"""
 
 
 class ServingHost(Host, StreamingHost, CountingHost, Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
+    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
 
 class CudaBackend:
-    """A decoder on one CUDA device, with its caches. All memory is taken when it is made.
+    """A decoder on one CUDA device, with its caches. All memory is allocated in the constructor.
 
-    On a device without CUDA (the tests' CPU) the same kernels are launched one by one.
+    On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
-    With `divisions` among the options it is what of the decoder they leave to the device, the rest being its
-    host's: `serve_with` names that, and rows come and go by the `mailbox`. Steps then begin with `enter` and
-    `choose_above`.
+    With `divisions` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
+    and hidden states are exchanged through the `mailbox`. Steps then start with `enter` and `choose_above`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
-        DeviceMemoryError: the device has less memory than `count_parts` says.
+        DeviceMemoryError: the device has less memory than `count_parts` returns.
     """
 
     name = "cuda"
@@ -139,7 +140,7 @@ class CudaBackend:
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:
-        """Bring the weights into place."""
+        """Load the weights onto the device."""
         uploader = Uploader(self.device)
         try:
             self._parts.model.fill(uploader, on_placed)
@@ -150,7 +151,7 @@ class CudaBackend:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were taken on the device."""
+        """Bytes allocated on the device."""
         return self._arena.used
 
     def embed(self, ids: Sequence[int]) -> DeviceRows:
@@ -162,7 +163,7 @@ class CudaBackend:
         return self._rows(len(ids))
 
     def all_layers(self, x: DeviceRows, start: int) -> None:
-        """Read the ids that `embed` was given, at positions start…, up to above the last layer."""
+        """Evaluate the ids passed to `embed`, at positions start…, through all layers."""
         with device_errors():
             self._read(self._pending, x, start)
 
@@ -178,8 +179,10 @@ class CudaBackend:
         synchronize(self.device)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
-        """Who takes the host's turns of a divided decoder, and whose weights prompts send, from now on; how
-        many bytes of these couldn't be pinned. `meets_in_graph`: see `mailbox_speed.py`.
+        """Set the CPU shard that runs the CPU stages and whose weights are streamed during prefill; return
+        how many bytes of these could not be pinned.
+
+        `meets_in_graph`: see `exchange_speed.py`.
         """
         assert self._prompt_turns is not None, "only a divided decoder has a host"
         self._prompt_turns.host = self._steps.host = self._server = host
@@ -187,8 +190,8 @@ class CudaBackend:
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
     def refill_experts(self, policy: ExpertPolicy) -> str | None:
-        """From now on experts of changing layers change as the policy says, whose rows are these layers; or,
-        in words, why they stay.
+        """Enable the expert cache with this policy, whose rows are the layers with changing experts. Return
+        None, or the reason why the experts stay fixed.
         """
         assert self._server is not None, "only a divided decoder has experts that change"
         divisions = enumerate(self._options.divisions)
@@ -205,7 +208,7 @@ class CudaBackend:
 
     @property
     def changed_experts(self) -> int:
-        """How many experts have come to the device since the model was loaded."""
+        """Number of experts loaded to the device since the model was loaded."""
         refills = self._steps.refills
         return 0 if refills is None else refills.changes
 
@@ -213,7 +216,9 @@ class CudaBackend:
         return DeviceRows(0, tokens, tokens <= MAX_TOKENS)
 
     def enter(self, tokens: int, start: int) -> DeviceRows:
-        """Take the tokens whose embeddings lie in the mailbox, at positions start…, up all layers."""
+        """Evaluate the tokens whose embeddings are in the exchange buffer, at positions start…, through all
+        layers.
+        """
         rows = self._rows(tokens)
         with device_errors():
             self._check_open()
@@ -226,7 +231,7 @@ class CudaBackend:
         return rows
 
     def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
-        """`choose` for a divided decoder: the token's embedding lies in the mailbox."""
+        """`choose` for a split model: the token's embedding is in the exchange buffer."""
         with device_errors():
             self._check_open()
             return self._choices.choose_above(start, draw, recent)
@@ -244,19 +249,19 @@ class CudaBackend:
         following: Sequence[float] | None = None,
         room: bool = True,
     ) -> int:
-        """Read one token at `start` and choose the next on the device; -1: the host has to sample.
+        """Evaluate one token at `start` and sample the next on the device; -1: the host must sample.
 
-        `draw` None: the id of the highest logit; else a `DrawSettings.request`, with the `recent` ids that
-        its penalties count, RECENT at most. While the caller looks at the id, the device goes on with it if
-        there is `room` in the cache and the next draw is known (`following`): calling again with that id at
-        start + 1 finds the step under way. The logits of such steps stay on the device.
+        `draw` None: the id of the largest logit; otherwise a `DrawSettings.request`, with the `recent` ids
+        for its penalties, at most RECENT. While the caller processes the id, the device already evaluates it
+        if there is `room` in the cache and the next request is known (`following`): a call with that id at
+        start + 1 then continues the running step. The logits of such steps stay on the device.
         """
         with device_errors():
             self._check_open()
             return self._choices.choose(token_id, start, draw, recent, following, room)
 
     def draw_request(self, settings: SampledSettings, recent: int, chance: float) -> list[float]:
-        """One draw as `choose` takes it; `recent`: how many ids the penalties count."""
+        """A sampling request for `choose`; `recent`: the number of ids for the penalties."""
         draw = DrawSettings(
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -285,14 +290,16 @@ class CudaBackend:
             return self._caches.copies(end)
 
     def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """Write back what `cached` gave, `end` positions of it. Raises `ValueError`: of another cache."""
+        """Restore the arrays that `cached` returned, for `end` positions. Raises `ValueError`: from another
+        cache.
+        """
         with device_errors():
             self._check_open()
             self._caches.put(arrays, end)
             synchronize(self.device)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `EvictingBackend.forget`; what was begun ahead is forgotten too."""
+        """As `EvictingBackend.forget`; a step that was started ahead is discarded too."""
         check_gone(gone, end)
         with device_errors():
             self._check_open()
@@ -301,9 +308,10 @@ class CudaBackend:
             synchronize(self.device)
 
     def tune(self, folder: Path, seconds: float) -> None:
-        """Cut the step's kernels as suits this GPU and model: as remembered in `folder`, or measured now.
+        """Tune the tile configs of the step's kernels for this GPU and model: loaded from `folder`, or
+        measured now.
 
-        A divided decoder takes what is remembered of the whole: its step waits for its host anyway.
+        A split model uses the saved results of the whole model, because its step waits for the CPU anyway.
         """
         name = torch.cuda.get_device_name(self.device)
         key = tuning_key(name, *self._whole, self._options.kv)
@@ -314,24 +322,25 @@ class CudaBackend:
             try:
                 with device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
-            except RejectedTrialError:  # not even the usual cuts can be timed here: they stay as they are
+            except RejectedTrialError:  # Not even the default tile configs can be timed here: keep them.
                 return
             self._steps.forget()
             remember_tuning(folder, key, tuning)
         self.step.tuning = tuning
 
     def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
-        """Compile and record steps of these numbers of tokens, so that no answer waits for that; others will
-        be filled up. Where it takes long `on_compiled` hears how many kernels are done, of how many.
+        """Compile and capture steps of these token counts, so that no completion waits for compilation; other
+        counts are padded. `on_compiled` is called with the number of compiled kernels and the total if this
+        takes long.
 
         Raises:
-            KernelsUnavailableError: there is no compiler here for Triton.
+            KernelsUnavailableError: Triton has no compiler here.
         """
         with device_errors():
             self._steps.warm_up(widths, on_compiled)
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Free the device memory."""
         self._closed = True
         steps = self.__dict__.get("_steps")
         if steps is not None and steps.refills is not None:

@@ -1,4 +1,4 @@
-"""What goes wrong on a device or in its compiler, in words that a person can act on."""
+"""Converts errors of a device or its compiler to messages that a user can act on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
 
 class KernelsUnavailableError(RuntimeError):
-    """Triton can't compile here; the text says what it misses."""
+    """Triton cannot compile here; the message names what is missing."""
 
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Failures of the device and of the compiler as errors that a person can read."""
+    """Convert failures of the device and of the compiler to readable errors."""
     try:
         yield
     except (BackendError, DeviceMemoryError, ValueError):

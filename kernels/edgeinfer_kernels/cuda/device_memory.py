@@ -1,4 +1,4 @@
-"""The device's memory: one allocation cut into tensors, and the way of a file's bytes into it."""
+"""Device memory: one allocation split into tensors, and the upload of file bytes into it."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHUNK_BYTES = 8 << 20
-"""Bytes of the file that travel and are packed at a time."""
+"""Bytes of the file that are transferred and packed at a time."""
 RING = 3
 COPY_THREADS = 4
 
 
 class DeviceMemoryError(MemoryError):
-    """The device gave no more memory; the text has what was asked for and what was free."""
+    """The device is out of memory; the message has the requested and the free bytes."""
 
 
 class Arena:
-    """Memory taken once and handed out in pieces; with no device it only counts.
+    """Memory allocated once and split into tensors; without a device it only counts bytes.
 
-    The same code that builds a model in an arena tells, on a counting one, how many bytes that takes.
+    The same code that builds a model in an arena returns its size when run on a counting arena.
 
     Raises:
-        DeviceMemoryError: the device has less to give.
+        DeviceMemoryError: the device has less free memory.
     """
 
     def __init__(self, device: torch.device | None = None, nbytes: int = 0) -> None:
@@ -42,7 +42,7 @@ class Arena:
             self._memory = _allocate(device, nbytes)
 
     def take(self, shape: "Sequence[int]", dtype: torch.dtype) -> Tensor:
-        """A zeroed tensor; on a counting arena one without memory."""
+        """A zeroed tensor; on a counting arena without memory."""
         elements = int(np.prod(shape, dtype=np.int64))
         nbytes = elements * dtype.itemsize
         start = self.used
@@ -52,13 +52,13 @@ class Arena:
         return self._memory[start : start + nbytes].view(dtype).view(tuple(shape))
 
     def matrix(self, name: str, format_name: str, rows: int, columns: int) -> DeviceMatrix:
-        """Room for a matrix in planes. Raises `UnsupportedOnDeviceError`."""
+        """Allocate a matrix in planes. Raises `UnsupportedOnDeviceError`."""
         shapes = PlaneShapes.of(name, format_name, rows, columns)
         parts = [self.take(shape, torch.int32) for shape in (shapes.words, shapes.scales, shapes.supers)]
         return DeviceMatrix(shapes, format_name, *parts)
 
     def close(self) -> None:
-        """Give the memory back to the device."""
+        """Free the device memory."""
         device = None if self._memory is None else self._memory.device
         self._memory = None
         if device is not None and device.type == "cuda":
@@ -76,9 +76,9 @@ def _allocate(device: torch.device, nbytes: int) -> Tensor:
 
 
 class Uploader:
-    """Brings rows of the file's map to the device through a small ring of pinned memory.
+    """Uploads rows of the memory-mapped file to the device through a small ring of pinned memory.
 
-    The host never holds more than the ring; copying into it, the transfer and the packing overlap.
+    The host uses no memory beyond the ring; copies into it, transfers and packing overlap.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -91,7 +91,9 @@ class Uploader:
             self._events = [torch.cuda.Event() for _ in range(RING)]
 
     def chunks(self, raw: npt.NDArray[np.uint8], row_multiple: int) -> Iterator[tuple[int, Tensor]]:
-        """(first row, (rows, bytes) uint8 on the device) of `raw`; all but the last of whole multiples."""
+        """Yield (first row, (rows, bytes) uint8 on the device) of `raw`; all chunks but the last have a
+        multiple of `row_multiple` rows.
+        """
         rows, row_bytes = raw.shape
         step = max(CHUNK_BYTES // row_bytes // row_multiple, 1) * row_multiple
         for first in range(0, rows, step):
@@ -115,7 +117,7 @@ class Uploader:
         return sent
 
     def close(self) -> None:
-        """Wait for what is under way and give the ring back."""
+        """Wait for running transfers and free the ring."""
         self._pool.shutdown()
         if self._pinned:
             torch.cuda.synchronize(self.device)

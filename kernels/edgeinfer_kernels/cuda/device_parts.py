@@ -1,4 +1,4 @@
-"""Everything that a decoder takes on a device, in the order in which it is taken; counted, or for real."""
+"""All device allocations of a decoder, in order; either counted or made."""
 
 from dataclasses import dataclass
 
@@ -20,19 +20,19 @@ from edgeinfer_kernels.weights import DecoderWeights
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """How a decoder is laid out on a device."""
+    """Options for the layout of a decoder on a device."""
 
     kv: CacheType = "f16"
-    """How keys and values are stored: "f16", "q8_0" or "q4_0"."""
+    """Type of the KV cache: "f16", "q8_0" or "q4_0"."""
     chunk: int = CHUNK
     divisions: tuple[LayerSplit, ...] = ()
-    """What of each layer of the whole decoder is on the device; none: all of it."""
+    """The GPU's part of each layer of the whole decoder; empty: everything."""
     stream_min_tokens: int | None = None
-    """Tokens of a prompt from which on weights of the host are sent here; None: never."""
+    """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
 
 
 class Drawing:
-    """What drawing a token on the device takes."""
+    """Buffers for sampling a token on the device."""
 
     def __init__(self, vocabulary: int, arena: Arena) -> None:
         slices = -(-vocabulary // SLICE)
@@ -52,7 +52,9 @@ class Drawing:
 
 @dataclass(frozen=True)
 class DeviceParts:
-    """A decoder's weights and caches, the buffers of its steps, prompts and draws, and what prompts send."""
+    """A decoder's weights and caches, its buffers for steps, prefill and sampling, and those for streamed
+    weights.
+    """
 
     model: DeviceModel
     workspace: Workspace
@@ -70,7 +72,7 @@ class DeviceParts:
         capability: int,
         options: DeviceOptions,
     ) -> "DeviceParts":
-        """All of it out of the arena; `specification` and `weights` are the whole decoder's.
+        """Allocate everything from the arena; `specification` and `weights` are those of the whole decoder.
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
@@ -89,7 +91,7 @@ class DeviceParts:
 
 
 def compute_capability(device: torch.device) -> int:
-    """As 90; 0 for a device that isn't CUDA's."""
+    """The compute capability as an integer, such as 90; 0 for a device other than CUDA."""
     if device.type != "cuda":
         return 0
     major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
@@ -97,18 +99,18 @@ def compute_capability(device: torch.device) -> int:
 
 
 def cuda_device(index: int) -> torch.device:
-    """The device of that number."""
+    """The device with this index."""
     return torch.device("cuda", index)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what has been asked of the device; off CUDA it is done already."""
+    """Wait for all queued work of the device; without CUDA there is none."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def free_bytes(index: int) -> int:
-    """Bytes that the GPU could give now. Takes a context, if this process has none yet."""
+    """Free bytes of the GPU. Creates a CUDA context if this process has none."""
     free, _ = torch.cuda.mem_get_info(index)
     return int(free)
 
@@ -120,7 +122,7 @@ def count_parts(
     device: torch.device,
     options: DeviceOptions | None = None,
 ) -> list[Part]:
-    """What a `CudaBackend` will take on the device, to the byte.
+    """The device memory of a `CudaBackend`, exact to the byte.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.

@@ -1,4 +1,4 @@
-"""What a CUDA device was at while something ran, and how much of its memory that took."""
+"""Profiles the work of a CUDA device during a call, and its peak memory."""
 
 import time
 from collections import defaultdict
@@ -11,13 +11,13 @@ OTHERS = "everything else"
 
 
 def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str, list[float]]:
-    """Seconds of each piece of work that the device did for `run`, by kind; kinds overlap in time.
+    """Seconds of each device operation during `run`, by kind; kinds may overlap in time.
 
-    `kinds`: what is in the name of a piece of work, lower case -> what it is; others are OTHERS.
+    `kinds`: lower-case substring of an operation's name -> kind; all others are OTHERS.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
-        time.sleep(0.01)  # what is recorded comes a little later
+        time.sleep(0.01)  # Profiler records arrive slightly later.
     spent: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
         if event.device_type == DeviceType.CUDA:
@@ -27,16 +27,16 @@ def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str
 
 
 def release_pinned() -> None:
-    """Give the system back pinned main memory that nobody has any more: torch keeps it for who comes next."""
-    release = getattr(torch._C, "_host_emptyCache", None)  # builds with CUDA have it
+    """Return unused pinned main memory to the system; torch keeps it for later allocations."""
+    release = getattr(torch._C, "_host_emptyCache", None)  # Builds with CUDA have it.
     if release is not None:
         release()
 
 
 class MemoryMark:
-    """How much of the current device's memory is taken from here on.
+    """Measures the memory that the current device allocates from this point on.
 
-    To be made when libraries have been loaded, which a process does once: they keep what they took before.
+    Create it after libraries are loaded, which happens once per process; their memory is not counted.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class MemoryMark:
         self._reserved = torch.cuda.memory_reserved()
 
     def held(self) -> int:
-        """Bytes that are taken now."""
+        """Bytes that are allocated now."""
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         return int(self._free - free)
 
     def at_most(self) -> int:
-        """Bytes at the worst moment: torch tells its own peak, what others have taken they still have."""
+        """Peak bytes: torch reports its peak, and other allocations are counted as still held."""
         free, _ = torch.cuda.mem_get_info()
         others = self._free - free - (torch.cuda.memory_reserved() - self._reserved)
         return int(max(others, 0) + torch.cuda.max_memory_reserved() - self._reserved)

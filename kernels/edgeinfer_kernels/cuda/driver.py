@@ -1,11 +1,11 @@
-"""What the NVIDIA driver says of the GPUs here, asked directly: no torch, no context, no memory taken."""
+"""Queries the NVIDIA driver for the GPUs, without torch, a context or device memory."""
 
 import ctypes
 import ctypes.util
 from dataclasses import dataclass
 
 OLDEST_CAPABILITY = 75
-"""Turing: the first that Triton compiles for."""
+"""Turing: the oldest that Triton compiles for."""
 _NAME_BYTES = 128
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute numbers of the compute capability."""
@@ -13,7 +13,7 @@ _MAJOR, _MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: its number, name, compute capability (as 90) and memory."""
+    """A GPU: index, name, compute capability (such as 90) and memory in bytes."""
 
     index: int
     name: str
@@ -22,7 +22,7 @@ class Gpu:
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that the driver shows; none without a driver. Source: the CUDA driver API's cuda.h."""
+    """The GPUs that the driver lists; empty without a driver. Source: the CUDA driver API's cuda.h."""
     library = _library()
     if library is None or library.cuInit(0) != 0:
         return []
@@ -33,7 +33,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def driver_version() -> int:
-    """The newest CUDA that the driver runs, as 13000; 0 without a driver."""
+    """The newest CUDA version that the driver supports, such as 13000; 0 without a driver."""
     library, version = _library(), ctypes.c_int()
     if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return 0
@@ -44,7 +44,7 @@ def _library() -> ctypes.CDLL | None:
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             return ctypes.CDLL(name)
-        except OSError:  # no driver under that name
+        except OSError:  # No driver under that name.
             continue
     return None
 

@@ -1,4 +1,4 @@
-"""The numpy backend: what the others are measured against."""
+"""The numpy backend, the reference for tests of the other backends."""
 
 from edgeinfer_kernels.reference.backend import ReferenceBackend
 

@@ -1,8 +1,7 @@
-"""Every block as its formula, in numpy: slow, plain, and the truth in every kernel test.
+"""Every block as its formula in numpy: slow and simple, the reference of every kernel test.
 
-Weights are decoded to float when they are needed and never rounded again. `dtype` float64 makes it an
-evaluation that is exact for our purposes; the cache then stays in float64 as well unless a cache type is
-asked for.
+Weights are dequantized to float when needed and not rounded again. With `dtype` float64 the result is exact
+for testing purposes; the cache is then float64 too unless a cache type is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ Array = npt.NDArray[np.floating]
 
 
 def normalize(x: Array, norm: NormSpecification, weight: Vector | None, bias: Vector | None = None) -> Array:
-    """The norm over the last axis; without a weight there is no norm and x comes back."""
+    """The norm over the last axis; without a weight, x is returned unchanged."""
     if weight is None:
         return x
     if norm.kind == "layer":
@@ -48,7 +47,7 @@ def normalize(x: Array, norm: NormSpecification, weight: Vector | None, bias: Ve
 
 
 def last_norm(specification: DecoderSpecification, weights: DecoderWeights, x: Array) -> Array:
-    """The norm in front of the head."""
+    """The final norm before the head."""
     return normalize(x, specification.norm, weights.output_norm, weights.output_norm_bias)
 
 
@@ -63,7 +62,7 @@ def activate(x: Array, activation: Activation) -> Array:
 
 
 def activate_gated(gate: Array, up: Array, activation: Activation) -> Array:
-    """activation(gate) · up; of the clamped SwiGLU what `specification.Activation` says."""
+    """activation(gate) · up; clamped SwiGLU as defined in `specification.Activation`."""
     if activation != "clamped_swiglu":
         return activate(gate, activation) * up
     gate = np.minimum(gate, CLAMPED_SWIGLU_LIMIT)
@@ -72,14 +71,14 @@ def activate_gated(gate: Array, up: Array, activation: Activation) -> Array:
 
 
 def rotate(x: Array, rope: RopeSpecification | None, start: int) -> Array:
-    """RoPE of x (tokens, heads, head_dim); dimensions beyond the rotated ones stay."""
+    """Apply RoPE to x (tokens, heads, head_dim); dimensions beyond the RoPE dimensions are unchanged."""
     if rope is None:
         return x
     return turn(x, rope, rope.table(start, len(x), x.dtype)[:, None, :])
 
 
 def turn(x: Array, rope: RopeSpecification, table: Array) -> Array:
-    """x (..., head_dim) with its pairs rotated by a table of `rope`, or by one that spreads to x's rows."""
+    """x (..., head_dim) with RoPE from a table of `rope` that broadcasts to the rows of x."""
     half = rope.dimensions // 2
     cosine, sine = table[..., :half], table[..., half:]
     y = x.copy()
@@ -106,7 +105,7 @@ def attend(
     sinks: Vector | None = None,
 ) -> Array:
     """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
-    head_dim); sinks (heads,) are one more score each, whose value is nothing.
+    head_dim); sinks (heads,) add one more score per head, without a value.
     """
     group = facts.heads // facts.kv_heads
     mixed = np.empty_like(queries)
@@ -118,7 +117,7 @@ def attend(
 def attention_weights(
     queries: Array, keys: Array, start: int, facts: AttentionSpecification, sinks: Vector | None = None
 ) -> Iterator[Array]:
-    """What `attend` weighs values by: (tokens, positions) for each head in turn."""
+    """The softmax weights of `attend`: (tokens, positions) for each head in order."""
     tokens, heads, _ = queries.shape
     group = heads // facts.kv_heads
     position = np.arange(keys.shape[1])
@@ -138,7 +137,7 @@ def attention_weights(
 
 
 class ReferenceBackend:
-    """A decoder in numpy, on `caches` (one per layer) that it shares with whoever made them."""
+    """A decoder in numpy. `caches` (one per layer) are shared with the caller."""
 
     name = "reference"
     most_placed = 64
@@ -167,7 +166,7 @@ class ReferenceBackend:
     def _head(
         self, row: Array, facts: AttentionSpecification, bias: Vector | None, norm: Vector | None
     ) -> Array:
-        """Projected rows to (tokens, heads, head_dim), with bias and q/k norm."""
+        """Projected rows reshaped to (tokens, heads, head_dim), with bias and q/k norm."""
         if bias is not None:
             row = row + bias
         if facts.qk_norm == "row":
@@ -247,13 +246,13 @@ class ReferenceBackend:
             self.feed_forward_block(layer, x)
 
     def some_layers(self, x: Array, start: int, layers: Sequence[int]) -> None:
-        """Both blocks of these layers."""
+        """Run both blocks of these layers."""
         for layer in layers:
             self.attention_block(layer, x, start)
             self.feed_forward_block(layer, x)
 
     def all_layers_at(self, x: Array, places: Places) -> None:
-        """Both blocks of every layer for tokens of several texts."""
+        """Run both blocks of every layer for tokens of several sequences."""
         self._places = places
         try:
             self.all_layers(x, 0)
@@ -270,7 +269,7 @@ class ReferenceBackend:
         cache: LayerCache,
         sinks: Vector | None,
     ) -> Array:
-        """Attention token by token, each over its own text; all keys and values are written first."""
+        """Attention token by token, each over its sequence; all keys and values are written first."""
         positions = [int(position) for position in places.positions]
         for token, position in enumerate(positions):
             key = rotate(k[token : token + 1], facts.rope, position)
@@ -303,4 +302,4 @@ class ReferenceBackend:
         return np.asarray(x @ matrix.decoded().astype(self.dtype).T)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""

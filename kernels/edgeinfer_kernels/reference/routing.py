@@ -1,4 +1,4 @@
-"""From a router's scores to experts and their weights, as its formula."""
+"""The router formula: from router scores to experts and their weights."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ def softmax(scores: Array) -> Array:
 
 
 def route(scores: Array, facts: ExpertsSpecification) -> tuple[npt.NDArray[np.int64], Array]:
-    """Experts (tokens, used), the best liked first, and their weights, of scores (tokens, count)."""
+    """Experts (tokens, experts_per_token), highest score first, and their weights, from scores (tokens,
+    count).
+    """
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, : facts.used]
     if facts.gating == "softmax_of_chosen":
         weights = softmax(np.take_along_axis(scores, chosen, axis=1))

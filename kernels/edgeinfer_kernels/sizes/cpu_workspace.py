@@ -1,4 +1,4 @@
-"""Buffers for a batch of tokens, shared by all layers one after the other; counted before they are made."""
+"""Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,19 @@ PAGE = 4096
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes in whole cache lines."""
+    """Bytes rounded up to whole cache lines."""
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
 
 
 def expert_rows(used: int) -> int:
-    """Rows a token that its experts' activations take: a row for each, and what begun tiles leave empty, as
-    an expert with fewer than TILE_TOKENS of them has none.
+    """Rows per token of the expert activations: one for each expert, plus the padding of partial tiles; an
+    expert with fewer than TILE_TOKENS tokens has no padding.
     """
     return (3 * used + 1) // 2
 
 
 def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
-    """Name -> bytes a token of what a mixture of experts needs beside the buffers that all blocks share."""
+    """Name -> bytes per token of the buffers that an MoE layer needs in addition to the shared ones."""
     used, block = experts.used, experts.expert
     rows, width, hidden = expert_rows(used), experts.router.columns, block.neurons
     found = {
@@ -56,7 +56,9 @@ def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
 
 
 def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
-    """Name -> bytes a token of every buffer that a decoder's blocks need, the widest layer deciding."""
+    """Name -> bytes per token of every buffer of a decoder's blocks; the largest layer determines the
+    size.
+    """
     rows = {"x": 4 * padded(sizes.width)}
 
     def need(name: str, nbytes: int) -> None:
@@ -85,30 +87,30 @@ def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
 
 
 def whole_tiles(tokens: int) -> int:
-    """Tokens for which there is room when a last tile of 16 is begun."""
+    """Tokens rounded up to whole tiles of 16."""
     return -(-tokens // 16) * 16
 
 
 def _widest(sizes: ModelSizes, size: Callable[[int, int], int]) -> int:
-    """The largest `size(query heads of a key head, padded head dimension)` of all layers, in whole pages."""
+    """The largest `size(query heads per key head, padded head dimension)` of all layers, in whole pages."""
     most = max(size(layer.heads // layer.kv_heads, padded(layer.head_dim)) for layer in sizes.layers)
     return -(-most // PAGE) * PAGE
 
 
 def group_offset(sizes: ModelSizes) -> int:
-    """Where in a thread's scratch rows of the file are interleaved: behind what attention needs."""
+    """Offset in a thread's scratch at which file rows are interleaved: after the part for attention."""
     return _widest(sizes, attention_scratch)
 
 
 def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
-    """Bytes of one thread's scratch; the first thread's is also the embedding's."""
+    """Bytes of the scratch of one thread; the first thread's is also used by the embedding."""
     group = 0 if repack else file_rows_scratch(sizes.matrices())
     blocks = group_offset(sizes) + -(-group // PAGE) * PAGE
     return max(blocks, -(-embedding_scratch(sizes.table) // PAGE) * PAGE)
 
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:
-    """Bytes of the running sums of attention that is cut into pieces."""
+    """Bytes of the running sums of attention over KV splits."""
     most = max(
         attention_states(layer.heads // layer.kv_heads, padded(layer.head_dim))
         * attention_pieces(threads, layer.kv_heads)
@@ -144,5 +146,5 @@ class Workspace:
         self.states = arena.keep(allocate(states_bytes(sizes, threads)))
 
     def rows(self, name: str) -> tuple[int, int]:
-        """(address, bytes a token) of a buffer."""
+        """(address, bytes per token) of a buffer."""
         return self._rows[name]

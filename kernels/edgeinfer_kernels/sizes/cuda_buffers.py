@@ -1,7 +1,8 @@
-"""Bytes of what a decoder's steps and prompts write to on a CUDA device, and of what its halves hand over.
+"""Bytes of the buffers for decode steps and prefill on a CUDA device, and of the exchange buffers of a split
+model.
 
-What is counted here is what `workspace.py`, `prefill.py`, `sampling.py`, `sent_layers.py` and
-`expert_refills.py` take, to the byte; a test compares the two.
+The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`, `streamed_layers.py` and
+`expert_loading.py` exactly; a test compares the two.
 """
 
 from collections.abc import Iterable
@@ -26,42 +27,42 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
 from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ExpertSizes, MatrixSize, ModelSizes
 
 CHUNK = 512
-"""Tokens of a prompt that are read in one step."""
+"""Tokens of a prompt that are evaluated in one step."""
 MAX_TOKENS = 8
-"""Tokens of a decode step at most."""
+"""Maximum number of tokens of a decode step."""
 EVERY_WIDTH = tuple(range(1, MAX_TOKENS + 1))
 FEW_WIDTHS = (1, 2, 4, MAX_TOKENS)
-"""Tokens of the steps that are made ready where only a prompt's last tokens come several at a time: kernels
-of one width take up to fifteen seconds to compile.
+"""Step sizes, in tokens, that are prepared if only the last tokens of a prompt come in groups: the kernels of
+one step size take up to fifteen seconds to compile.
 """
 STATE_WORDS = 32
-"""int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16, cached at 24; at
-25 whether the host was lost.
+"""Words of the int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16,
+cached length at 24; at 25 a flag that the CPU side was lost.
 """
 SCRATCH_WEIGHTS = 32 << 20
-"""Most weights that are dequantized at a time: 64 MiB, about what a large GPU's cache holds."""
+"""Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
 EXPERT_PRODUCT_BYTES = 48 << 20
-"""Of products of rows with several experts, float32, at a time; more if one expert's take more."""
+"""Bytes of float32 matmul results with several experts at a time; more if one expert alone needs more."""
 SENT_PIECE_BYTES = 16 << 20
-"""Bytes of the host's weights that a prompt sends at a time, at most."""
+"""Maximum bytes of streamed weights per transfer during prefill."""
 SENT_PIECES = 4
-"""Pieces that may be on the device at once."""
+"""Maximum number of such transfers that are on the device at once."""
 REFILL_BYTES = 1 << 20
-"""Of an expert that come to the device at a time while it decodes."""
+"""Bytes of an expert that are loaded to the device at a time during decode."""
 REFILL_COPIES = 48
-"""How many times what comes at a time packing it takes there, for all of a model's formats."""
+"""Device bytes needed to pack a loaded piece, as a multiple of its size, for all formats of a model."""
 SLICE = 2048
-"""Logits of which a program of the sampler keeps the best."""
+"""Logits per program of the sampler, which keeps the largest of them."""
 KEPT = 64
-"""How many it keeps."""
+"""How many logits it keeps."""
 REQUEST_SIZE = 9
-"""Numbers that describe a draw."""
+"""Numbers in a sampling request."""
 RECENT = 1024
-"""Most ids that penalties on the device can count."""
+"""Maximum number of token ids for penalties on the device."""
 
 
 class PromptRooms(NamedTuple):
-    """Elements of a prompt's buffers: hidden rows, their scales, and products."""
+    """Element counts of the prefill buffers: hidden rows, their scales, and matmul results."""
 
     hidden: int
     scales: int
@@ -69,12 +70,12 @@ class PromptRooms(NamedTuple):
 
 
 def attention_rows(heads: int, kv_heads: int, tokens: int) -> int:
-    """Rows of the query tile of a key-value head."""
+    """Rows of the query tile of a KV head."""
     return max(16, next_power_of_two(heads // kv_heads * tokens))
 
 
 def head_dimensions(head_dim: int) -> int:
-    """A head's dimensions as kernels cut them."""
+    """head_dim padded to the tiles of the kernels."""
     return max(16, next_power_of_two(head_dim))
 
 
@@ -87,19 +88,19 @@ def _mixtures(sizes: ModelSizes) -> list[ExpertSizes]:
 
 
 def _used(sizes: ModelSizes) -> int:
-    """Experts of a token at most; 0: there are none."""
+    """The maximum experts_per_token; 0: no experts."""
     return max((experts.used for experts in _mixtures(sizes)), default=0)
 
 
 def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Scores, choices and weights of a step's or a chunk's tokens; see `RoutingSpace`."""
+    """Bytes of the scores, expert ids and weights of a step's or chunk's tokens; see `RoutingSpace`."""
     used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
     words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
     return sum(taken(tokens * each, 4) for each in words)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
-    """The buffers of a decode step; see `workspace.py`."""
+    """Bytes of the buffers of a decode step; see `workspace.py`."""
     width, tokens, layers, mixtures = sizes.width, MAX_TOKENS, sizes.layers, _mixtures(sizes)
 
     def activations(columns: int, floats: bool, rows_a_token: int = 1) -> int:
@@ -142,12 +143,12 @@ def _step_bytes(sizes: ModelSizes) -> int:
 
 
 def prompt_hidden(sizes: ModelSizes) -> int:
-    """Elements of a prompt's longest hidden row."""
+    """Elements of the longest hidden row during prefill."""
     return max(block.neurons for layer in sizes.layers for block in layer.feed_forwards())
 
 
 def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
-    """Of every matrix that a prompt is multiplied with, all experts' in one."""
+    """Shapes of every matrix of a prefill; all experts of a layer as one."""
     layers = sizes.layers
     runs = [run for layer in layers for run in (*row_runs((layer.q, layer.k, layer.v)), layer.output)]
     others = [matrix for layer in layers for matrix in (*entered(layer), *downs_of(layer))]
@@ -155,7 +156,7 @@ def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
 
 
 def prompt_scratch(sizes: ModelSizes) -> int:
-    """Weights that a prompt dequantizes at a time."""
+    """Weights that prefill dequantizes at a time."""
     return max(
         min(shape.padded_rows, max(SCRATCH_WEIGHTS // shape.columns // 16, 1) * 16) * shape.columns
         for shape in _prompt_shapes(sizes)
@@ -163,7 +164,9 @@ def prompt_scratch(sizes: ModelSizes) -> int:
 
 
 def expert_rows(sizes: ModelSizes, chunk: int) -> int:
-    """Pairs of token and expert that a prompt takes together at most: `chunk` or more, 0 without experts."""
+    """Maximum number of token-expert assignments that prefill computes together: `chunk` or more, 0 without
+    experts.
+    """
     hidden = max((experts.expert.neurons for experts in _mixtures(sizes)), default=0)
     room = EXPERT_PRODUCT_BYTES // (4 * max(2 * hidden, sizes.width))
     return max(min(room, chunk * _used(sizes)), chunk) if hidden else 0
@@ -182,7 +185,7 @@ def prompt_rooms(sizes: ModelSizes, chunk: int) -> PromptRooms:
 
 
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
-    """The buffers of a prompt; see `prefill.py`."""
+    """Bytes of the prefill buffers; see `prefill.py`."""
     layers, width = sizes.layers, sizes.width
     heads = max(layer.heads * layer.head_dim for layer in layers)
     rooms = prompt_rooms(sizes, chunk)
@@ -196,12 +199,14 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
 
 
 def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Pinned main memory through which the halves of a divided model hand over; see `mailbox.py`."""
+    """Bytes of pinned main memory for the exchange between the shards of a split model; see
+    `exchange_buffer.py`.
+    """
     return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
 
 
 def sent_piece_bytes(sizes: ModelSizes) -> int:
-    """Bytes of the host's weights that a prompt sends at a time: no more than the largest matrix takes."""
+    """Bytes of streamed weights per transfer during prefill: at most the size of the largest matrix."""
     matrices = {
         *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
         *(
@@ -216,8 +221,8 @@ def sent_piece_bytes(sizes: ModelSizes) -> int:
 
 
 def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
-    """What a divided model takes to send the host's weights for prompts, at most, wherever it is divided;
-    `host_attends`: some attention is the host's. See `sent_layers.py`.
+    """Maximum device bytes for streaming the CPU's weights during prefill, for any split; `host_attends`:
+    some attention is on the CPU. See `streamed_layers.py`.
     """
     cached = max(layer.kv_heads * layer.head_dim for layer in sizes.layers) if host_attends else 0
     caches = 2 * taken(cached * cache_positions(context), 2)
@@ -231,18 +236,20 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
 
 
 def refill_bytes(sizes: ModelSizes) -> int:
-    """What it takes to bring experts to the device while it decodes; see `expert_refills.py`."""
+    """Device bytes for loading experts during decode; see `expert_loading.py`."""
     stacks = [matrix.nbytes for mixture in _mixtures(sizes) for matrix in mixture.expert.matrices()]
     return REFILL_COPIES * min(REFILL_BYTES, max(stacks, default=0))
 
 
 def _drawing_bytes(vocabulary: int) -> int:
-    """What drawing a token on the device takes; see `backend.py`."""
+    """Bytes for sampling a token on the device; see `backend.py`."""
     slices = -(-vocabulary // SLICE)
     words = (slices, slices, slices, RECENT, 1, 2)
     return taken(slices * KEPT, 8) + taken(REQUEST_SIZE, 8) + sum(taken(count, 4) for count in words)
 
 
 def workspace_bytes(sizes: ModelSizes, chunk: int = CHUNK) -> int:
-    """The buffers of steps, prompts in chunks and draws. Raises `UnsupportedOnDeviceError`."""
+    """Bytes of the buffers of decode steps, prefill in chunks, and sampling. Raises
+    `UnsupportedOnDeviceError`.
+    """
     return _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)

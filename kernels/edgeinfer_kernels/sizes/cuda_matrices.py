@@ -1,7 +1,7 @@
-"""Bytes of a decoder's weights and caches on a CUDA device, counted from its sizes alone: no torch, no GPU.
+"""Bytes of a decoder's weights and caches on a CUDA device, computed from its sizes, without torch or a GPU.
 
-What is counted here is what `device_model.py` takes from its arena, to the byte; a test compares the two.
-Buffers are counted in `buffer_sizes.py`.
+The counts match the allocations of `device_model.py` exactly; a test compares the two. Buffers are counted in
+`cuda_buffers.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,25 +18,25 @@ from edgeinfer_kernels.sizes.model_sizes import (
 )
 
 ALIGNMENT = 256
-"""Every piece of the device's memory begins at a multiple of so many bytes."""
+"""Every allocation in device memory starts at a multiple of this many bytes."""
 SPARE_POSITIONS = 16
-"""Positions of a cache beyond the context: a step writes whole tiles."""
+"""Cache positions beyond the context, because a step writes whole tiles."""
 
 
 def cache_positions(context: int) -> int:
-    """Positions of a cache for so many tokens: always a multiple of SPARE_POSITIONS, as kernels are compiled
-    to know, so that every context has the same ones.
+    """Cache positions for this many tokens: always a multiple of SPARE_POSITIONS. Kernels are specialized for
+    that, so all contexts use the same kernels.
     """
     return (-(-context // SPARE_POSITIONS) + 1) * SPARE_POSITIONS
 
 
 def taken(elements: int, size: int) -> int:
-    """Bytes of a piece of `elements` of `size` bytes, rounded up to the alignment."""
+    """Bytes of an allocation of `elements` of `size` bytes, rounded up to the alignment."""
     return -(-elements * size // ALIGNMENT) * ALIGNMENT
 
 
 def padded_rows(rows: int) -> int:
-    """Rows that a matrix of so many takes."""
+    """Rows of a matrix including padding."""
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
@@ -57,7 +57,7 @@ def vector_bytes(lengths: Iterable[int]) -> int:
 
 
 def row_runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
-    """Neighbours of one format on top of each other."""
+    """Merge adjacent matrices of one format into one matrix with all their rows."""
     runs: list[MatrixSize] = []
     for matrix in matrices:
         if runs and runs[-1].format == matrix.format:
@@ -68,7 +68,7 @@ def row_runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
 
 
 def attention_bytes(layer: LayerSizes) -> int:
-    """One layer's attention without its RoPE table. Raises `UnsupportedOnDeviceError`."""
+    """Bytes of one layer's attention without its RoPE table. Raises `UnsupportedOnDeviceError`."""
     if layer.q.rows % ROW_MULTIPLE or layer.k.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
             f"{layer.k.name}: {layer.k.rows} rows (q: {layer.q.rows}), the GPU's kernels want a "
@@ -79,20 +79,20 @@ def attention_bytes(layer: LayerSizes) -> int:
 
 
 def rope_bytes(sizes: ModelSizes, context: int) -> int:
-    """Cosines and sines of all positions, float32; a table for all layers that share it."""
+    """Bytes of the float32 cosines and sines of all positions; layers with the same RoPE share a table."""
     tables = {(layer.rope_table, layer.head_dim) for layer in sizes.layers}
     return sum(taken(cache_positions(context) * head_dim, 4) for _, head_dim in tables)
 
 
 def feed_forward_bytes(sizes: FeedForwardSizes) -> int:
-    """One layer's dense feed-forward, or one expert. Raises `UnsupportedOnDeviceError`."""
+    """Bytes of one layer's dense feed-forward, or of one expert. Raises `UnsupportedOnDeviceError`."""
     biases = 2 * taken(padded_rows(sizes.neurons), 4) if sizes.biased else 0
     return sum(map(matrix_bytes, sizes.matrices())) + biases + vector_bytes(sizes.vectors)
 
 
 def shared_bytes(experts: ExpertSizes) -> int:
-    """What a mixture has once: its router, in planes and as floats, where each expert lies, and the shared
-    expert with its own.
+    """Bytes of the parts that an MoE layer has once: the router in planes and as floats, the slot of each
+    expert, and the shared expert with its gate.
 
     Raises `UnsupportedOnDeviceError`.
     """
@@ -103,13 +103,13 @@ def shared_bytes(experts: ExpertSizes) -> int:
 
 
 def _routers(experts: ExpertSizes) -> list[MatrixSize]:
-    """The router, and the row that weighs the shared expert."""
+    """The router, and the gate row of the shared expert."""
     weigher = MatrixSize("ffn_gate_inp_shexp", "F32", 1, experts.router.columns)
     return [experts.router, *([weigher] if experts.shared_weighed else [])]
 
 
 def entered(layer: LayerSizes) -> list[MatrixSize]:
-    """The matrices of a feed-forward that are multiplied with its normed rows, all experts' in one."""
+    """The matrices of a feed-forward that are multiplied with its normed input; all experts as one."""
     found = [matrix for block in feed_forwards_of(layer) for matrix in (block.up, block.gate) if matrix]
     return found + (_routers(layer.experts) if layer.experts else [])
 
@@ -119,7 +119,7 @@ def downs_of(layer: LayerSizes) -> list[MatrixSize]:
 
 
 def feed_forwards_of(layer: LayerSizes) -> list[FeedForwardSizes]:
-    """A layer's feed-forwards; its experts as one, their rows on top of each other."""
+    """A layer's feed-forwards; its experts as one, with stacked rows."""
     if layer.experts is None:
         return layer.feed_forwards()
     count, one = layer.experts.count, layer.experts.expert
@@ -130,7 +130,7 @@ def feed_forwards_of(layer: LayerSizes) -> list[FeedForwardSizes]:
 
 
 def cache_bytes(layer: LayerSizes, context: int, kind: CacheType) -> int:
-    """One layer's keys and values: float16, or a byte or four bits with a float16 scale for 32."""
+    """Bytes of one layer's KV cache: float16, or 8 or 4 bits per element with a float16 scale for 32."""
     rows = layer.kv_heads * cache_positions(context)
     width = layer.head_dim
     elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[kind]
@@ -139,5 +139,5 @@ def cache_bytes(layer: LayerSizes, context: int, kind: CacheType) -> int:
 
 
 def head_bytes(sizes: ModelSizes) -> int:
-    """The last norm and the head. Raises `UnsupportedOnDeviceError`."""
+    """Bytes of the final norm and the head. Raises `UnsupportedOnDeviceError`."""
     return vector_bytes(sizes.vectors) + matrix_bytes(sizes.head)

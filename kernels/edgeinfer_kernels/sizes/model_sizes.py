@@ -1,4 +1,4 @@
-"""The sizes of a decoder and nothing else: what every count of bytes is made from, with no weight at hand."""
+"""The sizes of a decoder without its weights, from which all byte counts are computed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,13 @@ from edgeinfer_kernels.weights import (
 from edgeinfer_quant_formats import block_format
 
 NEURON_GROUP = 512
-"""Neurons that a split feed-forward moves together: whole blocks of every format, no padding on a GPU."""
+"""Neurons that a split feed-forward assigns together: whole blocks of every format, without padding on a GPU.
+"""
 
 
 @dataclass(frozen=True)
 class MatrixSize:
-    """A weight matrix without its bytes; two of one format and size are equal."""
+    """Shape and format of a weight matrix; two of equal shape and format compare equal."""
 
     name: str = field(compare=False)
     format: str
@@ -30,12 +31,12 @@ class MatrixSize:
 
     @classmethod
     def of(cls, matrix: Matrix) -> "MatrixSize":
-        """That of a matrix, or of one expert's."""
+        """The size of a matrix, or of one expert's matrix."""
         return cls(matrix.name, matrix.format, matrix.rows, matrix.columns)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in its file."""
+        """Bytes in the file."""
         return block_format(self.format).nbytes((self.rows, self.columns))
 
     @property
@@ -45,9 +46,9 @@ class MatrixSize:
 
 @dataclass(frozen=True)
 class FeedForwardSizes:
-    """up, down and, where it is gated, gate; `vectors`: lengths of norms and of what is added behind down.
+    """up, down and, if gated, gate; `vectors`: lengths of norms and of the vectors added after down.
 
-    `biased`: gate or up has a bias. `post_normed`: a norm stands behind the sum.
+    `biased`: gate or up has a bias. `post_normed`: a norm follows the sum.
     """
 
     up: MatrixSize
@@ -63,14 +64,14 @@ class FeedForwardSizes:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether two sides can have some of its neurons each: without a norm behind the sum."""
+        """Whether its neurons can be split between two devices: not if a post-norm follows."""
         return not self.post_normed
 
     def matrices(self) -> list[MatrixSize]:
         return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
 
     def part(self, neurons: int) -> "FeedForwardSizes":
-        """That of so many of its neurons."""
+        """The sizes of a part with this many neurons."""
         return replace(
             self,
             up=replace(self.up, rows=neurons),
@@ -81,9 +82,9 @@ class FeedForwardSizes:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """`count` experts of equal size, `used` of them for a token; `shared` is computed for every token.
+    """`count` experts of equal size, `used` of them per token; `shared` is computed for every token.
 
-    `expert.vectors` are the lengths of one expert's biases; the norm is counted with the attention's.
+    `expert.vectors` are the bias lengths of one expert; the norm is counted with the attention.
     """
 
     count: int
@@ -92,10 +93,10 @@ class ExpertSizes:
     router: MatrixSize
     shared: FeedForwardSizes | None = None
     early: bool = False
-    """The router reads the layer's input, before attention."""
+    """Pre-attention router: it reads the layer's input."""
     router_biased: bool = False
     shared_weighed: bool = False
-    """One more row of float32 says how much of the shared expert a token gets."""
+    """Whether one more float32 row gates the shared expert per token."""
 
     def always(self) -> list[MatrixSize]:
         """The matrices that every token reads: the router and the shared expert."""
@@ -104,7 +105,7 @@ class ExpertSizes:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """One layer: a dense feed-forward, or experts in its place. `window` 0: a token sees all before it.
+    """One layer, with a dense feed-forward or experts. `window` 0: a token attends to all tokens before it.
 
     `vectors`: lengths of the attention's norms and biases. Layers of the same `rope_table` share it.
     """
@@ -133,12 +134,12 @@ class LayerSizes:
         return found
 
     def feed_forwards(self) -> list[FeedForwardSizes]:
-        """The dense feed-forward; or one expert and, where there is one, the shared expert."""
+        """The dense feed-forward; or one expert and the shared expert, if any."""
         shared = [self.experts.shared] if self.experts and self.experts.shared else []
         return [self.divisible(), *shared]
 
     def matrices(self) -> Iterator[MatrixSize]:
-        """Every matrix that a token may be multiplied with, each expert's once."""
+        """Every matrix that a token may be multiplied with; that of each expert once."""
         yield from self.attention_matrices()
         if self.feed_forward:
             yield from self.feed_forward.matrices()
@@ -149,7 +150,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A whole decoder. `embedding` None: the head serves as embedding too. `vectors`: of the last norm."""
+    """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: of the final norm."""
 
     width: int
     vocabulary: int
@@ -160,7 +161,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, specification: DecoderSpecification, weights: DecoderWeights) -> "ModelSizes":
-        """Those of a decoder that has been read."""
+        """The sizes of a loaded decoder."""
         tables: dict[tuple[RopeSpecification | None, int], int] = {}
         layers = []
         for facts, layer in zip(specification.layers, weights.layers, strict=True):
@@ -201,7 +202,7 @@ class ModelSizes:
         return self.embedding or self.head
 
     def matrices(self) -> Iterator[MatrixSize]:
-        """Every matrix that is multiplied with; the embedding only as a tied head."""
+        """Every matrix that takes part in a matmul; the embedding only if it is a tied head."""
         for layer in self.layers:
             yield from layer.matrices()
         yield self.head
@@ -219,7 +220,7 @@ def _lengths(*vectors: Vector | None) -> tuple[int, ...]:
 
 
 def _attention_vectors(w: AttentionWeights) -> tuple[int, ...]:
-    """The biases of q, k and v lie in one; see `stacked_bias`."""
+    """Vector lengths of the attention; the biases of q, k and v share one vector, see `stacked_bias`."""
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
     stacked = stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
     others = (w.attn_output_bias, w.attn_norm, w.attn_norm_bias, w.attn_post_norm)
@@ -231,7 +232,7 @@ def any_of(vectors: Sequence[Vector | None]) -> bool:
 
 
 def stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
-    """The length of one vector for matrices of so many rows, each padded to sixteen."""
+    """The length of one vector for matrices of these row counts, each padded to sixteen."""
     return (sum(-(-count // 16) * 16 for count in rows),)
 
 

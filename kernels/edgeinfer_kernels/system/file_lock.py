@@ -1,4 +1,4 @@
-"""A lock file that one program holds at a time; waiting for it is announced, and has an end."""
+"""A lock file that one program holds at a time; waiting is reported and has a timeout."""
 
 import errno
 import logging
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SILENT_SECONDS = 1.5
-"""Waiting is announced after so long."""
+"""Waiting is reported after this time."""
 POLL_SECONDS = 0.05
 LOGGER = logging.getLogger("edgeinfer")
 
@@ -26,13 +26,14 @@ def file_lock(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the lock at `path` for as long as the context lasts; the system frees that of a program that ends.
+    """Hold the lock at `path` during the context; the operating system releases the lock of a program that
+    ends.
 
-    Where there are no locks (Windows, some network drives) nothing is held. A symbolic link is refused.
+    Without lock support (Windows, some network drives) no lock is held. A symbolic link is refused.
 
     Raises:
         LockTimeoutError: another program has held it for `limit_seconds`.
-        OSError: the file can't be opened.
+        OSError: the file cannot be opened.
     """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags, 0o600)
@@ -55,7 +56,7 @@ def file_lock(
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Whether the file is locked for this program now, or can't be locked at all."""
+    """Whether the file is now locked for this program, or locks are not supported."""
     if sys.platform == "win32":
         return True
     import fcntl
@@ -68,7 +69,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """The program that wrote its number into the lock file."""
+    """The program whose process id is in the lock file."""
     with suppress(OSError, ValueError):
         number = int(os.pread(descriptor, 32, 0))
         return f"another edgeinfer (process {number}{', which is stopped' if _is_stopped(number) else ''})"
@@ -76,7 +77,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _is_stopped(process: int) -> bool:
-    """Whether a process was stopped, as by Ctrl-Z; False where that can't be told."""
+    """Whether a process was stopped, for example by Ctrl-Z; False if unknown."""
     with suppress(OSError, IndexError):
         status = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
         return status.rpartition(")")[2].split()[0] == "T"

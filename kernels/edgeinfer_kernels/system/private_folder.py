@@ -1,4 +1,4 @@
-"""Folders whose files a program may trust: of this user, or of the system, and writable by nobody else."""
+"""Trusted folders: owned by this user or the system, and not writable by others."""
 
 import os
 import shutil
@@ -17,15 +17,15 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeFolderError(OSError):
-    """Another user could have put files into the folder; the text says why."""
+    """Another user could have written files into the folder; the message gives the reason."""
 
 
 def distrust_reason(path: Path) -> str | None:
-    """Why files in a folder may be another user's, or a file itself; None: they are not.
+    """The reason why a file, or files in a folder, could be another user's; None: trusted.
 
-    Raises `OSError`: it does not exist, or can't be looked at.
+    Raises `OSError`: it does not exist, or cannot be examined.
     """
-    if sys.platform == "win32":  # a user's own folders are private there
+    if sys.platform == "win32":  # A user's folders are private there.
         return None
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
@@ -44,11 +44,11 @@ def _is_trusted(user: int) -> bool:
 
 
 def ensure_private(folder: Path) -> None:
-    """Make a folder for this user alone, if it isn't there.
+    """Create a folder for this user only, if it does not exist.
 
     Raises:
         UnsafeFolderError: other users can write there.
-        OSError: it can't be made.
+        OSError: it cannot be created.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=MODE, exist_ok=True)
@@ -59,7 +59,7 @@ def ensure_private(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is deleted at the end; those that killed programs left go after a day."""
+    """A temporary folder that is deleted at the end; those of killed programs are deleted after a day."""
     root = temporary_root()
     try:
         ensure_private(root)
@@ -73,7 +73,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_older(folder: Path, pattern: str, seconds: float = DAY) -> None:
-    """Delete files and folders that match `pattern` and were changed last so long ago."""
+    """Delete files and folders that match `pattern` and were last modified more than `seconds` ago."""
     for path in folder.glob(pattern):
         with suppress(OSError):
             status = path.lstat()
@@ -86,6 +86,6 @@ def remove_older(folder: Path, pattern: str, seconds: float = DAY) -> None:
 
 
 def temporary_root() -> Path:
-    """This user's folder below the system's folder for temporary files; it may not exist yet."""
+    """This user's folder in the system's temporary folder; it may not exist yet."""
     name = "edgeinfer" if sys.platform == "win32" else f"edgeinfer-{os.geteuid()}"
     return Path(tempfile.gettempdir()) / name

@@ -1,1 +1,1 @@
-"""Compiling kernels ahead of their use: processor features, units, object files, their cache."""
+"""Ahead-of-time compilation of kernels: CPU features, units, object files and their cache."""

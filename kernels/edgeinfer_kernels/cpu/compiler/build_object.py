@@ -1,8 +1,8 @@
 """Compile units of kernels to native object files: `python -m …native.build_object FOLDER TARGETS UNIT…`.
 
-Runs as a process of its own, for two reasons: the engine need not import numba when its kernels are cached,
-and a compiler that fails takes nothing with it. numba makes LLVM's code, which is the same for all targets
-(see `lanes.py`); what a target adds to it is linked in, and then LLVM makes machine code of whole units.
+It runs in a separate process for two reasons: the engine does not import numba if its kernels are cached, and
+a compiler crash does not end the engine. numba generates LLVM IR that is the same for all targets (see
+`lanes.py`). The target-specific part is linked in, and LLVM then generates machine code of whole units.
 """
 
 import gc
@@ -24,14 +24,16 @@ from edgeinfer_kernels.cpu.native.simd.lanes import emit_bodies, target_operatio
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 OBJECTS_BEFORE_COLLECTION = 200_000
-"""A compiler makes many objects and little garbage: Python's own 700 cost an eighth of the time."""
+"""Allocations between garbage collections: a compiler creates many objects and little garbage, and Python's
+default of 700 costs an eighth of the time.
+"""
 
 
 def stop_before_linking() -> None:
-    """Have numba make the LLVM code of each function and leave it: whole units are linked here, once. And
-    have it forget what no kernel has.
+    """Patch numba to stop after generating the LLVM IR of each function, because whole units are linked here,
+    once. Also patch out what kernels do not use.
 
-    numba itself would link what a function calls into it, function by function, a quarter of the time.
+    numba itself would link the callees into each function, which takes a quarter of the time.
     """
     forget_arrays()
     JITCodeLibrary.add_ir_module = keep_code
@@ -40,17 +42,17 @@ def stop_before_linking() -> None:
 
 
 def keep_code(library: Any, module: Any) -> None:
-    """In place of parsing a function's code and linking it into its library."""
+    """Replaces parsing a function's code and linking it into its library."""
     vars(library).setdefault("code", []).append(cgutils.normalize_ir_text(str(module)))
 
 
 def no_callable() -> Callable[[object], None]:
-    """In place of a compiled function; each needs a builtin of its own."""
+    """Replaces a compiled function; each needs a distinct builtin."""
     return list[object]().append
 
 
 def code_of(libraries: Iterable[Any]) -> Iterator[str]:
-    """The code of libraries and of what they call, each once."""
+    """The code of libraries and of their callees, each once."""
     waiting, seen = list(libraries), set[int]()
     while waiting:
         library = waiting.pop()
@@ -105,15 +107,15 @@ def linked_module(unit: str, target: Target) -> Any:
     used = [function.name for function in whole.functions if function.name in target_operations]
     whole.link_in(llvm.parse_assembly(str(emit_bodies(used, target.features))))
     whole.verify()
-    for function in whole.functions:  # numba numbers its names per process: they would clash between objects
+    for function in whole.functions:  # numba numbers names per process: they would clash between objects
         if not function.is_declaration and not function.name.startswith("edgeinfer_"):
             function.linkage = llvm.Linkage.internal
     return whole
 
 
 def optimize(module: Any, machine: Any) -> None:
-    """All of LLVM's passes for this target; first those that put in place what is marked to be inlined, so
-    that operations of the target are judged as any others.
+    """Run all LLVM passes for this target. Functions marked for inlining are inlined first, so that target
+    operations are optimized like any others.
     """
     for level in (0, 2):
         passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
@@ -128,8 +130,8 @@ def build(unit: str, target: Target) -> bytes:
 
 
 def main() -> None:
-    """Write FOLDER/UNIT-NUMBER.o for every unit named on the command line and every one of TARGETS (JSON, a
-    list of the fields of `Target`), numbered from 0; and a unit's name when it is there for all.
+    """Write FOLDER/UNIT-NUMBER.o for every unit on the command line and every target of TARGETS (JSON, a list
+    of the fields of `Target`), numbered from 0. Print a unit's name when its files for all targets exist.
     """
     folder, described, *units = sys.argv[1:]
     targets = [Target(**fields) for fields in json.loads(described)]

@@ -1,4 +1,4 @@
-"""What this processor can do, and which of our instruction sets that makes available."""
+"""The features of this CPU, and the instruction sets that they support."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ import llvmlite.binding as llvm
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """A target that kernels are built for: an LLVM processor and the features it must have."""
+    """A target of the kernel build: an LLVM CPU name and the required features."""
 
     name: str
     machines: tuple[str, ...]
@@ -20,11 +20,11 @@ class InstructionSet:
     features: tuple[str, ...]
     summary: str
     tiles: bool = False
-    """Whether it has row kernels by tiles. Tiles must be granted to the process, see `tiles_granted`."""
+    """Whether it has AMX GEMM kernels. AMX needs permission for the process, see `tiles_granted`."""
 
     @property
     def feature_string(self) -> str:
-        """As LLVM and numba want it: `+avx2,+fma`."""
+        """The format of LLVM and numba: `+avx2,+fma`."""
         return ",".join(f"+{feature}" for feature in self.features)
 
 
@@ -46,17 +46,17 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("portable-arm", _ARM, "generic", ("neon",), "128-bit registers"),
     InstructionSet("portable", _X86, "x86-64", ("sse2",), "whatever every x86-64 has"),
 )
-"""Best first."""
+"""Fastest first."""
 
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """This machine's processor."""
+    """The CPU of this machine."""
 
     name: str
     flags: frozenset[str]
     available: tuple[InstructionSet, ...]
-    """The instruction sets that it can run, best first; never empty."""
+    """The instruction sets that it supports, fastest first; never empty."""
 
     @property
     def best(self) -> InstructionSet:
@@ -64,7 +64,7 @@ class CpuFeatures:
 
 
 def usable_cpus() -> int:
-    """Processors that this process may use: its affinity, and the container's quota where there is one."""
+    """Number of CPUs that this process may use: its affinity, and the container's quota if there is one."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
     try:
@@ -72,22 +72,22 @@ def usable_cpus() -> int:
             quota, period = file.read().split()
         if quota != "max":
             count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or not ours to read: affinity alone decides
+    except (OSError, ValueError):  # No cgroup v2, or no read permission: use the affinity only.
         pass
     return count
 
 
 def processor_flags() -> frozenset[str]:
-    """LLVM's names of the features that this processor and its operating system have on."""
+    """LLVM names of the features that this CPU and its operating system have enabled."""
     try:
         return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-    except RuntimeError:  # LLVM can't tell on this platform: only the portable path is safe
+    except RuntimeError:  # no LLVM support on this platform: only the portable kernels are safe
         return frozenset({"sse2", "neon"})
 
 
 @cache
 def tiles_granted() -> bool:
-    """Ask the operating system for AMX's tiles: Linux hands them out for each process, for all its threads.
+    """Request permission for AMX tiles: Linux grants it per process, for all its threads.
 
     Source: Linux, Documentation/arch/x86/xstate.rst.
     """
@@ -98,7 +98,7 @@ def tiles_granted() -> bool:
 
 
 def detect() -> CpuFeatures:
-    """Read the processor's features; an unknown architecture raises `UnsupportedProcessorError`."""
+    """Detect the features of the CPU; an unknown architecture raises `UnsupportedProcessorError`."""
     machine, flags = platform.machine(), processor_flags()
     available = tuple(
         isa
@@ -112,7 +112,7 @@ def detect() -> CpuFeatures:
 
 
 def choose(name: str | None = None) -> InstructionSet:
-    """The best instruction set of this processor, or the one called `name` if it can run it."""
+    """The fastest supported instruction set, or the one called `name` if it is supported."""
     features = detect()
     if name is None:
         return features.best
@@ -124,4 +124,4 @@ def choose(name: str | None = None) -> InstructionSet:
 
 
 class UnsupportedProcessorError(RuntimeError):
-    """The processor lacks what was asked for."""
+    """The CPU does not support the requested instruction set."""

@@ -1,13 +1,12 @@
 """Compiled kernels: built once per machine in the background, cached, loaded without a compiler.
 
-A unit (see `native/units.py`) becomes a native object file in the cache. Its folder's name is a hash of what
-the code is made from: the kernels' sources, the compilers' versions and the instruction set, so that nothing
-stale is ever found and no edit elsewhere builds anew; its last 32 bytes are a digest, so that a damaged file
-is noticed and built again. Files appear by rename and are built under a lock: several programs may start at
-once. Folders that nobody uses any more are removed (`kernel_folders.py`). Code is loaded only from folders
-and files that no other user can write (`private_folder.py`). Where that can't be, or the cache can't be
-written, a private folder for temporary files is used; where that fails too, what is missing is built for
-this program alone.
+A unit (see `units.py`) is compiled to a native object file in the cache. The folder name is a hash of all
+inputs of the code: the kernel sources, the compiler versions and the instruction set. So no stale file is
+found, and edits elsewhere do not cause a rebuild. The last 32 bytes of a file are a digest; a damaged file is
+detected and built again. Files are created by rename and built under a lock, because several programs may
+start at once. Unused folders are removed (`kernel_folders.py`). Code is loaded only from folders and files
+that no other user can write (`private_folder.py`). If there is no such folder, or the cache is not writable,
+a private temporary folder is used. If that fails too, the missing kernels are built for this program only.
 """
 
 import ctypes
@@ -50,30 +49,30 @@ BLOCKS = "blocks"
 BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "service": 0.1}
 BUILD_TIMES |= {f"rows_{name}": 0.1 for name in ("BF16", "F16", "F32")}
 NEURONS_BUILD_TIME = 0.3
-"""How long a unit takes to build, the rows of a quantized format taking 1."""
+"""Build time of a unit, relative to the rows of a quantized format."""
 MAX_LOCK_SECONDS = 300.0
-"""After so long kernels are built without waiting for another program any longer."""
+"""After this time, kernels are built without waiting for another program."""
 IMPORTED_BY_NATIVE = (
     *("layout/fields.py", "runtime/abi.py"),
     *("compiler/build_object.py", "compiler/pipeline.py", "compiler/units.py"),
 )
 BuildProgress = Callable[[int, int], None]
-"""Called with (units built, units to build), from any thread; not at all when everything is cached."""
+"""Callback (units built, units to build), from any thread; not called if everything is cached."""
 
 
 class KernelBuildError(RuntimeError):
-    """The compiler process failed; the text ends with what it said last."""
+    """The compiler process failed; the message ends with its last output."""
 
 
 def kernel_sources() -> list[Path]:
-    """The files that compiled code is made from: `native` and what it imports."""
+    """The source files of the compiled code: `native` and its imports."""
     here = Path(__file__).parents[1]
     return [*sorted((here / "native").rglob("*.py")), *(here / name for name in IMPORTED_BY_NATIVE)]
 
 
 @cache
 def source_digest(isa: InstructionSet) -> str:
-    """Hash of the kernels' sources, of the compilers that turn them into code, and of their target."""
+    """Hash of the kernel sources, of the compilers, and of their target."""
     digest = hashlib.sha256()
     for path in kernel_sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -84,15 +83,15 @@ def source_digest(isa: InstructionSet) -> str:
 
 
 def objects_folder(root: Path, isa: InstructionSet) -> Path:
-    """Where an instruction set's object files lie."""
+    """The folder of an instruction set's object files."""
     return root / f"{platform.machine()}-{isa.name}-{source_digest(isa)}"
 
 
 class KernelCache:
-    """Object files of one instruction set in a folder of their own below `root`.
+    """Object files of one instruction set in a subfolder of `root`.
 
-    What is built is built for the instruction sets `also` too, into their folders: the first half of a
-    compiler's work is the same for all.
+    Units are also built for the instruction sets in `also`, into their folders: the first half of the
+    compilation is the same for all.
     """
 
     def __init__(self, root: Path, isa: InstructionSet, also: Sequence[InstructionSet] = ()) -> None:
@@ -101,23 +100,23 @@ class KernelCache:
         self.folder = objects_folder(root, isa)
         self._targets = (isa, *also)
         self.note: str | None = None
-        """What a user should know of where the kernels are kept."""
+        """A message for the user about the location of the kernels."""
 
     def find(self, unit: str) -> bytes | None:
-        """The unit's object file, or None if there is none, or it is damaged or may be another user's."""
+        """The unit's object file, or None if it is missing, damaged, or possibly written by another user."""
         path = self.folder / f"{unit}.o"
         try:
             if any(map(distrust_reason, (self.root, self.folder, path))):
                 return None
             data = path.read_bytes()
-        except OSError:  # none, or one that can't be read
+        except OSError:  # Missing or unreadable.
             return None
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         return body if hashlib.sha256(body).digest() == digest else None
 
     def build(self, units: Sequence[str], built: Callable[[], None]) -> None:
-        """Compile units in one process and keep the results; each appears whole or not at all, then `built`
-        is called.
+        """Compile units in one process and save the results. Each file is complete or absent; `built` is
+        called after each unit.
         """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
             for unit in self._compile(units, scratch):
@@ -132,7 +131,7 @@ class KernelCache:
                 built()
 
     def _compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
-        """The units one by one, each when its object files are in the folder."""
+        """The units one by one, each as soon as its object files are in the folder."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         targets = [
             {"processor": isa.processor, "features": isa.feature_string, "tiles": isa.tiles}
@@ -158,16 +157,16 @@ class KernelCache:
                 raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
-        """The units' object files; what is missing is built, in as many processes as there are processors.
+        """The units' object files; missing ones are built, in as many processes as there are CPUs.
 
-        `note` then says where they are kept if they can't be in the cache folder.
+        `note` then reports their location if it is not the cache folder.
         """
         cached = {unit: self.find(unit) for unit in units}
         if None not in cached.values():
             return [body for body in cached.values() if body is not None]
         try:
             return self._completed(cached, progress)
-        except OSError as error:  # a folder that can't be written or trusted, or a full disk
+        except OSError as error:  # The folder is not writable or not trusted, or the disk is full.
             why = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
             self.note = f"compiled kernels can't be kept: {why}"
             return self._built_elsewhere(cached, progress)
@@ -175,7 +174,7 @@ class KernelCache:
     def _built_elsewhere(
         self, cached: Mapping[str, bytes | None], progress: BuildProgress | None
     ) -> list[bytes]:
-        """The units' object files, those that are missing from the folder for temporary files."""
+        """The units' object files; those missing in the cache come from the temporary folder."""
         root = temporary_root()
         with suppress(OSError):
             found = KernelCache(root, self.isa)._completed(cached, progress)
@@ -187,7 +186,7 @@ class KernelCache:
             return found
 
     def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
-        """The units' object files, after those that are missing have been built."""
+        """The units' object files, after the missing ones have been built."""
         with self._alone():
             cached = {unit: body or self.find(unit) for unit, body in cached.items()}
             self._build_all([unit for unit, body in cached.items() if body is None], progress)
@@ -195,8 +194,8 @@ class KernelCache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While this lasts no other program builds for the instruction set: what it has begun is waited for,
-        not built twice.
+        """Within this context, no other program builds for the instruction set: the result of a running build
+        is awaited instead of built twice.
         """
         ensure_private(self.root)
         with file_lock(self.root / f"{platform.machine()}-{self.isa.name}.lock", MAX_LOCK_SECONDS):
@@ -218,12 +217,12 @@ class KernelCache:
 
 
 def object_file(folder: str, number: int, unit: str) -> Path:
-    """Where a build in `folder` puts a unit for the target of this number."""
+    """The output file in `folder` for a unit and the target with this number."""
     return Path(folder, f"{unit}-{number}.o")
 
 
 class _Count:
-    """How many of `total` units are built; tells `progress`, one thread at a time."""
+    """Counts how many of `total` units are built; calls `progress` from one thread at a time."""
 
     def __init__(self, total: int, progress: BuildProgress | None) -> None:
         self._total, self._progress = total, progress
@@ -231,7 +230,7 @@ class _Count:
         self.more()
 
     def more(self) -> None:
-        """One more is built."""
+        """Count one more unit."""
         with self._lock:
             self._built += 1
             if self._progress:
@@ -239,7 +238,7 @@ class _Count:
 
 
 def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
-    """Units to build in one process each, so that all take about as long; the longest first."""
+    """Groups of units, one per process, with similar build times; the longest first."""
     groups: list[list[str]] = [[] for _ in range(min(processes, len(units)))]
     waits = [0.0] * len(groups)
     for unit in sorted(units, key=build_time, reverse=True):
@@ -250,14 +249,14 @@ def build_groups(units: Sequence[str], processes: int) -> list[list[str]]:
 
 
 def build_time(unit: str) -> float:
-    """In units of what the rows of a quantized format take."""
+    """Build time relative to the rows of a quantized format."""
     return BUILD_TIMES.get(unit, NEURONS_BUILD_TIME if unit.startswith("neurons_") else 1.0)
 
 
 class Kernels:
-    """Loaded kernels: `kernels.address("rows_Q4_0")`, or called by `kernels.function(name, count)`.
+    """Loaded kernels: `kernels.address("rows_Q4_0")`, or callable through `kernels.function(name, count)`.
 
-    `note`: what a user should know of how they came about.
+    `note`: a message for the user about how the kernels were obtained.
     """
 
     def __init__(self, objects: Iterable[bytes], note: str | None = None) -> None:
@@ -278,11 +277,11 @@ class Kernels:
         return found
 
     def find(self, name: str) -> int:
-        """As `address`; 0 if there is none of that name."""
+        """As `address`; 0 if the function does not exist."""
         return int(self._engine.get_function_address(f"edgeinfer_{name}"))
 
     def function(self, name: str, arguments: int) -> Callable[..., None]:
-        """The kernel as a Python callable that takes `arguments` int and lets go of the GIL."""
+        """The kernel as a Python callable that takes `arguments` int and releases the GIL."""
         prototype: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
         made: Callable[..., None] = prototype(self.address(name))
         return made

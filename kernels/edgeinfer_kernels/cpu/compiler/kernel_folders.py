@@ -1,8 +1,8 @@
-"""The folders of compiled kernels: which there are, when they were last used, and removing what nobody needs.
+"""The folders of compiled kernels: lists them, records their last use, and removes unused ones.
 
-A folder is named `machine-instruction set-digest`; the time of its last change is that of its last use, to
-the day. Removing takes two steps, a rename and then the rest, so that a program that starts meanwhile finds a
-whole folder or none; one that finds none builds its kernels anew.
+A folder is named `machine-instruction set-digest`. Its modification time is the day of its last use. Removal
+renames the folder first, so a program that starts at the same time finds a complete folder or none. If it
+finds none, it builds its kernels anew.
 """
 
 import os
@@ -17,21 +17,21 @@ DIGEST_CHARACTERS = 16
 BUILDING, REMOVING = ".building-", ".removing-"
 DAY = 86400.0
 UNUSED_DAYS = 30
-"""Kernels that nothing has used for so long are removed."""
+"""Kernels that were not used for this long are removed."""
 SUPERSEDED_DAYS = 7
-"""Sooner, if there are newer ones for the same instruction set: an older version may still run beside it."""
+"""Shorter limit if newer kernels exist for the same instruction set; an older version may still be in use."""
 _NAME = re.compile(rf"(?P<target>[^.].*)-[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
 
 @dataclass(frozen=True)
 class KernelFolder:
-    """One set of kernels."""
+    """One set of compiled kernels."""
 
     path: Path
     target: str
-    """Machine and instruction set, as `x86_64-avx2`."""
+    """Machine and instruction set, such as `x86_64-avx2`."""
     used: float
-    """When it was last used, in seconds since the epoch."""
+    """Time of the last use, in seconds since the epoch."""
 
     @property
     def nbytes(self) -> int:
@@ -39,12 +39,12 @@ class KernelFolder:
 
     @property
     def units(self) -> list[str]:
-        """The units that have been built."""
+        """The units that are built."""
         return sorted(file.stem for file in self.path.glob("*.o"))
 
 
 def kernel_folders(root: Path) -> list[KernelFolder]:
-    """All sets of kernels below a cache folder, those used last first."""
+    """All sets of kernels below a cache folder, most recently used first."""
     found = []
     for entry in _entries(root):
         name, changed = _NAME.fullmatch(entry.name), _changed(entry)
@@ -54,18 +54,18 @@ def kernel_folders(root: Path) -> list[KernelFolder]:
 
 
 def mark_used(folder: Path) -> None:
-    """Remember that the folder is used today."""
+    """Set the last use of the folder to today."""
     try:
         if time.time() - folder.stat().st_mtime > DAY:
             os.utime(folder)
-    except OSError:  # somebody else's folder, which may be read only: its owner looks after it
+    except OSError:  # Folder of another user, possibly read only: its owner maintains it.
         return
 
 
 def remove_unused(root: Path, in_use: Path) -> list[Path]:
-    """Remove the sets of kernels that nobody has used for a while, but for `in_use`; returns them.
+    """Remove sets of kernels that were not used for a while, except `in_use`; return the removed ones.
 
-    What can't be removed is left to a later start.
+    A folder that cannot be removed is left for a later start.
     """
     removed, now = [], time.time()
     current = next((folder.target for folder in kernel_folders(root) if folder.path == in_use), None)
@@ -76,7 +76,7 @@ def remove_unused(root: Path, in_use: Path) -> list[Path]:
     for entry in _entries(root):
         changed = _changed(entry)
         if entry.name.startswith((BUILDING, REMOVING)) and changed is not None and now - changed > DAY:
-            # Left by a program that was killed.
+            # Left over from a killed program.
             shutil.rmtree(entry.path, ignore_errors=True)
     return removed
 
@@ -85,14 +85,14 @@ def _remove(folder: Path, root: Path) -> bool:
     grave = root / f"{REMOVING}{os.getpid()}-{folder.name}"
     try:
         folder.rename(grave)
-    except OSError:  # gone already, or in use on Windows
+    except OSError:  # Already removed, or in use on Windows.
         return False
     shutil.rmtree(grave, ignore_errors=True)
     return True
 
 
 def _changed(entry: os.DirEntry[str]) -> float | None:
-    """When a folder was last changed; None if it is none, or gone by now."""
+    """Modification time of a folder; None if it is not a folder or no longer exists."""
     try:
         return entry.stat().st_mtime if entry.is_dir(follow_symlinks=False) else None
     except FileNotFoundError:
@@ -103,5 +103,5 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(root) as entries:
             yield from list(entries)
-    except FileNotFoundError:  # nothing has been built yet
+    except FileNotFoundError:  # Nothing has been built yet.
         return

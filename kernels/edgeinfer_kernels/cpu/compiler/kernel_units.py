@@ -1,4 +1,4 @@
-"""Which units of compiled kernels a model needs beside the one that all need."""
+"""The units of compiled kernels that a model needs in addition to the common one."""
 
 from collections.abc import Iterable
 
@@ -10,23 +10,23 @@ from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
 
 EXPERTS = "experts"
 SERVICE = "service"
-"""What serving a device takes, where a model is divided."""
+"""Kernels for serving a device, needed by split models."""
 
 
 def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
-    """The formats whose row kernels a model needs. Raises `UnsupportedFormatError`."""
+    """The formats whose GEMV kernels a model needs. Raises `UnsupportedFormatError`."""
     return {kernel_format(matrix) for matrix in weights.matrices(head=head)}
 
 
 def row_units(formats: Iterable[str]) -> list[str]:
-    """The units that multiply with matrices of these formats."""
+    """The units of the GEMV kernels for these formats."""
     return [f"rows_{name}" for name in sorted(set(formats))]
 
 
 def kernel_units(
     weights: DecoderWeights, *, head: bool = True, sparse: SparseLayers | None = None
 ) -> list[str]:
-    """The units that a model needs beside those that all need. Raises `UnsupportedFormatError`."""
+    """The units that a model needs in addition to the common one. Raises `UnsupportedFormatError`."""
     sparse = sparse or {}
     formats = kernel_formats(weights, head=head) | {kernel_format(m) for m in predictor_matrices(sparse)}
     mixture = any(isinstance(layer.feed_forward, ExpertWeights) for layer in weights.layers)
@@ -35,11 +35,11 @@ def kernel_units(
 
 
 def sparse_units(formats: Iterable[str]) -> list[str]:
-    """The units of a sparse feed-forward in these formats; none without formats."""
+    """The units of a sparse feed-forward in these formats; empty without formats."""
     names = [f"neurons_{name}" for name in sorted(set(formats))]
     return ["sparse", *names] if names else []
 
 
 def every_unit() -> list[str]:
-    """All units that any model may need beside those that all need."""
+    """All units that any model may need in addition to the common one."""
     return [EXPERTS, SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]

@@ -1,6 +1,6 @@
-"""The units of compilation: one for every row format, others for what doesn't depend on formats.
+"""The compilation units: one for every row format, and others for format-independent code.
 
-Only the build process imports this module; it brings numba.
+Only the build process imports this module, because it imports numba.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ DECODE_ARGUMENTS = 6
 
 @dataclass(frozen=True)
 class Target:
-    """What a unit is built for: an LLVM processor, its features (`+avx2,+fma`), and whether the unit has the
-    row kernels by tiles.
+    """The target of a build: an LLVM CPU name, its features (`+avx2,+fma`), and whether the unit includes the
+    AMX GEMM kernels.
     """
 
     processor: str
@@ -60,14 +60,14 @@ class Target:
 
     @property
     def wide(self) -> bool:
-        """It has 32 registers of 64 bytes."""
+        """Whether it has 32 registers of 64 bytes."""
         return "+avx512f" in self.features
 
 
 def unit_exports(unit: str, target: Target) -> dict[str, Any]:
     """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>` or `neurons_<format>`.
 
-    For several targets the functions are the same as far as they can be: numba compiles each once.
+    Targets share functions where possible, because numba compiles each function once.
     """
     if unit in PARTS:
         return {name: export for part in PARTS[unit] for name, export in part.exports.items()}
@@ -81,7 +81,7 @@ def unit_exports(unit: str, target: Target) -> dict[str, Any]:
 
 
 def compiled_for(function: Any, arguments: int) -> tuple[Any, Any]:
-    """An export: the function and its signature, so many int64 and no result."""
+    """An export: the function and its signature, with this many int64 arguments and no result."""
     return inner(function), types.void(*(types.int64,) * arguments)
 
 
@@ -107,7 +107,7 @@ def tile_rows(name: str) -> tuple[Any, Any]:
 
 @cache
 def neuron_exports(name: str) -> dict[str, Any]:
-    """What a sparse feed-forward does with one format."""
+    """The exports of a sparse feed-forward for one format."""
     rows, sums = make_neuron_rows(CUT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
     return {
         f"neuron_rows_{name}": compiled_for(rows, NEURON_ROWS_ARGUMENTS),

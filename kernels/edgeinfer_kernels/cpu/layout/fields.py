@@ -1,9 +1,9 @@
-"""The interleaved layout: which bytes of a block go together, and moving a matrix into it.
+"""The interleaved layout: how the bytes of a block are grouped, and conversion of a matrix to it.
 
-Sixteen rows make a group. A block's bytes are cut into units (a float16, a word of four quantized columns…);
-unit u of the group is the sixteen rows' unit u, side by side. The group takes exactly the bytes that its rows
-had; a last group that isn't full is padded with zero rows, and float rows with zero columns up to a multiple
-of four.
+Sixteen rows form a group. The bytes of a block are split into units (a float16, a word of four quantized
+columns…). Unit u of the group consists of unit u of each of the sixteen rows, side by side. The group takes
+exactly the bytes of its rows. An incomplete last group is padded with zero rows; float rows are padded with
+zero columns to a multiple of four.
 """
 
 from dataclasses import dataclass

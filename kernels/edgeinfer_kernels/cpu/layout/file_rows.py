@@ -1,4 +1,4 @@
-"""Matrices that stay in their file's memory map: what the kernel of `native/file_rows.py` needs to know."""
+"""Memory-mapped matrices: the data that the kernel of `native/gemv/file_rows.py` needs."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from edgeinfer_kernels.weights import Matrix, MatrixFacts
 
 
 def _is_ternary(matrix: MatrixFacts) -> bool:
-    """Whether the rows are in TQ1_0, which has no kernel of its own."""
+    """Whether the rows are TQ1_0, which has no kernel."""
     return kernel_format(matrix) != matrix.format
 
 
@@ -18,7 +18,7 @@ def _scratch_bytes(matrix: MatrixFacts) -> int:
 
 
 def file_rows_scratch(matrices: Iterable[MatrixFacts]) -> int:
-    """Bytes of a thread's scratch in which sixteen rows of any of these are interleaved."""
+    """Bytes of a thread's scratch in which sixteen rows of any of these matrices are interleaved."""
     return max(map(_scratch_bytes, matrices), default=0)
 
 

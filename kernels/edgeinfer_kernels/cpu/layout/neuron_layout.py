@@ -1,16 +1,16 @@
-"""The layouts of a sparse feed-forward: gate and up row by row, down column by column, so that a neuron's
-weights lie together and those of neurons at rest aren't read.
+"""The layouts of a sparse feed-forward: gate and up by row, down by column. The weights of a neuron are
+contiguous, so those of inactive neurons are not read.
 
-Rows of gate and up are cut into blocks of 32 columns; sixteen blocks of one row lie interleaved as sixteen
-rows do elsewhere (`layout.py`). A row's last sixteen are filled up with zeros. Super-blocks are cut into
-blocks of 32 that hold their own copy of the super-block's float16 factors.
+Rows of gate and up are split into blocks of 32 columns. Sixteen blocks of one row are interleaved, as sixteen
+rows are in other matrices (`fields.py`). The last sixteen of a row are zero-padded. Super-blocks are split
+into blocks of 32 that each have a copy of the super-block's float16 factors.
 
-Down: for 32 neurons, first what scales their weights, output by output (`ColumnLayout`), then neuron by
-neuron a weight of every output. Eight such blocks of a super-block stand behind its float16 factors. Outputs
-are filled up with zeros to 128; 64 of them are ordered so that four neurons' bytes interleave by `punpckl`:
-output 16k + 4l + i is byte 16l + 4k + i; nibbles hold outputs 0…63 of 128 low, the others high.
+Down: for 32 neurons, first the factors of their weights, output by output (`ColumnLayout`), then neuron by
+neuron one weight per output. Eight such blocks of a super-block follow its float16 factors. Outputs are
+zero-padded to 128; 64 of them are ordered so that the bytes of four neurons interleave by `punpckl`: output
+16k + 4l + i is byte 16l + 4k + i; low nibbles hold outputs 0…63 of 128, high nibbles the others.
 
-Both keep the file's integers and factors: what they dequantize to is bit-equal.
+Both layouts keep the integers and factors of the file, so the dequantized values are bit-identical.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ SUB_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Quants:
-    """A matrix as the integers of its file: (rows, blocks, 32) codes, and what scales them.
+    """A matrix as the integers of its file: (rows, blocks, 32) codes, and their factors.
 
-    `halves`: float16 factors of a super-block (of a block, where there are none), (rows, supers, factors).
-    `bytes`: whole factors of a block, (rows, blocks, factors); without factors of its own, none.
+    `halves`: float16 factors of a super-block (or of a block, for formats without super-blocks), (rows,
+    supers, factors). `bytes`: integer factors of a block, (rows, blocks, factors); empty if blocks have none.
     """
 
     codes: Bytes
@@ -47,17 +47,17 @@ class Quants:
 
 @dataclass(frozen=True)
 class NeuronFormat:
-    """How a format is laid out by neurons."""
+    """The per-neuron layout of a format."""
 
     read: Callable[[Bytes], Quants]
-    """From (rows·blocks of the file, bytes of a block); the result's rows are blocks of the file."""
+    """From (rows·blocks of the file, bytes per block); the rows of the result are blocks of the file."""
     row_fields: tuple[Field, ...]
-    """Of the block of 32 columns that a row is cut into."""
+    """Fields of the blocks of 32 columns into which a row is split."""
     bits: int
-    """Of a weight in a column: 4 or 8."""
+    """Bits of a weight in a column: 4 or 8."""
     halves: int
     bytes: int
-    """Factors of an output, see `Quants`."""
+    """Factors per output, see `Quants`."""
 
     @property
     def row_block_bytes(self) -> int:
@@ -100,7 +100,7 @@ def _halves(raw: Bytes) -> npt.NDArray[np.uint16]:
 
 
 def _fields(*parts: tuple[int, int]) -> tuple[Field, ...]:
-    """(unit, count) of fields that follow each other."""
+    """Consecutive fields, from (unit, count)."""
     starts = np.cumsum([0, *(unit * count for unit, count in parts)])
     return tuple(Field(int(start), *part) for start, part in zip(starts, parts, strict=False))
 
@@ -116,7 +116,7 @@ NEURON_FORMATS: dict[str, NeuronFormat] = {
 
 
 def row_groups(columns: int) -> int:
-    """Groups of sixteen blocks that a row of gate or up takes."""
+    """Groups of sixteen blocks per row of gate or up."""
     return -(-columns // (32 * ROWS_PER_GROUP))
 
 
@@ -126,7 +126,7 @@ def neuron_row_bytes(matrix: Matrix) -> int:
 
 
 def lay_out_rows(matrix: Matrix, kernels: Kernels) -> Bytes:
-    """Gate or up by neurons, (rows · neuron_row_bytes), in memory of its own."""
+    """Gate or up in the per-neuron layout, (rows · neuron_row_bytes), newly allocated."""
     form = NEURON_FORMATS[matrix.format]
     blocks = _row_blocks(matrix.format, _file_blocks(matrix)).reshape(matrix.rows, -1, form.row_block_bytes)
     missing = row_groups(matrix.columns) * ROWS_PER_GROUP - blocks.shape[1]
@@ -144,7 +144,7 @@ def _file_blocks(matrix: Matrix) -> Bytes:
 
 
 def _row_blocks(name: str, raw: Bytes) -> Bytes:
-    """Blocks of the file as blocks of 32 columns, one after the other."""
+    """Blocks of the file as consecutive blocks of 32 columns."""
     if block_format(name).block_elements == 32:
         return raw
     quants = NEURON_FORMATS[name].read(raw)
@@ -165,16 +165,16 @@ def _row_blocks(name: str, raw: Bytes) -> Bytes:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Where things lie in a down projection by neurons; lengths in bytes."""
+    """Offsets within a down projection in the per-neuron layout; lengths in bytes."""
 
     outputs: int
-    """Filled up to OUTPUTS_PER_TILE."""
+    """Padded to OUTPUTS_PER_TILE."""
     blocks: int
-    """Of 32 neurons."""
+    """Number of blocks of 32 neurons."""
     neuron_bytes: int
-    """A weight of every output."""
+    """Bytes of one neuron: a weight per output."""
     factor_bytes: int
-    """What scales a block, before its neurons; lies in the super-block where there are several factors."""
+    """Factors of a block, stored before its neurons; if there are several factors, in the super-block."""
     super_factor_bytes: int
     blocks_a_super: int
 
@@ -205,7 +205,7 @@ class ColumnLayout:
 
 
 def lay_out_columns(matrix: Matrix) -> Bytes:
-    """Down by neurons, in memory of its own."""
+    """Down in the per-neuron layout, newly allocated."""
     form, layout = NEURON_FORMATS[matrix.format], ColumnLayout.of(matrix)
     quants = form.read(_file_blocks(matrix))
     supers, each = layout.blocks // layout.blocks_a_super, layout.blocks_a_super
@@ -222,7 +222,7 @@ def lay_out_columns(matrix: Matrix) -> Bytes:
 
 
 def _by_output(values: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
-    """(rows, blocks, n) to (blocks, n, outputs), zeros behind the rows."""
+    """(rows, blocks, n) to (blocks, n, outputs), zero-padded after the rows."""
     rows, blocks, count = values.shape
     found = np.zeros((blocks, count, outputs), values.dtype)
     found[:, :, :rows] = values.transpose(1, 2, 0)

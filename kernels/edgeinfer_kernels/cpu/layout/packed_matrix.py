@@ -1,4 +1,6 @@
-"""Memory that kernels see: aligned arrays, structures filled by name, matrices in the interleaved layout."""
+"""Memory that kernels access: aligned arrays, structures filled by field name, matrices in the interleaved
+layout.
+"""
 
 import ctypes
 import mmap
@@ -21,7 +23,7 @@ from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS, non_finite_blocks
 Bytes = npt.NDArray[np.uint8]
 HUGE_PAGE = 2 << 20
 WIDENED = {"TQ1_0": "TQ2_0"}
-"""Formats without a kernel of their own -> one that holds the same values exactly."""
+"""Formats without a kernel -> a format that represents the same values exactly."""
 
 
 class UnsupportedFormatError(ValueError):
@@ -29,7 +31,7 @@ class UnsupportedFormatError(ValueError):
 
 
 def kernel_format(matrix: MatrixFacts) -> str:
-    """The format in which the CPU multiplies with this matrix."""
+    """The format of the kernel that multiplies this matrix on the CPU."""
     name = WIDENED.get(matrix.format, matrix.format)
     if name not in FIELDS:
         known = ", ".join([*FIELDS, *WIDENED])
@@ -38,17 +40,17 @@ def kernel_format(matrix: MatrixFacts) -> str:
 
 
 def is_float_format(matrix: MatrixFacts) -> bool:
-    """Whether the matrix multiplies float32 activations and not int8 ones."""
+    """Whether the matrix is multiplied with float32 activations instead of int8."""
     return block_format(kernel_format(matrix)).block_elements == 1
 
 
 def allocate(nbytes: int) -> Bytes:
-    """Zeroed bytes, page aligned, with 4 KiB to spare behind for kernels that prefetch or finish a group.
+    """Zeroed, page-aligned bytes, plus 4 KiB padding for kernels that prefetch or complete a group.
 
-    Private: `mmap` by itself shares memory with forked children, which would write into each other's texts.
-    From a huge page's size on in huge pages, where there are such.
+    The mapping is private: the default of `mmap` shares memory with forked children, which would overwrite
+    each other's data. From the size of a huge page on, huge pages are requested if available.
     """
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no fork
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows has no fork.
         return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)
     pages = mmap.mmap(-1, nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -61,62 +63,62 @@ def address(array: npt.NDArray[Any] | None) -> int:
 
 
 def quick_address(array: npt.NDArray[Any]) -> int:
-    """As `address`, of a writable array. What numpy gives runs through Python code of its own, 20 us of it
-    between two steps, when it is in no cache; the buffer protocol, which wants contiguous bytes, a few.
+    """As `address`, for a writable array. numpy's attribute runs Python code, which takes 20 us between two
+    steps if it is not in a cache; the buffer protocol, which needs contiguous bytes, takes a few us.
     """
     return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
 
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:
-    """The float32 rows that lie at an address; whoever owns the memory must outlive them."""
+    """The float32 rows at an address; the owner of the memory must outlive them."""
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), (rows, columns))
 
 
 def byte_view(at: int, nbytes: int) -> Bytes:
-    """The bytes that lie at an address; whoever owns the memory must outlive them."""
+    """The bytes at an address; the owner of the memory must outlive them."""
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
 
 
 def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
-    """The fields of a structure that lies at an address, to be changed; its arena must outlive them."""
+    """The fields of the structure at an address, writable; its arena must outlive them."""
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))
 
 
 def bits(value: float) -> int:
-    """A float32 as the low half of an int64."""
+    """A float32 as the low 32 bits of an int64."""
     return int(np.float32(value).view(np.uint32))
 
 
 def padded_vector(vector: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
-    """The vector with zeros up to whole lanes."""
+    """The vector, zero-padded to whole lanes."""
     return None if vector is None else padded_rows(vector[None])[0]
 
 
 def padded_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Each row with zeros up to whole lanes."""
+    """Each row, zero-padded to whole lanes."""
     out = np.zeros((len(rows), padded(rows.shape[1])), np.float32)
     out[:, : rows.shape[1]] = rows
     return out
 
 
 class Arena:
-    """Keeps alive what kernels point to."""
+    """Keeps the arrays alive that kernels point to."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
-        """Hold the array; return its address, 0 for None."""
+        """Keep a reference to the array; return its address, 0 for None."""
         if array is not None:
             self._kept.append(array)
         return address(array)
 
     def fill(self, offsets: Any, **values: int) -> int:
-        """A structure with these fields (all others 0); returns its address."""
+        """Allocate a structure with these fields (all others 0); return its address."""
         return self.fill_all(offsets, [values])
 
     def fill_all(self, offsets: Any, structures: Sequence[Mapping[str, int]]) -> int:
-        """Structures one behind the other; returns the address of the first."""
+        """Allocate consecutive structures; return the address of the first."""
         memory = np.zeros((len(structures), structure_bytes(offsets) // 8), np.int64)
         for row, values in zip(memory, structures, strict=True):
             for name, value in values.items():
@@ -129,7 +131,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows of a format lie in a file, for the kernels that interleave them."""
+    """The layout of a format's rows in a file, for the kernels that interleave them."""
 
     blocks: int
     block_bytes: int
@@ -140,7 +142,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, name: str, columns: int) -> "RowLayout":
-        """Of rows in the kernel format `name`; a row of floats is one block."""
+        """The layout of rows in the kernel format `name`; a row of floats is one block."""
         form, scales = block_format(name), SCALE_FIELDS[name]
         if form.block_elements == 1:
             fields = np.array([(0, form.block_bytes, columns)], np.int64)
@@ -156,7 +158,7 @@ class RowLayout:
 
 
 def kernel_columns(name: str, columns: int) -> int:
-    """Columns that a row kernel works on: floats are padded with zeros to a multiple of four."""
+    """Columns that a GEMV kernel processes: floats are zero-padded to a multiple of four."""
     return -(-columns // 4) * 4 if block_format(name).block_elements == 1 else columns
 
 
@@ -167,7 +169,7 @@ def group_bytes(matrix: MatrixFacts) -> int:
 
 
 def expert_bytes(matrix: MatrixFacts) -> int:
-    """Bytes of one expert's matrix in the interleaved layout."""
+    """Bytes of the matrix of one expert in the interleaved layout."""
     return -(-matrix.rows // ROWS_PER_GROUP) * group_bytes(matrix)
 
 
@@ -177,7 +179,7 @@ def interleaved_bytes(matrix: MatrixFacts) -> int:
 
 
 def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
-    """The matrix in the interleaved layout, in memory of its own.
+    """The matrix in the interleaved layout, newly allocated.
 
     Raises `FormatError`: a scale is NaN or infinite.
     """
@@ -199,7 +201,7 @@ def interleave(matrix: Matrix, kernels: Kernels) -> Bytes:
 
 
 def _kernel_rows(matrix: Matrix, name: str, layout: RowLayout) -> Bytes:
-    """Rows in the kernel format `name`, one behind the other."""
+    """Contiguous rows in the kernel format `name`."""
     raw = matrix.raw
     if name != matrix.format:
         broken = non_finite_blocks(raw, matrix.format)

@@ -1,5 +1,5 @@
-"""Where kernels find matrices: moved into their layout, as many at a time as there are threads, or left where
-the file is mapped.
+"""Prepares matrices for kernels: repacked into the kernel layout by several threads, or left
+memory-mapped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,13 +13,13 @@ from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS, structure_bytes
 from edgeinfer_kernels.weights import Matrix
 
 OnPlaced = Callable[[Matrix], None]
-"""Called when a matrix lies in the kernels' layout and its file's bytes aren't needed any more."""
+"""Called when a matrix is repacked and its bytes in the file are no longer needed."""
 
 
 def repack(
     matrices: Sequence[Matrix], kernels: Kernels, arena: Arena, threads: int, on_placed: OnPlaced | None
 ) -> dict[int, Placed]:
-    """Every matrix in the kernels' layout, kept by the arena; by id."""
+    """Repack every matrix into the kernel layout, owned by the arena; keyed by id."""
     placed = {}
     with ThreadPoolExecutor(max_workers=threads) as pool:
         moved = pool.map(lambda matrix: interleave(matrix, kernels), matrices)
@@ -35,7 +35,7 @@ def repack(
 def leave_in_file(
     matrices: Iterable[Matrix], kernels: Kernels, arena: Arena, group_offset: int
 ) -> dict[int, Placed]:
-    """Every matrix where its file is mapped, by id; sixteen rows at a time are interleaved in a thread's
+    """Every matrix as memory-mapped rows, keyed by id; sixteen rows at a time are interleaved in a thread's
     scratch, from `group_offset` on.
     """
     kernel, stride = kernels.address("rows_in_file"), structure_bytes(FILE_ROWS)

@@ -1,4 +1,4 @@
-"""Memory for rows that are given away, taken back when nobody holds them any more."""
+"""Reuses the memory of returned arrays when no other reference to them exists."""
 
 from sys import getrefcount
 
@@ -8,16 +8,17 @@ import numpy.typing as npt
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 
 MAX_KEPT = 3
-"""Arrays that are remembered: of a pass, and of those before whose last row somebody still looks at."""
+"""Maximum number of retained arrays: the current one, and earlier ones whose last row may still be in use."""
 OWN_REFERENCES = 3
-"""In the list, in the loop, and in the call that counts them."""
+"""References in the list, in the loop, and in the call that counts them."""
 
 
 class UnpackedRows:
-    """Gives out arrays (rows, columns) float32 as `np.empty` does.
+    """Returns arrays (rows, columns) float32 like `np.empty`.
 
-    A system maps memory of this size anew whenever it is asked for, page by page as it is written: some 30 us
-    for the logits of five tokens of a small vocabulary, a thirtieth of a small model's pass.
+    The operating system maps memory of this size anew for every allocation, page by page on first write. That
+    takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
+    forward.
     """
 
     def __init__(self, columns: int) -> None:
@@ -25,7 +26,7 @@ class UnpackedRows:
         self._kept: list[npt.NDArray[np.float32]] = []
 
     def rows(self, count: int) -> npt.NDArray[np.float32]:
-        """An array that nobody else holds, nor any part of it."""
+        """An array without other references to it or to any part of it."""
         if not 1 < count <= STEP_TOKENS:
             return np.empty((count, self._columns), np.float32)
         for kept in self._kept:

@@ -1,1 +1,3 @@
-"""What numba compiles. Only the build process imports this package: a warm start needs none of it."""
+"""The code that numba compiles. Only the build process imports this package; a warm start does not need
+it.
+"""

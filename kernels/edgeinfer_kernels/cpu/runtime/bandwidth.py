@@ -1,4 +1,4 @@
-"""Reading memory and nothing else: what decoding can't be faster than."""
+"""Measures memory read bandwidth, the upper limit of decode speed."""
 
 import os
 import time
@@ -17,14 +17,14 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 MIN_READ = 256 << 20
 CACHES = Path("/sys/devices/system/cpu")
 CACHES_READ = 4
-"""How many times what caches hold has to be read, again and again, so that next to nothing is found there: of
-twice as much a cache that evicts at random still has a fifth, of four times a fiftieth.
+"""How many times the cache size must be read cyclically so that cache hits are negligible. At twice the size,
+a cache with random eviction still hits a fifth; at four times, a fiftieth.
 """
 
 
 def read_bandwidth(kernels: Kernels, threads: int, nbytes: int = 0, seconds: float = 0.5) -> float:
-    """Bytes per second that `threads` read together from `nbytes` of memory (0: more than caches hold); the
-    best pass of `seconds`.
+    """Bytes per second that `threads` threads read in total from `nbytes` of memory (0: more than the caches
+    hold); the best run within `seconds`.
     """
     with _readers(kernels, [threads], nbytes) as (read,):
         best, end = 0.0, time.perf_counter() + seconds
@@ -36,22 +36,24 @@ def read_bandwidth(kernels: Kernels, threads: int, nbytes: int = 0, seconds: flo
 def usual_bandwidths(
     kernels: Kernels, counts: Sequence[int], nbytes: int = 0, seconds: float = 0.8
 ) -> dict[int, float]:
-    """The same of the median pass, for several numbers of threads that take turns for `seconds` in all: what
-    else runs here slows them alike, and those it hinders most show it.
+    """As `read_bandwidth`, but the median run, for several thread counts that alternate for `seconds` in
+    total.
+
+    Other load on the machine slows all thread counts alike, and the most affected ones show it.
     """
     with _readers(kernels, counts, nbytes) as readers:
         found: list[list[float]] = [[] for _ in counts]
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not found[0]:
             for rates, read in zip(found, readers, strict=True):
-                read()  # its threads wake up
+                read()  # Wakes its threads up.
                 rates.append(read())
     return dict(zip(counts, map(median, found), strict=True))
 
 
 @contextmanager
 def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[list[Callable[[], float]]]:
-    """For each number of threads what reads all memory once, and gives bytes per second."""
+    """For each thread count, a function that reads all memory once and returns bytes per second."""
     nbytes = nbytes or uncached_bytes()
     memory = allocate(nbytes)
     memory[:] = 1
@@ -75,15 +77,15 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
 
 
 def uncached_bytes(folder: Path = CACHES, most: int | None = None) -> int:
-    """So much memory that reading it in turns finds next to nothing in this processor's caches, `most` bytes
-    (but not less than MIN_READ) at most.
+    """An amount of memory so large that cyclic reads have negligible cache hits, at most `most` bytes, but at
+    least MIN_READ.
     """
     wanted = CACHES_READ * last_level_bytes(folder)
     return max(MIN_READ, wanted if most is None else min(wanted, most))
 
 
 def last_level_bytes(folder: Path = CACHES) -> int:
-    """Bytes of the last caches before memory, of all sockets that we may use together; 0: unknown."""
+    """Bytes of the last-level caches of all sockets that this process may use; 0: unknown."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(usable_cpus())
     found: dict[int, dict[str, int]] = {}
     for cpu in usable:

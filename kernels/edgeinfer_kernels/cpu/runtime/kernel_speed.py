@@ -1,4 +1,4 @@
-"""How fast the CPU's kernels go through weights of a format: the whole way of a token through layers."""
+"""Measures the throughput of the CPU kernels for weights of a format, through whole layers."""
 
 import time
 from dataclasses import dataclass
@@ -18,14 +18,16 @@ from edgeinfer_quant_formats import block_format
 PROMPT = 128
 PROMPT_ROWS = 4096
 LAYERS = 2, 12
-"""Of two small decoders whose difference says what a layer takes."""
+"""Layer counts of two small decoders whose time difference is the cost of layers."""
 FIRST = 2
-"""Passes that aren't counted."""
+"""Warm-up forwards, which are not counted."""
 
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """Bytes of weights a second for one token; operations a second for many, two for a weight and a token."""
+    """Bytes of weights per second for one token; operations per second for many tokens, two per weight and
+    token.
+    """
 
     bytes_per_second: float
     operations_per_second: float
@@ -39,11 +41,12 @@ def kernel_speed(
     block_seconds: float = 0.0,
     seconds: float = 0.15,
 ) -> KernelSpeed:
-    """Measure both, `seconds` each, the median pass counting: what else runs here will run later too.
+    """Measure both, `seconds` each. The median forward counts, because other load here will also be present
+    later.
 
-    Reading is measured on whole layers, whose threads meet and wait for one that was kept away; less what
-    their blocks take beside reading (`StepSpeed.block_seconds`). `kernels`: with those of the format.
-    `read_bytes` 0: more than caches hold.
+    Reading is measured on whole layers, including the barriers and their delays, minus the time of the blocks
+    without reading (`StepSpeed.block_seconds`). `kernels`: must include those of the format. `read_bytes` 0:
+    more than the caches hold.
     """
     wide = wide_layers(format_name, read_bytes or uncached_bytes())
     specification, weights = wide
@@ -57,8 +60,8 @@ def kernel_speed(
 def cached_speed(
     kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float = 0.1
 ) -> KernelSpeed:
-    """The same of a model so small that caches have some of it, whose rows are narrow: reading without what
-    starting takes, prompts with all that a layer does for them.
+    """The same for a model so small that caches hold a part of it, with narrow rows: reading without start-up
+    costs, prompts with all work of a layer.
     """
     few, many = (
         median(_passes(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True))
@@ -75,7 +78,7 @@ def cached_speed(
 def _cached_reading(
     kernels: Kernels, format_name: str, threads: int, read_bytes: int, seconds: float
 ) -> float:
-    """Bytes per second of so many bytes of narrow rows."""
+    """Bytes per second when reading `read_bytes` bytes of narrow rows."""
     row_bytes = block_format(format_name).row_bytes(NARROW)
     rows = max(read_bytes // row_bytes // 16, 2) * 16
     few, many = (
@@ -87,8 +90,8 @@ def _cached_reading(
 
 @dataclass(frozen=True)
 class StepSpeed:
-    """What a token takes beside reading weights: seconds for each of a layer's two blocks, whose threads meet
-    between phases; and once for itself, the way into the kernels and back.
+    """Time of a token without reading weights: seconds for each of a layer's two blocks, with the barriers
+    between phases; and once per token, for entering and leaving the kernels.
     """
 
     block_seconds: float
@@ -96,7 +99,7 @@ class StepSpeed:
 
 
 def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.1) -> StepSpeed:
-    """Measure both on a few narrow layers, which lie in caches."""
+    """Measure both on a few narrow layers that fit in the caches."""
     few, many = (
         _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
         for layers in LAYERS
@@ -109,7 +112,7 @@ def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float 
 
 
 def _good(passes: list[float]) -> float:
-    """The last of the first quarter: to keep a thread away costs short passes a multiple."""
+    """The 25th percentile, because a preempted thread multiplies the time of short forwards."""
     return sorted(passes)[len(passes) // 4]
 
 
@@ -121,8 +124,8 @@ def _passes(
     seconds: float,
     whole: bool = False,
 ) -> list[float]:
-    """Seconds of each pass of `tokens` through the head, or through the `whole` decoder, several of them
-    through its layers alone; the first ones aren't counted.
+    """Seconds of each forward of `tokens` through the head, or through the `whole` decoder, or several
+    through its layers alone; warm-up forwards are not counted.
     """
     specification, weights = decoder
     caches = [LayerCache.allocate(layer.attention, PROMPT, "f16") for layer in specification.layers]

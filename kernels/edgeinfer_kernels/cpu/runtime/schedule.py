@@ -1,4 +1,6 @@
-"""The blocks of a model as lists that a team goes through in one run, and what they are called with."""
+"""Schedules: the blocks of a model as lists that the thread pool executes in one run, and their call
+arguments.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -11,11 +13,11 @@ from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
 from edgeinfer_kernels.specification import RopeSpecification
 
 Run = tuple[int, int, int]
-"""What a team is given: a function, its block and its call."""
+"""Arguments of a thread pool run: a function, its block and its call."""
 
 
 class LayerBlocks(NamedTuple):
-    """The kernels of a layer: (function, structure) each, in their order, and the RoPE that they turn by."""
+    """The kernels of a layer, (function, structure) each, in order, and its RoPE."""
 
     steps: tuple[tuple[int, int], ...]
     rope: RopeSpecification | None
@@ -24,9 +26,9 @@ class LayerBlocks(NamedTuple):
 class StepSchedules:
     """Lists of blocks for `runner`, the kernel `run_program`.
 
-    `by_token`: functions behind which a step's threads needn't meet.
-    Layers that turn by the same RoPE share a call: `calls` are these with the tables that their cosines come
-    from. Rows lie at `x`, `stride` bytes apart.
+    `by_token`: functions that need no barrier afterwards in a decode step.
+    Layers with the same RoPE share a call: `calls` are these calls with their RoPE tables. Hidden states are
+    at `x`, `stride` bytes apart.
     """
 
     def __init__(
@@ -44,27 +46,29 @@ class StepSchedules:
         ropes = dict.fromkeys(layer.rope for layer in layers)
         made = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in ropes}
         self.calls = list(made.values())
-        # Looked up by layer, as to hash a specification takes 10 us a token.
+        # Looked up by layer, because hashing a specification takes 10 us per token.
         self.tables = [made[layer.rope][0] for layer in layers]
         self._call_of = [arena.keep(made[layer.rope][1]) for layer in layers]
         self._made = dict[tuple[int, ...], Run]()
 
     def of_layers(self, layers: Sequence[int]) -> Run:
-        """The blocks of some layers; made once."""
+        """The schedule of some layers; cached."""
         key = tuple(layers)
         if key not in self._made:
             self._made[key] = self._listed(self._steps(layers))
         return self._made[key]
 
     def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_call: int) -> Run:
-        """`before`, called as the first layer is, all layers, and the head."""
+        """The schedule of `before` (called like the first layer), all layers and the head."""
         first = [(function, block, self._call_of[0]) for function, block in before]
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
         return self._listed(steps, before_head=True)
 
     def fill(self, tokens: int, start: int, places: int = 0, span: int = 0, x: int = 0) -> None:
-        """Say in every call which tokens come: at positions start…, or at `places` of a span of positions
-        from `start` on. `span`: how many positions may be turned to; `x`: where their rows lie, if elsewhere.
+        """Fill all calls for the next tokens: at positions start…, or at `places` within a span of positions
+        from `start` on.
+
+        `span`: number of positions with RoPE tables; `x`: address of the hidden states, if not the default.
         """
         at = x or self.x
         for table, call in self.calls:
@@ -83,6 +87,6 @@ class StepSchedules:
     def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
         keep, count = self._arena.keep, np.array([len(steps)], np.int64)
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
-        if before_head:  # which may be called for one of the rows only
+        if before_head:  # It may be called for one of the rows only.
             listed[-2] = (*steps[-2], 1)
         return self._runner, keep(np.array(listed, np.int64)), keep(count)

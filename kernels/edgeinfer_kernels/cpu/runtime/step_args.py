@@ -1,4 +1,4 @@
-"""What changes from call to call: where the tokens' rows lie, their positions, and the cosines for these."""
+"""Per-call arguments: the addresses of the tokens' hidden states, their positions, and the RoPE tables."""
 
 from struct import pack_into
 
@@ -11,20 +11,22 @@ from edgeinfer_kernels.cpu.runtime.abi import CALL, PLACE
 from edgeinfer_kernels.specification import RopeSpecification
 
 ROPE_POSITIONS = 256
-"""Positions whose cosines and sines are computed together: one by one they'd cost 50 us a token."""
+"""Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
 
 
 class RopeTable:
-    """Cosines and sines of the positions last asked for and some behind them; without a `rope`, none."""
+    """Cosines and sines of the last requested positions and some after them; empty without a `rope`."""
 
     def __init__(self, rope: RopeSpecification | None) -> None:
         self._rope = rope
         self._start = self._end = 0
         self.stride = 0
-        """Bytes from one position to the next, of what `address_of` has found."""
+        """Stride in bytes between positions, for the last result of `address_of`."""
 
     def address_of(self, start: int, count: int) -> int:
-        """Where `count` positions from `start` on lie, 0 without RoPE; made for many positions at a time."""
+        """Address of the cosines and sines of `count` positions from `start` on, 0 without RoPE; computed for
+        many positions at a time.
+        """
         if self._rope is None:
             return 0
         if not self._start <= start <= start + count <= self._end:
@@ -46,7 +48,7 @@ def fill_call(
     rope: int,
     places: int = 0,
 ) -> None:
-    """Write a CALL for tokens whose rows lie at `rows`, `stride` bytes apart; without RoPE `rope` is 0.
+    """Fill a CALL for tokens whose rows are at `rows`, `stride` bytes apart; `rope` is 0 without RoPE.
 
     `places`: 0, or the address of a `PlaceTable`.
     """
@@ -54,7 +56,7 @@ def fill_call(
 
 
 class PlaceTable:
-    """The PLACEs of some tokens; `address` is theirs."""
+    """The PLACE structures of some tokens, at `address`."""
 
     def __init__(self, places: Places) -> None:
         self._pages = np.ascontiguousarray(places.pages, np.int64)

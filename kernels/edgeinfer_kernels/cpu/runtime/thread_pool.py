@@ -1,4 +1,4 @@
-"""The thread team as Python sees it: started once per model, run for every block, dismissed at the end."""
+"""Python interface of the thread pool: started once per model, run for every block, shut down at the end."""
 
 import ctypes
 import os
@@ -25,7 +25,8 @@ def address_of(function: object) -> int:
 class ThreadPool:
     """Runs `function(block, call, team, thread)` on all its threads at once.
 
-    Safe to call from several Python threads (calls take turns) and after a fork (threads are started anew).
+    Safe to call from several Python threads (calls are serialized) and after a fork (the threads are
+    restarted).
     """
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
@@ -58,7 +59,7 @@ class ThreadPool:
         )
 
     def _operating_system(self) -> dict[str, int]:
-        """Addresses of the C functions by which a thread waits politely."""
+        """Addresses of the C functions with which a thread yields or sleeps while it waits."""
         if sys.platform == "win32":
             library = ctypes.windll.kernel32
             self._functions = [library.SwitchToThread, library.Sleep]
@@ -87,7 +88,7 @@ class ThreadPool:
             self._run(self.address, function, block, call)
 
     def close(self) -> None:
-        """End the threads; the team can't be used afterwards. Done by itself when it is forgotten."""
+        """End the threads; the pool is unusable afterwards. Runs automatically on garbage collection."""
         self._end()
 
 
@@ -98,8 +99,8 @@ def _dismiss(
     workers: list[threading.Thread],
     kept_alive: tuple[object, ...],
 ) -> None:
-    """Send the threads home and wait for them: their code and memory must outlive them."""
-    if os.getpid() != process:  # after a fork there are none
+    """Shut the threads down and join them: their code and memory must outlive them."""
+    if os.getpid() != process:  # A forked child has no threads.
         return
     dismiss(address)
     for worker in workers:

@@ -1,4 +1,4 @@
-"""All keys and values on a device: copied out and in, and parts of them forgotten."""
+"""The KV caches on a device: copy to and from the host, and eviction."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,13 @@ class DeviceCaches:
         return [tensor for layer in self._model.layers for tensor in layer.cache.first(end)]
 
     def copies(self, end: int) -> Arrays:
-        """The first `end` positions, layer by layer."""
+        """Copies of the first `end` positions, layer by layer."""
         return [tensor.cpu().numpy() for tensor in self._first(end)]
 
     def put(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """Write back what `copies` gave, `end` positions of it. Raises `ValueError`: of another cache."""
+        """Restore the arrays that `copies` returned, for `end` positions. Raises `ValueError`: from another
+        cache.
+        """
         tensors = self._first(end)
         given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
         if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in tensors]:
@@ -36,8 +38,8 @@ class DeviceCaches:
             tensor.copy_(array)
 
     def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """Forget positions `gone` (rising), stretch by stretch, the last first; the others up to `end` move
-        together.
+        """Evict positions `gone` (ascending), range by range, the last first; the others up to `end` are
+        compacted.
         """
         for stretch in reversed(np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1)):
             for facts, layer in zip(self._model.specification.layers, self._model.layers, strict=True):

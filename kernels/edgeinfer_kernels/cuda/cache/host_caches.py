@@ -1,7 +1,8 @@
-"""Keys and values of layers whose attention is the host's, while a prompt's attention runs on the device.
+"""KV caches of layers with attention on the CPU, while the GPU computes the attention of a prefill.
 
-One layer's at a time lie here in float16, heads' dimensions in the device's order. What is cached comes from
-the host's cache before, what is new goes there behind, in its own layout and type (`LayerCache`).
+One layer at a time is on the device in float16, with the head dimensions in the device's order. Cached
+positions are copied from the host's cache first. New positions are copied back to it afterwards, in its
+layout and type (`LayerCache`).
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,9 @@ Array = npt.NDArray[Any]
 
 
 class HostCaches:
-    """Room for the largest layer's keys and values out of the arena. `layers`: the host's, by index."""
+    """Device memory for the largest layer's keys and values, from the arena. `layers`: those of the host, by
+    index.
+    """
 
     def __init__(self, layers: Mapping[int, AttentionSpecification], positions: int, arena: Arena) -> None:
         self._layers, self._positions = layers, positions
@@ -34,14 +37,14 @@ class HostCaches:
         self._orders: dict[int, Tensor] = {}
 
     def connect(self, caches: Mapping[int, LayerCache]) -> None:
-        """The host's caches, by layer."""
+        """Set the host's caches, by layer."""
         self._caches = caches
         for index, facts in self._layers.items():
             order = torch.from_numpy(head_order(facts.rope, facts.head_dim))
             self._orders[index] = order.to(self._keys.device)
 
     def memories(self) -> list[Tensor]:
-        """What the host's caches lie in, as bytes."""
+        """The memory of the host's caches, as bytes."""
         return [
             torch.from_numpy(array.reshape(-1).view(np.uint8))
             for cache in self._caches.values()
@@ -55,7 +58,7 @@ class HostCaches:
         return DeviceCache(self._keys[:size].view(shape), nothing, self._values[:size].view(shape), nothing)
 
     def fetch(self, index: int, start: int) -> DeviceCache:
-        """Layer `index`'s keys and values with the first `start` positions as the host has them."""
+        """Layer `index`'s keys and values with the first `start` positions from the host."""
         facts, host, order = self._layers[index], self._caches[index], self._orders[index]
         here = self._room(facts)
         for head in range(facts.kv_heads if start else 0):
@@ -73,7 +76,7 @@ class HostCaches:
         return here
 
     def _sent(self, rows: Array, start: int, positions: int) -> Tensor:
-        """The first rows of a head's, of `positions` each, up to position `start`; on the device."""
+        """The first rows of a head, of `positions` each, up to position `start`; on the device."""
         there = torch.from_numpy(rows[: -(-start // positions)])
         return there.to(self._keys.device, non_blocking=True)
 
@@ -83,13 +86,13 @@ class HostCaches:
         return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])
 
     def _spread(self, scales: Array, start: int, width: int) -> Tensor:
-        """Scales of one head for each element, (positions, width) float32."""
+        """Scales of one head expanded to each element, (positions, width) float32."""
         rows = self._rows(self._sent(scales, start, LANES)).float()
         return rows.repeat_interleave(SCALED, dim=1)[:, :width]
 
     def put_back(self, index: int, here: DeviceCache, start: int, tokens: int) -> None:
-        """What `here` holds of positions start…start + tokens goes to the host's cache, as soon as the device
-        has come so far.
+        """Copy positions start…start + tokens of `here` to the host's cache, after the device has computed
+        them.
         """
         facts, host, end = self._layers[index], self._caches[index], start + tokens
         first, last = start // LANES, -(-end // LANES)
@@ -114,7 +117,9 @@ class HostCaches:
         self._store_rows(host.values, start, value_codes[:, start - first * LANES : end - first * LANES])
 
     def _store(self, target: Array, first: int, tiles: Tensor, start: int) -> None:
-        """Whole tiles (heads, tiles, elements, 16) from tile `first` on; what lies before `start` stays."""
+        """Store whole tiles (heads, tiles, elements, 16) from tile `first` on; positions before `start` are
+        unchanged.
+        """
         tiles = tiles.to(_type_of(target))
         before = start % LANES
         if before:
@@ -125,7 +130,7 @@ class HostCaches:
 
     @staticmethod
     def _store_rows(target: Array, start: int, rows: Tensor) -> None:
-        """Rows (heads, tokens, width) from position `start` on."""
+        """Store rows (heads, tokens, width) from position `start` on."""
         rows = rows.to(_type_of(target)).contiguous()
         for head, each in enumerate(rows):
             torch.from_numpy(target[head, start : start + len(each)]).copy_(each, non_blocking=True)
@@ -136,7 +141,7 @@ def _type_of(array: Array) -> torch.dtype:
 
 
 def _padded(rows: Tensor, positions: int, width: int) -> Tensor:
-    """(heads, positions, width) with zeros behind what there is."""
+    """(heads, positions, width), zero-padded."""
     missing = (0, width - rows.shape[2], 0, positions - rows.shape[1])
     return torch.nn.functional.pad(rows, missing)
 
@@ -147,7 +152,7 @@ def _tiles(rows: Tensor) -> Tensor:
 
 
 def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
-    """`cache_elements.rounded_to_bytes` or `rounded_to_nibbles` on the device: codes in float32, scales in
+    """`cache_formats.rounded_to_bytes` or `rounded_to_nibbles` on the device: codes in float32, scales in
     float16.
     """
     width = rows.shape[2]
@@ -164,7 +169,7 @@ def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
 
 
 def rotated(rows: Tensor) -> Tensor:
-    """`cache_elements.rotated` on the device, (..., head_dim) float32."""
+    """`cache_formats.rotated` on the device, (..., head_dim) float32."""
     block, step = rotation_block(rows.shape[-1]), 1
     x = rows.float().reshape(-1, block)
     while step < block:
@@ -175,24 +180,24 @@ def rotated(rows: Tensor) -> Tensor:
 
 
 def _pairs(packed: Tensor) -> Tensor:
-    """`cache_elements.unpacked_pairs` of rows (n, bytes), in float32."""
+    """`cache_formats.unpacked_pairs` of rows (n, bytes), in float32."""
     return (torch.stack((packed & 15, packed >> 4), -1).float() - 8).flatten(1)
 
 
 def _groups(packed: Tensor) -> Tensor:
-    """`cache_elements.unpacked_groups` of rows (n, bytes), whole groups, in float32."""
+    """`cache_formats.unpacked_groups` of rows (n, bytes), whole groups, in float32."""
     parts = packed.unflatten(1, (-1, SCALED // 2))
     return (torch.stack((parts & 15, parts >> 4), 2).float() - 8).flatten(1)
 
 
 def _packed_in_pairs(codes: Tensor) -> Tensor:
-    """`cache_elements.packed_in_pairs` of (heads, positions, width)."""
+    """`cache_formats.packed_in_pairs` of (heads, positions, width)."""
     low, high = (codes + 8).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
     return low | high << 4
 
 
 def _packed_in_groups(codes: Tensor) -> Tensor:
-    """`cache_elements.packed_in_groups` of (heads, positions, width)."""
+    """`cache_formats.packed_in_groups` of (heads, positions, width)."""
     missing = -codes.shape[2] % SCALED
     raised = (torch.nn.functional.pad(codes, (0, missing)) + 8).to(torch.uint8)
     low, high = raised.unflatten(2, (-1, 2, SCALED // 2)).unbind(3)

@@ -1,4 +1,4 @@
-"""A layer's cache on the device without some positions in its middle; see `cache_sliding`."""
+"""Context shift of a layer's cache on the device: evicts positions in its middle; see `context_shift`."""
 
 import torch
 import triton
@@ -17,12 +17,12 @@ from edgeinfer_kernels.sizes.cuda_buffers import head_dimensions
 from edgeinfer_kernels.specification import AttentionSpecification
 
 TILE_ELEMENTS = 2048
-"""Of keys that a program turns."""
+"""Elements of keys that a program processes."""
 
 
 @triton.jit
 def _move_rows(base, source, target, mask, WIDTH: tl.constexpr):
-    """Rows (n,) int64 of WIDTH elements to others, to the bit."""
+    """Copy rows (n,) int64 of WIDTH elements to others, bit by bit."""
     column = tl.arange(0, triton.next_power_of_2(WIDTH))
     inside = mask[:, None] & (column < WIDTH)[None, :]
     moved = tl.load(base + source[:, None] * WIDTH + column[None, :], mask=inside)
@@ -31,9 +31,9 @@ def _move_rows(base, source, target, mask, WIDTH: tl.constexpr):
 
 @triton.jit
 def _turned_back(keys, turn, HEAD_DIM: tl.constexpr):
-    """Keys (n, DIMENSIONS) float32, each pair (i, i + HEAD_DIM/2) turned back by the angles of `turn`.
+    """Keys (n, DIMENSIONS) float32, each pair (i, i + HEAD_DIM/2) rotated back by the angles of `turn`.
 
-    `turn` (HEAD_DIM,): cosines, then sines; how long these vectors are makes no difference.
+    `turn` (HEAD_DIM,): cosines, then sines; a common magnitude factor cancels out.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, keys.shape[1])
@@ -66,10 +66,12 @@ def slide_kernel(
     CACHE: tl.constexpr,
     TURNS: tl.constexpr,
 ):
-    """Positions first… below `last` become what lies `dropped` behind them, keys turned back by so many.
+    """Positions first… up to (not including) `last` receive the entries `dropped` positions later; keys get
+    RoPE of -`dropped` positions.
 
-    Of ROWS positions of one head. There are `dropped` of them at most: none is read and written. Row p of
-    `table` has the cosines and sines of position p. Reads and writes the moved keys and values once.
+    Processes ROWS positions of one head. At most `dropped` positions are moved, so no position is both read
+    and written. Row p of `table` has the cosines and sines of position p. Reads and writes the moved keys and
+    values once.
     """
     head = tl.program_id(1)
     to = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -98,10 +100,11 @@ def slide_kernel(
 def slide(
     cache: DeviceCache, table: torch.Tensor, facts: AttentionSpecification, keep: int, dropped: int, end: int
 ) -> None:
-    """Forget `dropped` positions behind the first `keep`; those up to `end` move to where these lay.
+    """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.
 
-    As many at a time as were dropped, so that none is overwritten before it has moved. Keys are widened,
-    turned and rounded once more; values move as they are. `table`: RoPE's of the layer. No memory is taken.
+    At most `dropped` positions move at a time, so none is overwritten before it has moved. Keys are
+    dequantized, get RoPE and are quantized again; values move unchanged. `table`: the RoPE table of the
+    layer. No memory is allocated.
     """
     dimensions = head_dimensions(facts.head_dim)
     rows = max(TILE_ELEMENTS // dimensions, 1)

@@ -1,4 +1,4 @@
-"""Decode steps recorded as graphs, one for each number of tokens and way of choosing, and replayed."""
+"""Decode steps captured as CUDA graphs, one per token count and sampling mode, and replayed."""
 
 from collections.abc import Sequence
 
@@ -17,15 +17,15 @@ from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_ste
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
 
 RING = 64
-"""Choices that may lie between the device and its reader."""
+"""Maximum number of sampled tokens between the device and the host."""
 NONE, BEST, DRAW = "none", "best", "draw"
-"""What follows a step's logits: nothing, the highest of them as the next token, or a drawn one."""
+"""Sampling mode after a step's logits: none, argmax, or random sampling."""
 
 
 class CapturedSteps:
-    """Runs steps on the current stream; off CUDA it launches their kernels one by one.
+    """Runs steps on the current stream; without CUDA it launches their kernels one by one.
 
-    `chosen` (RING,) int32, in memory that the host reads: the id that followed the token at each position.
+    `chosen` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
     """
 
     def __init__(self, step: DecodeStep, drawing: Drawing) -> None:
@@ -37,21 +37,21 @@ class CapturedSteps:
         self._start = 0
         self._widths: tuple[int, ...] = FEW_WIDTHS
         self.host: Host | None = None
-        """Who takes the turns of a divided model."""
+        """The CPU shard of a split model."""
         self.refills: ExpertCache | None = None
-        """Who changes its experts' places between two steps."""
+        """The expert cache, which changes the experts between two steps."""
         self.meets_in_graph = self._cuda
-        """Whether the device can wait for its host within a graph."""
+        """Whether the device can wait for the host within a graph."""
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
     def width(self, tokens: int) -> int:
-        """How many tokens a step of `tokens` is made for: others fill it up."""
+        """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
         return next(width for width in self._widths if width >= tokens)
 
     def set_state(self, ids: Sequence[int], start: int) -> None:
-        """The step's tokens: a chain, of which each sees itself and those before. Those that it is filled up
-        with lie behind, where the next tokens' keys and values will be written.
+        """Set the step's tokens: a sequence in which each token attends to itself and the earlier ones.
+        Padding tokens follow, at the positions where the keys and values of the next tokens will be written.
         """
         count = self.width(len(ids))
         self._start = start
@@ -63,7 +63,7 @@ class CapturedSteps:
         self.step.workspace.state.copy_(self._state, non_blocking=True)
 
     def run(self, tokens: int, choice: str = NONE) -> None:
-        """A step of the tokens in `state`; in a divided model also what the host has to do for it."""
+        """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.turns:
             self._run_divided(tokens, choice, self.step.turns)
         elif not self._cuda:
@@ -75,7 +75,7 @@ class CapturedSteps:
         return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
 
     def _run_divided(self, tokens: int, choice: str, turns: DecodeExchange) -> None:
-        """The step before has to be over, on both sides."""
+        """The previous step must be complete, on both sides."""
         assert self.host is not None
         mailbox, host, start = turns.mailbox, self.host, self._start
         if self.refills is not None:
@@ -94,8 +94,8 @@ class CapturedSteps:
         mailbox.check()
 
     def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
-        """Compile and record steps of these numbers of tokens, the last of them MAX_TOKENS: what all steps
-        are made for from now on.
+        """Compile and capture steps of these token counts, the last of which is MAX_TOKENS. All later steps
+        use these counts.
         """
         self._widths = widths
         if not self._cuda:
@@ -108,11 +108,11 @@ class CapturedSteps:
                 self._capture(width, choice)
 
     def forget(self) -> None:
-        """Record anew what is asked for from now on: the step is cut in another way."""
+        """Capture steps again from now on, because the tile configs have changed."""
         self._graphs.clear()
 
     def _launch_with_host(self, tokens: int, choice: str, turns: DecodeExchange, host: Host) -> None:
-        """Kernels one by one; the host takes each turn when all that goes before it has been done."""
+        """Launch kernels one by one; the CPU shard runs each stage when all earlier work is complete."""
         start = self._start
 
         def take_turn(turn: int) -> None:
@@ -147,9 +147,9 @@ class CapturedSteps:
             advance_kernel[(1,)](drawing.results, space.state, self.chosen, RING=RING)
 
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
-        """Compile and record a step. What the warm-up writes lies behind the cached tokens.
+        """Compile and capture a step. The warm-up writes only to positions after the cached tokens.
 
-        Rows that have been brought into x, or into the mailbox, are there again when the graph is replayed.
+        The inputs in x, or in the exchange buffer, are restored before the graph is replayed.
         """
         space, turns = self.step.workspace, self.step.turns
         rows = turns.mailbox.rows[:tokens].clone() if turns else None

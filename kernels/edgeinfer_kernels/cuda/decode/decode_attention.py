@@ -1,8 +1,8 @@
-"""Attention of a decode step: up to 8 new tokens over a long cache, split along its positions.
+"""Attention of a decode step: up to 8 new tokens over a long cache, with KV splits along the positions.
 
-One kernel does bias-free q and k norm, RoPE, the append to the cache, the attention and its quantization. A
-program takes one key-value head, with all query heads and tokens that ask it, and one stretch of the cached
-positions; the program that arrives last adds the stretches up, in a fixed order.
+One kernel computes the q and k norm, RoPE, the append to the cache, the attention and the quantization of its
+result. A program processes one KV head, with all its query heads and tokens, and one KV split. The program
+that finishes last adds up the splits, in a fixed order.
 """
 
 import triton
@@ -33,8 +33,8 @@ def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, C
 
 @triton.jit
 def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
-    """First and last of the cached positions that a split takes, and how many splits have any: the first
-    has, or the step's own tokens. Whole tiles, none before the window.
+    """The first and last cached position of a split, and the number of non-empty splits: the first has
+    positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
     """
     oldest = cached * 0
     if WINDOW > 0:
@@ -47,7 +47,7 @@ def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDO
 
 @triton.jit
 def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Which of the step's own tokens each query sees, (queries, NEW)."""
+    """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
     sees = tl.load(state + 16 + token, mask=asks, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
@@ -99,13 +99,13 @@ def decode_attention_kernel(
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Attention of TOKENS new tokens; program (key-value head, stretch of the cache).
+    """Attention of TOKENS new tokens; program (KV head, KV split).
 
-    `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit
-    j of a token's: it sees the step's token j), tokens cached. `capacity`: positions of the cache. Writes
-    the new keys and values behind the cached; the result goes to `out` as activations, or, where a head
-    doesn't fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. SINKS: every query head has one
-    more score, `sinks`, whose value is nothing. Reads every cached key and value once.
+    `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit j
+    of a token's mask: it attends to token j of the step), cached length. `capacity`: positions of the cache.
+    Appends the new keys and values to the cache. The result is written to `out` as activations, or, if a head
+    does not fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. SINKS: every query head has one
+    more score, `sinks`, without a value. Reads every cached key and value once.
     """
     release_consumers(DEPENDENT)
     head, split = tl.program_id(0), tl.program_id(1)
@@ -216,7 +216,9 @@ def decode_attention_kernel(
 
 @triton.jit
 def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
-    """`total` (n,) and `mixed` (n, DIMENSIONS) with the parts `part` (n,) of a stretch, where `inside`."""
+    """`total` (n,) and `mixed` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
+    `inside`.
+    """
     weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
     total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
     pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
@@ -246,10 +248,10 @@ def _combine(
     SINKS: tl.constexpr,
     CACHE: tl.constexpr,
 ):
-    """Add up the first `used` stretches of one key-value head, of all tokens; as activations or floats."""
+    """Add up the first `used` KV splits of one KV head, for all tokens; write activations or floats."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
-    # stretches whose parts are on their way together; more would not fit into registers
+    # Splits whose partial results are loaded together; more would not fit into registers.
     AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
     row = tl.arange(0, ROWS)
     token, query_head = row // GROUP, head * GROUP + row % GROUP

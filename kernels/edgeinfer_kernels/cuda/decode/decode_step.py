@@ -1,11 +1,11 @@
-"""The launches of one decode step: 1 to 8 tokens from their ids to logits, everything on the device.
+"""The kernel launches of one decode step: 1 to 8 tokens from ids to logits, entirely on the device.
 
-    embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
+embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
 
-A mixture of experts takes the place of gate, up and down (`step_experts.py`).
+In an MoE layer, experts replace gate, up and down (`step_experts.py`).
 
-Where a norm stands behind a block, or is a layer norm, a join kernel follows the block. In a divided model x
-goes out to the host at its turns, and comes back with what the host has added (`cpu_stages.py`).
+If a block has a post-norm, or the norm is a layer norm, a join kernel follows the block. In a split model, x
+is sent to the host at its CPU stages and comes back with the CPU's sum added (`cpu_stages.py`).
 """
 
 from torch import Tensor
@@ -27,9 +27,9 @@ from edgeinfer_kernels.specification import (
 
 
 class DecodeStep:
-    """A step's kernels, one after the other on the current stream.
+    """The kernels of a step, launched in order on the current stream.
 
-    `turns`: of a divided model, whose step begins with the host's rows.
+    `turns`: the CPU stages of a split model, whose step starts with hidden states from the host.
     """
 
     def __init__(self, launches: StepLaunches, turns: DecodeExchange | None = None) -> None:
@@ -47,7 +47,7 @@ class DecodeStep:
 
     @property
     def tuning(self) -> Tuning:
-        """How the kernels are cut; what has been recorded as a graph stays as it was."""
+        """The tile configs of the kernels; captured graphs keep their previous configs."""
         return self.launches.tuning
 
     @tuning.setter
@@ -55,7 +55,7 @@ class DecodeStep:
         self.launches.tuning = tuning
 
     def launch(self, tokens: int) -> None:
-        """From `state` to `logits`, and the new keys and values into the caches."""
+        """From `state` to `logits`; the new keys and values are written to the caches."""
         source = self._enter(tokens) if self.turns else self._embed(tokens)
         space, layers = self.workspace, self.model.layers
         for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
@@ -84,7 +84,7 @@ class DecodeStep:
     def _second_block(
         self, index: int, facts: LayerSpecification, layer: DeviceLayer, source: Source, tokens: int
     ) -> Source:
-        """The feed-forward of a layer, or a mixture, with the host's turn if it has one."""
+        """The feed-forward or MoE block of a layer, with its CPU stage if it has one."""
         space, ffn = self.workspace, layer.feed_forward
         turn = self.turns.turns.within[index] if self.turns else 0
         if isinstance(ffn, DeviceExperts):
@@ -118,7 +118,9 @@ class DecodeStep:
         turn: int,
         tokens: int,
     ) -> Source:
-        """A dense feed-forward of which the host has some neurons, or all: both halves at once, one sum."""
+        """A dense feed-forward of which the CPU has some or all neurons: both parts run in parallel, with one
+        sum.
+        """
         assert self.turns is not None
         self.turns.send(self.launches, turn, tokens)
         if not ffn.hidden:
@@ -131,7 +133,7 @@ class DecodeStep:
         return self._receive(turn, space.y, facts.residual_scale, index, tokens)
 
     def _receive(self, turn: int, y: Tensor | None, scale: float, index: int, tokens: int) -> Source:
-        """The host's rows and scale·y in x, with the norm above layer `index`."""
+        """Set x to the host's hidden states plus scale·y, and apply the norm after layer `index`."""
         assert self.turns is not None
         target = Source(self.workspace.entering[0], self.workspace.squares[0])
         norm = self._norm_above(index)
@@ -139,7 +141,7 @@ class DecodeStep:
         return target
 
     def _norm_above(self, index: int) -> NextNorm:
-        """The norm that follows a layer: the next one's first, or the head's."""
+        """The norm after a layer: the first norm of the next layer, or that of the head."""
         model = self.model
         if index + 1 == len(model.layers):
             return NextNorm(model.specification.norm, model.norm, model.norm_bias)
@@ -158,13 +160,13 @@ class DecodeStep:
         return Source(out, squares)
 
     def _enter(self, tokens: int) -> Source:
-        """The host's rows behind its first turn, as the first layer reads them."""
+        """The host's hidden states after stage 1, as the input of the first layer."""
         return self._receive(1, None, 0.0, -1, tokens)
 
     def _attention(
         self, facts: AttentionSpecification, layer: DeviceLayer, source: Source, tokens: int
     ) -> None:
-        """Rows of all matrices of q, k and v, two formats a launch; then attention."""
+        """The projections q, k and v, up to two formats per launch; then attention."""
         bias, first_row = layer.attention.qkv_bias, 0
         parts = layer.attention.qkv.parts
         for index in range(0, len(parts), 2):
@@ -187,7 +189,7 @@ class DecodeStep:
         kernel: RowKernel,
         tokens: int,
     ) -> Source:
-        """x += the block's result; x normalized for what follows, as far as this kernel can."""
+        """x += the block's result; also apply the next norm to x, as far as this kernel can."""
         space = self.workspace
         if post_norm is not None or not following.folds:
             self.launches.rows((matrix,), Source(read, target.squares), space.y, bias, kernel, tokens)
@@ -199,7 +201,7 @@ class DecodeStep:
         return target
 
     def head_of(self, tokens: int) -> None:
-        """Logits of rows that lie in the workspace's x already."""
+        """Compute the logits of hidden states that are already in the workspace's x."""
         out, model = self.workspace.entering[0], self.model
         norm = NextNorm(model.specification.norm, model.norm, model.norm_bias)
         self.launches.join(None, None, 0.0, norm, out, tokens)

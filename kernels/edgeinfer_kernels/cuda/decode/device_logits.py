@@ -1,4 +1,4 @@
-"""Logits of rows that lie on a device, brought to the host."""
+"""Copies the logits of hidden states on a device to the host."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,9 @@ from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
 
 class DeviceLogits:
-    """Those of a step, which are there already, and those of a prompt's rows, which are computed now."""
+    """Logits of a decode step, which are already computed, or of prefill tokens, which are computed on
+    demand.
+    """
 
     def __init__(self, parts: DeviceParts, step: DecodeStep, device: torch.device) -> None:
         self._parts = parts
@@ -22,12 +24,12 @@ class DeviceLogits:
         self._host = torch.zeros(MAX_TOKENS, self._size, pin_memory=self._cuda)
 
     def of(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        """(rows, vocabulary) float32, in memory of their own."""
+        """(rows, vocabulary) float32, newly allocated."""
         return self._of_step(x) if x.in_step else self._of_prompt(x)
 
     def _of_step(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        """Into memory that torch keeps for the next ones when the array is gone: nothing is copied on the
-        host, which for eight rows of a large vocabulary would take as long as the step.
+        """The copy goes to pinned memory that torch reuses when the array is freed. A further copy on the
+        host would take as long as the step for eight rows of a large vocabulary.
         """
         out = torch.empty(len(x), self._size, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
@@ -36,7 +38,7 @@ class DeviceLogits:
         return found
 
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        """A few rows at a time."""
+        """Compute a few rows at a time."""
         space, out = self._parts.workspace, np.empty((len(x), self._size), np.float32)
         for first in range(0, len(x), MAX_TOKENS):
             count = min(MAX_TOKENS, len(x) - first)

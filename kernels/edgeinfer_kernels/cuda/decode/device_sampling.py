@@ -1,4 +1,4 @@
-"""Tokens that the device chooses itself, a step ahead of whoever reads them."""
+"""Sampling on the device, one step ahead of the host."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
 
 
 class DeviceSampling:
-    """Steps of one token, each with a choice behind it, which comes by way of memory that the host reads."""
+    """Steps of one token with sampling; the sampled token is written to host-readable memory."""
 
     def __init__(self, steps: CapturedSteps, drawing: Drawing, *, cuda: bool) -> None:
         self._steps = steps
@@ -22,7 +22,7 @@ class DeviceSampling:
         self._ahead: tuple[int, int, bool] | None = None
 
     def forget(self) -> None:
-        """What was begun ahead is not what will be asked for."""
+        """Discard the step that was started ahead, because it is not the requested one."""
         self._ahead = None
 
     def choose(
@@ -67,7 +67,7 @@ class DeviceSampling:
             self._events[start % 2].record()
 
     def _chosen_at(self, start: int) -> int:
-        """What followed the token at `start`, as soon as the device has come so far."""
+        """The id sampled after the token at `start`; waits until the device has written it."""
         if self._events:
             self._events[start % 2].synchronize()
         return int(self._steps.chosen[start % RING])

@@ -1,9 +1,9 @@
-"""Kernels of a decode step that stream weights: projections, gated halves, residuals, the head.
+"""GEMV kernels of a decode step: projections, gated feed-forward, residuals, the head.
 
-A program takes sixteen rows of a matrix and all tokens of the step, so that weights are read once. An RMS
-norm costs no kernel of its own: the producer of x quantizes x·gain and leaves Σ x² of its rows in `squares`
-(tokens, programs); the consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
-order, so a step gives the same bits every time.
+A program computes sixteen rows of a matrix for all tokens of the step, so weights are read once. An RMS norm
+needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `squares` (tokens,
+programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed order, so a
+step is bit-reproducible.
 """
 
 import triton
@@ -13,11 +13,11 @@ from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pai
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
-# how the activations of a projection were normalized
+# How the activations of a projection were normalized.
 PLAIN = tl.constexpr(0)
-"""Already, or not at all."""
+"""Already normalized, or without a norm."""
 ROOT_MEAN_SQUARE = tl.constexpr(1)
-"""The consumer has to multiply by 1/√(mean x² + ε)."""
+"""The consumer must multiply by 1/√(mean x² + ε)."""
 
 
 @triton.jit
@@ -44,7 +44,9 @@ def _project_behind_producers(
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """`project`, the first weights loaded before the producers of the activations are waited for."""
+    """`project`; the first weights are loaded before the kernel waits for the producers of the
+    activations.
+    """
     ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
     wait_for_producers(DEPENDENT)
     return project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
@@ -74,9 +76,9 @@ def rows_kernel(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """y (tokens, stride) = rows of two matrices times activations + bias; two, for formats may differ.
+    """y (tokens, stride) = rows of two matrices times activations + bias; two, because formats may differ.
 
-    Reads the rows' planes once, 4·PLANES·BLOCKS bytes a token; writes 64 bytes a token and program.
+    Reads the rows' planes once, 4·PLANES·BLOCKS bytes per token; writes 64 bytes per token and program.
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
@@ -127,9 +129,9 @@ def gated_kernel(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """hidden = activation(gate·h) · (up·h), as activations; ungated: activation(up·h).
+    """hidden = activation(gate·h) · (up·h), as activations; without a gate: activation(up·h).
 
-    Reads sixteen rows of both matrices once; writes 12 words for 32 hidden values and token.
+    Reads sixteen rows of both matrices once; writes 12 words per 32 hidden values and token.
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
@@ -186,8 +188,8 @@ def residual_kernel(
 ):
     """x += scale·(rows times activations + bias); then x·gain as activations, and Σ x² of these rows.
 
-    Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes a token; reads and writes 64 bytes of x a token,
-    and writes half a block of activations.
+    Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes per token; reads and writes 64 bytes of x per
+    token, and writes half a block of activations.
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
@@ -204,8 +206,8 @@ def residual_kernel(
     if BIAS:
         value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
     value = tl.where(inside, before + scale * value, 0.0)
-    # Several threads hold the same element where there are more threads than elements. All have to have read
-    # it before one of them writes, or the late ones go on with another value.
+    # If there are more threads than elements, several threads hold the same element. All must read it before
+    # one of them writes; otherwise the later ones read the updated value.
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
     sums = tl.sum(value * value, axis=1)
@@ -239,10 +241,10 @@ def head_kernel(
     CAPPED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """logits (tokens, vocabulary), scaled and soft-capped, and the best of these sixteen with its id.
+    """logits (tokens, vocabulary), scaled and soft-capped, and the largest of these sixteen with its id.
 
-    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes a token; writes
-    72 bytes a token.
+    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes per token; writes
+    72 bytes per token.
     """
     release_consumers(DEPENDENT)
     program = tl.program_id(0)

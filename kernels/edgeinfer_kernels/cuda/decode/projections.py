@@ -1,11 +1,11 @@
 """Sixteen rows of a matrix times the activations of a step's tokens.
 
-Results are (columns, 16) float32, a row for every token: one for a single token, a power of two for several,
-of which those beyond the step's tokens mean nothing.
+Results are (columns, 16) float32, a row per token: one for a single token, a power of two for several; rows
+beyond the step's tokens are undefined.
 
-What costs time with several tokens is the reading of activations, by every thread for the rows that it has:
-48 bytes a block and token. So threads have many rows and few blocks then: a program of one or two warps, and
-VECTOR blocks side by side in a thread, one at best.
+With several tokens, the cost is dominated by reading activations, which every thread does for its rows: 48
+bytes per block and token. So threads then have many rows and few blocks: a program has one or two warps, and
+a thread has VECTOR adjacent blocks, ideally one.
 """
 
 import triton
@@ -15,10 +15,10 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_ac
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
 
 ROWS = tl.constexpr(16)
-"""Rows of a program: as many as one group of quantized activations holds."""
+"""Rows of a program: the size of a group of quantized activations."""
 AHEAD = tl.constexpr(2)
-"""Tokens up to which a thread has registers for the next weights while it works on these; beyond, other
-programs work meanwhile.
+"""Up to this token count, a thread has registers to prefetch the next weights while it computes; above, other
+programs hide the latency.
 """
 
 
@@ -32,12 +32,13 @@ def load_ahead(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The first tile of sixteen rows: what a kernel loads before it waits for its producers."""
+    """Load the first tile of sixteen rows, before a kernel waits for its producers."""
     rows = first_row + tl.arange(0, 16)
     if TOKENS == 1:
         return load_tile(matrix, rows, tl.arange(0, STEP), BLOCKS, STEP > BLOCKS, TILE)
     else:
-        # a zero that the compiler doesn't see through: of a constant it forgets how threads take blocks
+        # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
+        # threads.
         blocks = blocks_at(tl.program_id(2), STEP, VECTOR)
         return load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE, VECTOR)
 
@@ -46,7 +47,7 @@ def load_ahead(
 def _project_one(
     matrix, ahead, activations, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
 ):
-    """(1, 16): STEP blocks of a row at a time, behind each other."""
+    """(1, 16): processes STEP blocks of a row at a time."""
     blocks = tl.arange(0, STEP)
     part = load_activations(activations, blocks, BLOCKS, STEP > BLOCKS, TILE)
     total = dot_tile(ahead, part, TILE)
@@ -71,7 +72,9 @@ def _project_several(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(columns, 16): STEP blocks at a time for all tokens; of two tokens while the next are on their way."""
+    """(columns, 16): processes STEP blocks at a time for all tokens, two tokens at a time while the next are
+    loaded.
+    """
     PARTLY: tl.constexpr = BLOCKS % STEP > 0
     tile = ahead
     totals = ()
@@ -96,7 +99,7 @@ def _project_several(
 
 @triton.jit
 def _tokens_by_rows(totals):
-    """(columns, 16) of a tuple of (16, blocks), one for each token."""
+    """(columns, 16) from a tuple of (16, blocks), one per token."""
     COLUMNS: tl.constexpr = triton.next_power_of_2(len(totals))
     column = tl.arange(0, COLUMNS)[None, :]
     result = tl.zeros((16, COLUMNS), tl.float32)
@@ -120,8 +123,8 @@ def project(
 ):
     """Sixteen rows of the matrix times the activations of TOKENS tokens, `stride` words apart.
 
-    `ahead` is what `load_ahead` gave. STEP blocks of a row are summed up at a time; a token's sums have the
-    same order beside any others as long as STEP and VECTOR are the same.
+    `ahead` is the result of `load_ahead`. STEP blocks of a row are summed at a time. The sums of a token have
+    the same order for any batch of tokens if STEP and VECTOR are the same.
     """
     rows = first_row + tl.arange(0, 16)
     if TOKENS == 1:
@@ -132,7 +135,7 @@ def project(
 
 @triton.jit
 def _same_kind(activations, blocks, part, BLOCKS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """The activations as the second matrix wants them; `part` are the first's."""
+    """The activations in the form of the second matrix; `part` is the first's."""
     if (FIRST.scale == NO_SCALE) == (SECOND.scale == NO_SCALE):
         return part
     else:
@@ -184,7 +187,7 @@ def load_pair_ahead(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):
-    """`load_ahead` for `project_pair`; of several tokens the second matrix follows when its turn comes."""
+    """`load_ahead` for `project_pair`; with several tokens the second matrix is loaded later."""
     ahead = load_ahead(first, first_row, BLOCKS, STEP, VECTOR, TOKENS, FIRST)
     if TOKENS == 1:
         return ahead, load_ahead(second, first_row, BLOCKS, STEP, VECTOR, TOKENS, SECOND)
@@ -207,7 +210,9 @@ def project_pair(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):
-    """`project` for the same rows of two matrices: both results; one token's at once, several one by one."""
+    """`project` for the same rows of two matrices: both results; together for one token, in sequence for
+    several.
+    """
     if TOKENS == 1:
         rows = first_row + tl.arange(0, 16)
         return _project_pair_of_one(

@@ -1,12 +1,13 @@
-"""The next token chosen on the device: the best candidates of each slice, then one program that draws.
+"""Sampling on the device: the top candidates of each slice, then one program that samples from them.
 
-Stage 1 lowers the logits of recent tokens and keeps the best KEPT of every slice of the vocabulary; stage 2
-merges them, leaves candidates out by top-k, top-p and min-p, in this order, and draws one at a temperature.
-Where what is asked for reaches beyond the KEPT best, no token is chosen and the status says so: the host then
-samples from the logits, which are left as they are.
+Stage 1 applies penalties to the logits of recent tokens and keeps the KEPT largest of every slice of the
+vocabulary. Stage 2 merges them, filters candidates by top-k, top-p and min-p, in this order, and samples one
+at a temperature. If the request needs candidates beyond the KEPT largest, no token is sampled and the status
+reports it. The host then samples from the logits, which are unchanged.
 
-A candidate is one int64 *key*: the logit's bits, ordered as the floats are, above; the complement of its id
-below. So keys fall as logits do, the lowest id first among equals.
+A candidate is one int64 *key*: the high 32 bits are the logit's bits, in an order-preserving form, the low 32
+bits the complement of its id. So descending keys are descending logits, with the lowest id first among
+equals.
 """
 
 import math
@@ -19,7 +20,9 @@ import triton.language as tl
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 
 CHOSEN, TOO_FEW, NO_NUMBERS = 0, 1, 2
-"""Statuses: a token was chosen; more than the kept candidates are needed; NaN, +inf, or nothing finite."""
+"""Statuses: a token was sampled; more candidates are needed than were kept; the logits have NaN, +inf, or no
+finite value.
+"""
 
 COLDEST = tl.constexpr(1e-30)
 NO_KEY = tl.constexpr(-(2**63))
@@ -30,7 +33,7 @@ _NO_NUMBERS = tl.constexpr(NO_NUMBERS)
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """What the device can do of a sampler's chain; 0, or 1 for top_p, switches a truncation off."""
+    """Sampling parameters that the device supports; 0, or 1 for top_p, disables a filter."""
 
     temperature: float
     top_k: int = 0
@@ -41,9 +44,9 @@ class DrawSettings:
     presence_penalty: float = 0.0
 
     def request(self, recent: int, chance: float) -> list[float]:
-        """The numbers of one draw for the device, (REQUEST_SIZE,) float64.
+        """A sampling request for the device, (REQUEST_SIZE,) float64.
 
-        `recent`: how many of the recent ids count, 0: no penalties. `chance`: a uniform number in [0, 1).
+        `recent`: how many of the recent ids get penalties, 0: none. `chance`: a uniform number in [0, 1).
         """
         lowest = math.log(self.min_p) if self.min_p > 0 else -math.inf
         numbers = [self.temperature, self.top_k, self.top_p, lowest]
@@ -53,7 +56,7 @@ class DrawSettings:
 
 @triton.jit
 def _keys(logits, ids, mask):
-    # -0.0 and 0.0 are equals; negative floats fall as their bits rise.
+    # -0.0 and 0.0 compare equal; negative floats decrease as their bits increase.
     logits = tl.where(logits == 0.0, 0.0, logits)
     bits = logits.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
@@ -102,7 +105,8 @@ def candidates_kernel(
     KEPT: tl.constexpr,
     REQUEST_SIZE: tl.constexpr,
 ):
-    """A slice's KEPT best keys, falling; its highest logit, Σ exp(logit - highest), and if one is no number.
+    """The KEPT largest keys of a slice, descending; its largest logit, Σ exp(logit - largest), and a NaN
+    flag.
 
     Reads SLICE · 4 bytes, writes KEPT · 8. Grid: slices, rows of logits.
     """
@@ -134,7 +138,7 @@ def _whole_mass(peaks, masses, slot, slices, peak, SLICES: tl.constexpr):
 
 @triton.jit
 def _survivors(keys, logits, peak, mass, request, vocabulary, KEPT: tl.constexpr):
-    """Which of the best stay, and whether some that aren't here would too."""
+    """Which candidates pass the filters, and whether some that were not kept would pass too."""
     rank = tl.arange(0, KEPT)
     stays = keys != NO_KEY
     top_k = tl.load(request + 1).to(tl.int32)
@@ -149,7 +153,7 @@ def _survivors(keys, logits, peak, mass, request, vocabulary, KEPT: tl.constexpr
     if top_p < 1.0:
         shares = tl.where(stays, tl.exp(logits - peak), 0.0).to(tl.float64)
         here = tl.sum(shares, axis=0)
-        # Of more than KEPT, but not all candidates, the mass isn't known.
+        # The mass is unknown for more than KEPT candidates that are not all of them.
         too_few = more & (top_k > 0) & (top_k < vocabulary)
         shares = shares / tl.where(more, mass, here)
         before = tl.cumsum(shares, axis=0) - shares
@@ -162,7 +166,7 @@ def _survivors(keys, logits, peak, mass, request, vocabulary, KEPT: tl.constexpr
 
 @triton.jit
 def _drawn(keys, logits, stays, peak, request):
-    """Inverse of the distribution function over ids that rise: sums in float64, as the host has them."""
+    """Inverse transform sampling over ascending ids, with sums in float64, as on the host."""
     temperature = tl.maximum(tl.load(request).to(tl.float32), COLDEST)
     weights = tl.where(stays, tl.exp((logits - peak) / temperature), 0.0)
     by_id = tl.sort((_ids_of(keys).to(tl.int64) << 32) | weights.to(tl.int32, bitcast=True).to(tl.int64))
@@ -198,7 +202,8 @@ def draw_kernel(
     KEPT: tl.constexpr,
     REQUEST_SIZE: tl.constexpr,
 ):
-    """One token of a row's candidates: the best at temperature 0, else a draw of what the truncations leave.
+    """Sample one token of a row's candidates: the argmax at temperature 0, else a random one that passes the
+    filters.
 
     Reads slices · (KEPT · 8 + 12) bytes. Grid: rows of logits.
     """
@@ -226,7 +231,7 @@ def draw_kernel(
 
 @triton.jit
 def best_of_slices_kernel(logits_rows, keys_out, broken_out, vocabulary, SLICE: tl.constexpr):
-    """The best key of a slice, and whether one of its logits is no number. Reads SLICE · 4 bytes."""
+    """The largest key of a slice, and whether one of its logits is NaN. Reads SLICE · 4 bytes."""
     piece, row = tl.program_id(0), tl.program_id(1)
     slot = row * tl.num_programs(0) + piece
     ids = piece * SLICE + tl.arange(0, SLICE)
@@ -238,7 +243,7 @@ def best_of_slices_kernel(logits_rows, keys_out, broken_out, vocabulary, SLICE: 
 
 @triton.jit
 def argmax_kernel(keys_in, broken, chosen, results, slices, SLICES: tl.constexpr):
-    """The best of all slices. Reads slices · 12 bytes. Grid: rows of logits."""
+    """The argmax over all slices. Reads slices · 12 bytes. Grid: rows of logits."""
     row = tl.program_id(0)
     piece = tl.arange(0, SLICES)
     within = piece < slices
@@ -250,7 +255,7 @@ def argmax_kernel(keys_in, broken, chosen, results, slices, SLICES: tl.constexpr
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """What the kernels write in between, for some rows; taken once, so that a graph can be captured."""
+    """Intermediate buffers of the kernels for some rows; allocated once, so a graph can be captured."""
 
     keys: torch.Tensor
     peaks: torch.Tensor
@@ -263,10 +268,11 @@ class SamplingBuffers:
     def allocate(
         cls, rows: int, vocabulary: int, device: str | torch.device, kept: int = KEPT, slice: int = SLICE
     ) -> "SamplingBuffers":
-        """Room for `rows` rows; the best `kept` of every `slice` ids are compared, both powers of two.
+        """Allocate for `rows` rows. The `kept` largest logits of every `slice` ids are kept; both are powers
+        of two.
 
         Raises:
-            ValueError: `kept` above 256 or above `slice`, or one of them is no power of two.
+            ValueError: `kept` is above 256 or above `slice`, or one of them is not a power of two.
         """
         for name, value, most in (("kept", kept, min(256, slice)), ("slice", slice, 1 << 14)):
             if value & (value - 1) or not 2 <= value <= most:
@@ -283,7 +289,7 @@ class SamplingBuffers:
 
     @property
     def nbytes(self) -> int:
-        """Device memory that is held."""
+        """Bytes of device memory."""
         return sum(each.nbytes for each in (self.keys, self.peaks, self.masses, self.broken))
 
 
@@ -295,11 +301,11 @@ def sample(
     chosen: torch.Tensor,
     results: torch.Tensor,
 ) -> None:
-    """Choose a token of each row of logits (rows, vocabulary) float32, as the host's sampler would.
+    """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, as `DrawSettings.request` makes them; `recent` (rows, room)
-    int32: ids that penalties count, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN)
-    and status, which may be pinned host memory, and `chosen` (rows,) int32, left as it is unless CHOSEN.
+    `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, room) int32: ids for
+    penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may be
+    in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
@@ -317,7 +323,7 @@ def sample(
 def argmax(
     logits: torch.Tensor, buffers: SamplingBuffers, chosen: torch.Tensor, results: torch.Tensor
 ) -> None:
-    """The highest logit of each row, the lowest id among equals; `chosen` and `results` as in `sample`."""
+    """The argmax of each row, the lowest id among equals; `chosen` and `results` as in `sample`."""
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
     best_of_slices_kernel[(slices, rows)](

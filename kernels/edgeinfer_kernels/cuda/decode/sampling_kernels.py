@@ -1,4 +1,4 @@
-"""Kernels that make a chosen token the next step's, and leave it for the host."""
+"""Kernels that pass a sampled token to the next step and to the host."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_
 
 @triton.jit
 def _advance(state, chosen, next_id, RING: tl.constexpr):
-    """Leave the id (-1: none) at its token's place in the ring, and make it the next step's token."""
+    """Store the id (-1: none) at its token's slot in the ring, and set it as the next step's token."""
     cached = tl.load(state + 24)
     tl.store(chosen + cached % RING, next_id)
     tl.store(state, tl.maximum(next_id, 0))
@@ -26,9 +26,10 @@ def choose_best_kernel(
     RING: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The id of the highest logit, the lowest id among equals, for a step of one token; -1 for no numbers.
+    """The id of the largest logit, the lowest id among equals, for a step of one token; -1 if a logit is NaN.
 
-    It goes to `chosen` (RING,) at the token's position, and into `state` as the next step's token.
+    It is written to `chosen` (RING,) at the slot of the token's position, and to `state` as the next step's
+    token.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -43,5 +44,5 @@ def choose_best_kernel(
 
 @triton.jit
 def advance_kernel(results, state, chosen, RING: tl.constexpr):
-    """Take over what was drawn: `results` holds the id, or -1 where the host has to sample."""
+    """Pass on the sampled token: `results` holds the id, or -1 if the host must sample."""
     _advance(state, chosen, tl.load(results), RING)

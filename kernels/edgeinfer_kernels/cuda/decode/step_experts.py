@@ -1,4 +1,4 @@
-"""A decode step's mixture of experts: router, choice, experts, shared expert, residual."""
+"""The MoE block of a decode step: router, selection, experts, shared expert, residual."""
 
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
@@ -19,8 +19,8 @@ from edgeinfer_kernels.specification import ExpertsSpecification, FeedForwardSpe
 
 
 class StepExperts:
-    """Launches a mixture's kernels with what `launches` knows; `turns`: those of a host that has some of the
-    experts.
+    """Launches the kernels of an MoE block through `launches`; `turns`: the CPU stages, if the CPU has some
+    of the experts.
     """
 
     def __init__(self, launches: StepLaunches, turns: DecodeExchange | None = None) -> None:
@@ -30,7 +30,9 @@ class StepExperts:
     def route_early(
         self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, tokens: int
     ) -> None:
-        """The scores of a router that reads x as it enters the layer; of another, nothing."""
+        """Compute the scores of a pre-attention router, which reads the layer's input x; does nothing for
+        other routers.
+        """
         if not isinstance(facts, ExpertsSpecification) or not facts.early:
             return
         launches = self._launches
@@ -53,8 +55,8 @@ class StepExperts:
         tokens: int,
         turn: int = 0,
     ) -> None:
-        """x += scale · Σ weight · expert(h), and a shared expert; its norm to the target. `turn`: the host's,
-        which computes those of the experts that it has meanwhile.
+        """x += scale · Σ weight · expert(h), plus the shared expert; its norm to the target. `turn`: the CPU
+        stage that computes the CPU's experts in parallel.
         """
         assert isinstance(facts, ExpertsSpecification)
         launches, space = self._launches, self._launches.workspace
@@ -98,7 +100,7 @@ class StepExperts:
         source: Source,
         tokens: int,
     ) -> None:
-        """The shared expert's result to y, and the score that weighs it."""
+        """Write the shared expert's result to y, and compute the score of its gate."""
         launches, space = self._launches, self._launches.workspace
         launches.gated(facts.activation, shared, source, space.shared_hidden, tokens)
         hidden = Source(space.shared_hidden, source.squares)

@@ -1,4 +1,4 @@
-"""One launch of each kernel of a decode step, its arguments taken from the buffers that it works on."""
+"""One launch method per kernel of a decode step; arguments come from the step's buffers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import attention_rows, head_dimensions
 from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
 MAX_WARPS = 16
-"""Of a program of attention; more would leave its threads few registers."""
+"""Maximum warps of an attention program; with more, its threads would have too few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 
 
@@ -43,16 +43,16 @@ class StepLaunches:
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
     ) -> Any:
-        """The compiled kernel; None from the interpreter."""
+        """Launch the kernel; return the compiled kernel, or None with the interpreter."""
         return kernel[grid](*arguments, **self.options(warps), **constants)
 
     def options(self, warps: int) -> dict[str, Any]:
-        """What is common to all launches."""
+        """The options that all launches share."""
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
     def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
-        """How a kernel of rows is cut: its constants STEP, VECTOR and TOKENS, and its warps."""
+        """The tile config of a GEMV kernel: its constants STEP, VECTOR and TOKENS, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
         step = shape.step_for(blocks)
         cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}
@@ -62,7 +62,7 @@ class StepLaunches:
         return self.workspace.nothing if tensor is None else tensor
 
     def of_source(self, source: Source) -> dict[str, Any]:
-        """The constants that tell how activations lie and what is left to do to them."""
+        """The constants for the layout of the activations and the norm that remains to be applied."""
         return {
             "BLOCKS": source.activations.blocks,
             "PLANES": source.activations.planes,
@@ -72,7 +72,7 @@ class StepLaunches:
         }
 
     def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
-        """The ids of `state` to x, and x·gain as activations."""
+        """The embeddings of the ids in `state` to x, and x·gain as activations."""
         model, space = self.model, self.workspace
         self.launch(
             embed_kernel,
@@ -95,7 +95,7 @@ class StepLaunches:
         )
 
     def attend(self, facts: AttentionSpecification, layer: DeviceLayer, tokens: int) -> None:
-        """Queries, keys and values to what heads mix, as activations; keys and values into the cache."""
+        """Attention: writes the result of the heads as activations, and keys and values to the cache."""
         attention, space, tuning, out = layer.attention, self.workspace, self.tuning, self.workspace.mixed
         k_at = facts.heads * facts.head_dim
         rows = attention_rows(facts.heads, facts.kv_heads, tokens)
@@ -156,7 +156,7 @@ class StepLaunches:
         kernel: RowKernel,
         tokens: int,
     ) -> None:
-        """One or two matrices times activations, below each other, to y."""
+        """One or two matrices times activations, stacked, to y."""
         programs = [part.shapes.padded_rows // ROWS for part in parts]
         self.launch(
             rows_kernel,
@@ -180,7 +180,7 @@ class StepLaunches:
     def gated(
         self, activation: Activation, ffn: DeviceFeedForward, source: Source, out: Activations, tokens: int
     ) -> None:
-        """Gate and up to hidden, as activations."""
+        """Gate and up to the hidden rows, as activations."""
         gate = ffn.gate or ffn.up
         self.launch(
             gated_kernel,
@@ -248,7 +248,7 @@ class StepLaunches:
         out: Activations,
         tokens: int,
     ) -> None:
-        """x += scale·post_norm(y), or x alone without y; then its norm into `out`."""
+        """x += scale·post_norm(y), or x unchanged without y; then its norm into `out`."""
         space, width = self.workspace, self.model.specification.width
         read = space.x if y is None else y
         post = post_norm.weight if post_norm else None
@@ -278,7 +278,7 @@ class StepLaunches:
         )
 
     def _quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
-        """Rows of floats as activations."""
+        """Quantize rows of floats to activations."""
         nothing = self.workspace.nothing
         self.launch(
             join_kernel,
@@ -306,7 +306,7 @@ class StepLaunches:
         )
 
     def head(self, source: Source, tokens: int) -> None:
-        """Logits, and the best of every program's rows."""
+        """The logits, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
         facts = model.specification
         self.launch(

@@ -1,4 +1,4 @@
-"""What the kernels of a step read, and which norm follows what they write."""
+"""The inputs of a step's kernels, and the norm that follows their output."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from edgeinfer_kernels.specification import NormSpecification
 
 @dataclass
 class Source:
-    """What a projection reads: activations, and the squares of a norm that is still to be applied."""
+    """The input of a projection: activations, and the sums of squares of a norm that is not yet applied."""
 
     activations: Activations
     squares: Tensor
@@ -19,7 +19,7 @@ class Source:
 
 @dataclass(frozen=True)
 class NextNorm:
-    """The norm of what a block leaves: its facts, weight and bias; None where there is none."""
+    """The norm after a block: specification, weight and bias; None if there is none."""
 
     facts: NormSpecification
     weight: Tensor | None

@@ -6,7 +6,7 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
 
 NEW = tl.constexpr(16)
-"""Rows of the tile that holds the step's own tokens."""
+"""Rows of the tile for the step's new tokens."""
 NO_QK_NORM = tl.constexpr(0)
 HEAD_QK_NORM = tl.constexpr(1)
 ROW_QK_NORM = tl.constexpr(2)
@@ -36,9 +36,10 @@ def rotated(
     DIMENSIONS: tl.constexpr,
     QK_NORM: tl.constexpr,
 ):
-    """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), normed and turned to their tokens' positions.
+    """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), with norm and the RoPE of their tokens'
+    positions.
 
-    `norm_at` (n,): where each head's norm weights begin; `row_inverse` (n,): the factor of a row norm.
+    `norm_at` (n,): offset of each head's norm weights; `row_inverse` (n,): the factor of a row norm.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, DIMENSIONS)
@@ -99,9 +100,9 @@ def append_new(
     QK_NORM: tl.constexpr,
     CACHE: tl.constexpr,
 ):
-    """The step's own keys and values of a head, as the cache gives them back: (NEW, DIMENSIONS) float16 each.
+    """The step's new keys and values of a head, as read back from the cache: (NEW, DIMENSIONS) float16 each.
 
-    They are put behind the cached ones. Those of q4_0 are rotated, which takes long: no row that isn't there.
+    They are appended to the cache. For q4_0 the Hadamard transform is expensive, so padding rows are skipped.
     """
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
     new = tl.arange(0, ROWS)

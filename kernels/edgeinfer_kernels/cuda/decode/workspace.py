@@ -34,7 +34,7 @@ class Activations:
     blocks: int
 
     def of_blocks(self, blocks: int) -> "Activations":
-        """The same memory for shorter rows."""
+        """The same memory with a shorter row length."""
         return Activations(self.words, self.planes, blocks)
 
 
@@ -43,7 +43,7 @@ def _has_floats(*matrices: DeviceMatrix | None) -> bool:
 
 
 class Workspace:
-    """The buffers of a decode step; in a counting arena only their size."""
+    """The buffers of a decode step; in a counting arena only their size is counted."""
 
     def __init__(self, model: DeviceModel, arena: Arena) -> None:
         facts = model.specification
@@ -81,10 +81,12 @@ class Workspace:
         programs = model.head.shapes.padded_rows // ROWS
         self.best = arena.take((tokens, programs), torch.float32)
         self.best_ids = arena.take((tokens, programs), torch.int32)
-        self.nothing = first.attention.output.words  # stands where a kernel has no such argument
+        self.nothing = first.attention.output.words  # Dummy pointer for kernel arguments that are not used.
 
     def _take_hidden(self, arena: Arena, model: DeviceModel, floats_enter: bool) -> None:
-        """Hidden rows of dense layers, of experts and of shared experts, which all differ in length."""
+        """Buffers for hidden rows of dense layers, of experts and of shared experts, which differ in
+        length.
+        """
         facts = model.specification
         floats = _has_floats(*(matrix for layer in model.layers for matrix in layer.feed_forward.downs))
         dense = [
@@ -105,9 +107,9 @@ class Workspace:
         self.early = self._activations(arena, facts.width, floats_enter, int(early))
 
     def hidden(self, w: DeviceFeedForward) -> Activations:
-        """Hidden rows of a dense feed-forward, or of the part of one that is on the device.
+        """The buffer for hidden rows of a dense feed-forward, or of its part on the device.
 
-        What stands in the padding of rows stays zero, so that no rows of another length may lie there.
+        The padding of rows must stay zero, so rows of another length must not share the buffer.
         """
         found = self._padded_hidden if w.hidden % NEURON_GROUP else self._whole_hidden
         return found.of_blocks(w.down.shapes.blocks)

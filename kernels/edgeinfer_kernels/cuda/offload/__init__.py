@@ -1,1 +1,1 @@
-"""What crosses between CPU and GPU: stages of a split model, streamed weights, loaded experts."""
+"""Data exchange between CPU and GPU: stages of a split model, streamed weights, loaded experts."""

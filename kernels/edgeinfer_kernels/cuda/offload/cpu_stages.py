@@ -1,4 +1,4 @@
-"""The host's turns in a decoder that is divided: who takes them, and how a step and a prompt hand over."""
+"""The CPU stages of a split model: the host interface, and the exchange during decode and prefill."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from edgeinfer_kernels.layer_split import Turns
 
 
 class Host(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
+    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     def serve(self, tokens: int, start: int) -> None:
-        """All turns of a step, each as soon as the device has come to it."""
+        """Run all CPU stages of a step, each as soon as the device has reached it."""
         ...
 
     def take_turn(self, turn: int, tokens: int, start: int) -> None:
-        """One turn, now."""
+        """Run one stage immediately."""
         ...
 
 
 class DecodeExchange:
-    """Launches what a decode step does at the host's turns.
+    """Launches the exchange kernels of a decode step at the CPU stages.
 
-    `between`, where it is set, is called with the turn when everything has been launched that goes before the
-    host's answer: off CUDA, and where a device can't wait within a graph.
+    `between`, if set, is called with the stage after the launch of everything before the host's result. It is
+    used without CUDA, and if the device cannot wait within a graph.
     """
 
     def __init__(self, turns: Turns, mailbox: ExchangeBuffer) -> None:
@@ -47,7 +47,9 @@ class DecodeExchange:
     def send(
         self, launches: StepLaunches, turn: int, tokens: int, used: int = 0, places: Tensor | None = None
     ) -> None:
-        """x to the host, and of a mixture what has been chosen: `used` experts, which lie at `places`."""
+        """Send x to the host, and for an MoE block the selection: `used` experts per token, with their slots
+        in `places`.
+        """
         space, box, width = launches.workspace, self.mailbox, launches.model.specification.width
         routing = space.routing
         launches.launch(
@@ -80,7 +82,7 @@ class DecodeExchange:
         out: Activations,
         tokens: int,
     ) -> None:
-        """x = the host's rows + scale·y; then its norm into `out`."""
+        """x = the host's hidden states + scale·y; then its norm into `out`."""
         if self.between is not None:
             self.between(turn)
         space, box, width = launches.workspace, self.mailbox, launches.model.specification.width
@@ -114,7 +116,7 @@ class DecodeExchange:
 
 
 class PrefillExchange:
-    """Hands a chunk of a prompt to the host and takes it back, with copies that the host waits for."""
+    """Sends a chunk of a prompt to the host and receives the result, by copies on which the host waits."""
 
     def __init__(self, turns: Turns, mailbox: ExchangeBuffer, device: torch.device) -> None:
         self.turns = turns
@@ -123,7 +125,7 @@ class PrefillExchange:
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
 
     def send(self, x: Tensor, ids: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """The rows, and where the host has the chosen experts; returns at once."""
+        """Send the hidden states, and the selected experts' slots on the host; returns immediately."""
         box, (tokens, width) = self._mailbox, x.shape
         box.rows[:tokens, :width].copy_(x, non_blocking=True)
         if ids is not None and weights is not None:
@@ -133,7 +135,7 @@ class PrefillExchange:
             self._sent.record()
 
     def receive(self, turn: int, x: Tensor, start: int) -> None:
-        """Wait for what was sent, let the host take its turn, and bring its rows back."""
+        """Wait for the sent data, run the CPU stage, and copy its hidden states back."""
         assert self.host is not None
         if self._sent is not None:
             self._sent.synchronize()
@@ -141,14 +143,14 @@ class PrefillExchange:
         self.fetch(x)
 
     def fetch(self, x: Tensor) -> None:
-        """The rows as they lie in the mailbox."""
+        """Copy the hidden states from the exchange buffer."""
         tokens, width = x.shape
         x.copy_(self._mailbox.rows[:tokens, :width], non_blocking=True)
 
 
 @dataclass(frozen=True)
 class PromptTurn:
-    """One of a prompt's turns."""
+    """One CPU stage of a prefill chunk."""
 
     turns: PrefillExchange
     number: int

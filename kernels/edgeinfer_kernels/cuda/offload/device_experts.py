@@ -1,4 +1,4 @@
-"""A mixture of experts' weights as they lie on the device, and the buffers that a step needs for it."""
+"""The weights of an MoE block on the device, and the buffers that a step needs for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from edgeinfer_kernels.weights import ExpertWeights
 
 @dataclass(frozen=True)
 class DeviceFeedForward:
-    """A dense feed-forward; vectors are None where there is nothing to do."""
+    """A dense feed-forward; vectors are None if they are not needed."""
 
     gate: DeviceMatrix | None
     up: DeviceMatrix
@@ -38,7 +38,7 @@ class DeviceFeedForward:
 
     @property
     def entered(self) -> list[DeviceMatrix]:
-        """The matrices that are multiplied with the normed row."""
+        """The matrices that are multiplied with the normed input."""
         return [self.up] if self.gate is None else [self.up, self.gate]
 
     @property
@@ -48,7 +48,7 @@ class DeviceFeedForward:
 
 @dataclass(frozen=True)
 class ExpertStacks:
-    """The matrices of some experts, those of a kind on top of each other, and their biases likewise."""
+    """The stacked matrices of some experts, and their stacked biases."""
 
     count: int
     gate: DeviceMatrix
@@ -61,12 +61,12 @@ class ExpertStacks:
 
 @dataclass(frozen=True)
 class DeviceExperts:
-    """Experts' matrices on top of each other, and the router: as a matrix for steps, as floats for prompts.
+    """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
 
-    `here`: how many experts are on the device; `places` (2, experts) int32: where each lies among these, and
-    among those of the host, -1: it doesn't. `changing`: the host has all of them, and those of the device may
-    become others. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for every token,
-    `shared_router` one row that says how much of it.
+    `here`: number of experts on the device; `places` (2, experts) int32: slot of each expert on the device,
+    and on the host, -1: absent. `changing`: the host has all experts, and those on the device can be
+    replaced. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for every token,
+    `shared_router` the row of its gate.
     """
 
     count: int
@@ -91,12 +91,12 @@ class DeviceExperts:
 
     @property
     def all_places(self) -> int:
-        """Places on the device, and those on the host behind them; of changing experts some are empty."""
+        """Number of slots on the device plus those on the host; with changing experts some are empty."""
         return self.here + self.count if self.changing else self.count
 
     @property
     def stacks(self) -> ExpertStacks:
-        """The experts that are here."""
+        """The experts on the device."""
         biases = self.gate_bias, self.up_bias, self.down_bias
         return ExpertStacks(self.here, self.gate, self.up, self.down, *biases)
 
@@ -106,7 +106,7 @@ class DeviceExperts:
 
     @property
     def entered(self) -> list[DeviceMatrix]:
-        """The matrices that are multiplied with the normed row."""
+        """The matrices that are multiplied with the normed input."""
         found = [self.up, self.gate, self.router]
         found += [] if self.shared is None else self.shared.entered
         return found if self.shared_router is None else [*found, self.shared_router]
@@ -117,7 +117,7 @@ class DeviceExperts:
 
 
 def check_expert_rows(w: ExpertWeights) -> None:
-    """Raises `UnsupportedOnDeviceError` where an expert's rows don't fill whole programs."""
+    """Raise `UnsupportedOnDeviceError` if an expert's rows do not fill whole programs."""
     for stack in w.stacks():
         if stack.rows % ROW_MULTIPLE:
             raise UnsupportedOnDeviceError(
@@ -127,7 +127,7 @@ def check_expert_rows(w: ExpertWeights) -> None:
 
 
 class RoutingSpace:
-    """Scores, chosen experts and their weights of at most `tokens` tokens, for all layers in turn."""
+    """Buffers for the scores, expert ids and weights of at most `tokens` tokens, shared by all layers."""
 
     def __init__(self, specification: DecoderSpecification, arena: Arena, tokens: int) -> None:
         facts = expert_facts(specification)
@@ -142,6 +142,6 @@ class RoutingSpace:
 
 
 def expert_facts(specification: DecoderSpecification) -> Sequence[ExpertsSpecification]:
-    """Those of the layers that have experts."""
+    """The specifications of the MoE layers."""
     facts = [layer.feed_forward for layer in specification.layers]
     return [fact for fact in facts if isinstance(fact, ExpertsSpecification)]

@@ -1,4 +1,4 @@
-"""The mailbox between a device and its host, in pinned memory that both reach while a graph runs."""
+"""The exchange buffer between a device and its host, in pinned memory that both access while a graph runs."""
 
 import torch
 
@@ -9,20 +9,20 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 
 EVERY_TURN = 1 << 30
-"""`answered`, where the device shouldn't wait for anybody."""
+"""Value of `answered` with which the device never waits."""
 SENT, ANSWERED, LOST, GIVEN_UP = (at // 8 for at in MAILBOX)
 
 
 def most_used(specification: DecoderSpecification) -> int:
-    """Experts that a token uses in a layer at most."""
+    """The maximum experts_per_token over all layers."""
     facts = [layer.feed_forward for layer in specification.layers]
     return max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
 
 
 class ExchangeBuffer:
-    """`words` (MAILBOX) int64; for each of `tokens` a row of x, and the experts that it uses with weights.
+    """`words` (MAILBOX) int64; for each of `tokens` tokens a row of x, and its experts with weights.
 
-    On a device without CUDA (the tests' CPU) it is plain memory.
+    On a device without CUDA (the CPU, in tests) it is ordinary memory.
     """
 
     def __init__(self, device: torch.device, tokens: int, width: int, used: int) -> None:
@@ -35,7 +35,7 @@ class ExchangeBuffer:
 
     @property
     def addresses(self) -> ExchangeRows:
-        """Where the host finds it; it must outlive whoever uses them."""
+        """The addresses for the host; the buffer must outlive their users."""
         return ExchangeRows(
             self.words.data_ptr(),
             self.rows.data_ptr(),
@@ -45,16 +45,18 @@ class ExchangeBuffer:
         )
 
     def begin(self, answered: int) -> None:
-        """Before a step, with turns up to `answered` taken already. The step before has to be over."""
+        """Reset before a step, with stages up to `answered` already done. The previous step must be
+        complete.
+        """
         self._words[[SENT, LOST, GIVEN_UP]] = 0
         self._words[ANSWERED] = answered
 
     def open(self) -> None:
-        """From now on the device waits for nobody: it reads whatever lies there."""
+        """From now on the device does not wait; it reads the current content."""
         self.begin(EVERY_TURN)
 
     def check(self) -> None:
-        """After a step. Raises `BackendError`: one side didn't come."""
+        """Check after a step. Raises `BackendError`: one side timed out."""
         if self._words[LOST] or self._words[GIVEN_UP]:
             who = "the GPU" if self._words[GIVEN_UP] else "the CPU"
             raise BackendError(f"{who} didn't come to a hand-over within a minute; load the model again")

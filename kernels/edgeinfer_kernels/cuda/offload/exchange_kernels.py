@@ -1,4 +1,6 @@
-"""Kernels of a decode step at the host's turns: rows go out to the mailbox, the host's results come back."""
+"""Kernels of a decode step at the CPU stages: hidden states are sent to the exchange buffer, and the CPU's
+results are received.
+"""
 
 import triton
 import triton.language as tl
@@ -9,13 +11,15 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
 
 MAX_POLLS = tl.constexpr(1 << 26)
-"""A minute or two: a host that hasn't come by then is gone, and mustn't hang the device."""
+"""One to two minutes: the device stops waiting for a host that has not answered by then."""
 _ELSEWHERE = tl.constexpr(ELSEWHERE)
 
 
 @triton.jit
 def _raise_number(place, number):
-    """Store what stands for all that this program has written before; the host sees it no earlier."""
+    """Store the flag with release semantics: the host sees it only after all earlier writes of this
+    program.
+    """
     tl.debug_barrier()
     if INTERPRETED:
         tl.store(place, number)
@@ -32,7 +36,7 @@ def _raise_number(place, number):
 
 @triton.jit
 def _poll(place):
-    """The number there; what was written before it is read no earlier."""
+    """Load the flag with acquire semantics: data written before it is read only afterwards."""
     if INTERPRETED:
         return tl.load(place)
     else:
@@ -48,7 +52,7 @@ def _poll(place):
 
 @triton.jit
 def _await_number(place, number, lost, told_lost):
-    """Return when the number has come, or never will: `lost` then keeps every later wait short."""
+    """Wait for the flag, with a timeout; afterwards `lost` keeps every later wait short."""
     polls = tl.load(lost).to(tl.int32) * MAX_POLLS
     seen = _poll(place)
     while (seen < number) & (polls < MAX_POLLS):
@@ -77,11 +81,12 @@ def send_kernel(
     COUNT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """TOKENS rows of x to the mailbox, then `turn` to `sent`; one program.
+    """Write TOKENS rows of x to the exchange buffer, then `turn` to `sent`; one program.
 
-    With USED experts a token their `ids` become places: `places` (2, COUNT) says where each of the COUNT
-    experts lies on the device and where on the host, -1: not there. The host's go out with the weights, and
-    for others ELSEWHERE less their number. Writes 4·WIDTH + 12·USED bytes a token to the host's memory.
+    With USED experts per token their `ids` are converted to slots: `places` (2, COUNT) has the slot of each
+    of the COUNT experts on the device and on the host, -1: absent. The host's slots are sent with the
+    weights; for other experts, ELSEWHERE minus their number. Writes 4·WIDTH + 12·USED bytes per token to host
+    memory.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -131,10 +136,10 @@ def receive_kernel(
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x = the mailbox's rows once the host has `answered` this turn, + scale·y if ADDS; then norm(x) as
-    activations; a program a token.
+    """x = the exchange buffer's rows after the host has `answered` this stage, + scale·y if ADDS; then
+    norm(x) as activations; one program per token.
 
-    Reads 4·WIDTH bytes of the host's memory and of y, writes x and 12 words (44 with floats) for 32 columns.
+    Reads 4·WIDTH bytes of host memory and of y, writes x and 12 words (44 with floats) per 32 columns.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)

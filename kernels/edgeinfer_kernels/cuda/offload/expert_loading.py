@@ -1,11 +1,11 @@
-"""Experts of a divided mixture change places while it decodes: hot ones come to the device, cold ones leave.
+"""The expert cache: the experts of a split MoE model on the GPU change during decode, by request counts.
 
-Who is to come a policy says, which hears how often tokens asked for each expert: the host counts that at its
-turns. An expert comes from the host's memory into the slot of the one that leaves, a few pieces a step: when
-the step has been launched, on a stream of their own, each a copy and the recorded kernels that pack it. So no
-other thread is in the way of those that compute. Between two steps the tables are changed that kernels look
-experts up in: the one that leaves is the host's from before its slot is written, the one that comes is the
-device's once it is there.
+The cache policy picks the experts to load, from per-expert request counts, which the host counts in its CPU
+stages. An expert is copied from host memory into the slot of the evicted one, a few pieces per step. After
+the step has been launched, each piece is copied on a separate stream and packed by captured kernels. So no
+additional thread competes with the compute threads. Between two steps the lookup tables of the kernels are
+updated: the evicted expert belongs to the host before its slot is written, the loaded one belongs to the
+device once it is complete.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ from edgeinfer_kernels.sizes.cuda_buffers import REFILL_BYTES
 from edgeinfer_kernels.weights import ExpertWeights, Matrix
 
 PIECES_PER_STEP = 3
-"""Of experts on their way: a piece takes the host some 40 us."""
+"""Pieces of experts copied per step: a piece costs the host about 40 us."""
 Counts = npt.NDArray[np.int64]
 
 
 class Change(Protocol):
-    """In `layer` (a row of the policy's), `expert` is to have the slot of `leaves`."""
+    """In `layer` (a row of the policy), `expert` replaces `leaves` in its slot."""
 
     @property
     def layer(self) -> int: ...
@@ -51,42 +51,42 @@ class ExpertPolicy(Protocol):
 
     @property
     def look_after(self) -> int:
-        """Tokens from one look at what was asked for to the next."""
+        """Number of tokens between two checks of the request counts."""
         ...
 
     def note(self, chosen: Counts) -> None:
-        """`chosen` (layers, experts): how often each was chosen since the last time."""
+        """Add `chosen` (layers, experts): request counts since the last call."""
         ...
 
     def proposals(self) -> Sequence[Any]:
-        """Each `Change` to make now, one after the other."""
+        """Each `Change` to make now, in order."""
         ...
 
     def begin(self, swap: Any) -> None:
-        """A change's slot is about to be written."""
+        """The slot of a change will be written next."""
         ...
 
     def land(self, swap: Any) -> None:
-        """A change's slot holds its expert."""
+        """The slot of a change holds its expert."""
         ...
 
 
 class CountingHost(Protocol):
-    """The host's half, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
+    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
     def asked(self) -> Mapping[int, Counts]:
-        """How often each expert was asked for, by layer."""
+        """Request counts of each expert, by layer."""
         ...
 
     def memory_of(self, matrix: Matrix) -> Bytes:
-        """Where a matrix lies in the kernels' layout."""
+        """The bytes of a matrix in the kernel layout."""
         ...
 
 
 class ExpertCacheLayer(NamedTuple):
-    """What of a layer lies on the device, all of its weights, which are the host's too; the matrices gate, up
-    and down in the host's memory, and how often each expert was asked for.
+    """A layer with changing experts: its part on the device, all its weights, the matrices gate, up and down
+    in host memory, and the request counts of the experts.
     """
 
     here: DeviceExperts
@@ -98,7 +98,7 @@ class ExpertCacheLayer(NamedTuple):
     def of(
         cls, here: DeviceExperts, weights: ExpertWeights, asked: Counts, host: CountingHost
     ) -> "ExpertCacheLayer":
-        """`weights` as the host has them."""
+        """`weights` in the layout of the host."""
         gate, up, down = (
             torch.from_numpy(host.memory_of(stack))
             for stack in (weights.ffn_gate_exps, weights.ffn_up_exps, weights.ffn_down_exps)
@@ -107,8 +107,10 @@ class ExpertCacheLayer(NamedTuple):
 
 
 class Packer:
-    """Some rows of a format on their way: (groups, bytes) as the host has them, sixteen together, become
-    planes. Recorded once in the graphs' `pool`, as launching it one by one costs the host ten times as much.
+    """Converts rows of a format from the host layout, (groups, bytes) with sixteen rows per group, to planes.
+
+    It is captured once in the graphs' `pool`, because launching the kernels one by one costs the host ten
+    times as much.
     """
 
     def __init__(self, stack: Matrix, groups: int, device: torch.device, pool: Any) -> None:
@@ -134,18 +136,18 @@ class Packer:
         self._packed.fill(0, rows_of_groups(self._raw, self._packed.format))
 
     def bring(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> None:
-        """`groups` of the host's memory to the rows from `first_row` on; on the current stream."""
+        """Load `groups` of host memory into the rows from `first_row` on; on the current stream."""
         for part, there in self._packed_from(groups, target, first_row):
             there.copy_(part, non_blocking=True)
 
     def gives(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> bool:
-        """Whether `bring` would write what lies there."""
+        """Whether `bring` would write exactly the current content."""
         return all(torch.equal(part, there) for part, there in self._packed_from(groups, target, first_row))
 
     def _packed_from(
         self, groups: Tensor, target: DeviceMatrix, first_row: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each part of the planes, and where it belongs."""
+        """Each part of the planes, and its destination."""
         self._raw.copy_(groups, non_blocking=True)
         if self._graph is None:
             self._pack()
@@ -158,7 +160,7 @@ class Packer:
 
 
 class _Piece(NamedTuple):
-    """Groups of the host's memory that become rows of the device's from `first_row` on."""
+    """Groups in host memory that become the device's rows from `first_row` on."""
 
     packer: Packer
     groups: Tensor
@@ -167,8 +169,8 @@ class _Piece(NamedTuple):
 
 
 class ExpertCache:
-    """Carries out what `policy` says, whose rows are the `layers`. `ended`: why experts stay, the device not
-    having the memory for it, or an expert that is there not coming out as it was loaded.
+    """Executes the decisions of `policy`, whose rows are the `layers`. `ended`: the reason why experts no
+    longer change: not enough device memory, or a packed expert that differs from the loaded one.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class ExpertCache:
         self._wanted: list[Change] = []
         self._tokens = 0
         self.changes = 0
-        """Experts that have come."""
+        """Number of loaded experts."""
         self.ended: str | None = None
         self._packers: dict[tuple[str, int, int], Packer] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
@@ -203,7 +205,7 @@ class ExpertCache:
             torch.cuda.empty_cache()
 
     def _is_as_loaded(self, row: int) -> bool:
-        """Whether the expert in the layer's first slot is packed as it was when it was loaded."""
+        """Whether the expert in the layer's first slot is packed identically to when it was loaded."""
         expert = int((self._places[row][0] == 0).nonzero()[0])
         pieces = self._pieces_of(row, expert, 0)
         return all(piece.packer.gives(piece.groups, piece.target, piece.first_row) for piece in pieces)
@@ -215,14 +217,14 @@ class ExpertCache:
 
     @staticmethod
     def _stacks(layer: ExpertCacheLayer) -> list[tuple[Matrix, Tensor, DeviceMatrix]]:
-        """Gate, up and down: all experts of the host's, its memory, and those of the device."""
+        """Gate, up and down: all experts in the file, the host memory, and the device matrix."""
         here, w = layer.here, layer.weights
         stacks = w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps
         return list(zip(stacks, layer.memories, (here.gate, here.up, here.down), strict=True))
 
     @staticmethod
     def _steps(stack: Matrix) -> list[int]:
-        """Groups of each piece of an expert's matrix."""
+        """Group count of each piece of an expert's matrix."""
         group = group_bytes(stack)
         groups, most = expert_bytes(stack) // group, max(REFILL_BYTES // group, 1)
         return [min(most, groups - first) for first in range(0, groups, most)]
@@ -233,7 +235,9 @@ class ExpertCache:
             self._packers[key] = Packer(stack, groups, self._device, self._pool)
 
     def before_step(self, tokens: int) -> None:
-        """When a step is over, before the next one, of so many tokens: from now on who has come is here."""
+        """Called between steps, before the next step of `tokens` tokens: experts that are complete become
+        usable.
+        """
         self._tokens += tokens
         if self._coming is not None:
             if self._pieces or not (self._arrived is None or self._arrived.query()):
@@ -250,13 +254,13 @@ class ExpertCache:
             self._pieces = list(self._pieces_of(come.layer, come.expert, come.slot))
 
     def _tell(self, row: int, expert: int, slot: int) -> None:
-        """From the next step on the expert is in that slot of the device, -1: it is the host's."""
+        """From the next step on, the expert is in that slot of the device; -1: on the host."""
         places = self._places[row]
         places[0, expert], places[1, expert] = slot, -1 if slot >= 0 else expert
         self._layers[row].here.places.copy_(places, non_blocking=True)
 
     def beside_step(self) -> None:
-        """When a step has been launched: what goes on beside it."""
+        """Called after a step has been launched: work that overlaps with it."""
         if self._coming is not None:
             self._bring(self._coming)
         elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
@@ -267,14 +271,14 @@ class ExpertCache:
             self._wanted = list(self._policy.proposals())
 
     def _bring(self, change: Change) -> None:
-        """The next pieces of who comes, behind the last of them its biases."""
+        """Copy the next pieces of an expert; after the last one, its biases."""
         if not self._pieces:
             return
         if self._stream is None:
             self._launch(change)
             return
         main = torch.cuda.current_stream(self._device)
-        torch.cuda.set_stream(self._stream)  # a `with` takes several times as long
+        torch.cuda.set_stream(self._stream)  # A `with` block takes several times as long.
         try:
             self._launch(change)
         finally:
@@ -299,7 +303,7 @@ class ExpertCache:
             self._arrived.record()
 
     def _pieces_of(self, row: int, expert: int, slot: int) -> Iterator[_Piece]:
-        """An expert's matrices, cut, for a slot of its layer."""
+        """The pieces of an expert's matrices, for a slot of its layer."""
         for stack, memory, target in self._stacks(self._layers[row]):
             group, first = group_bytes(stack), 0
             of_expert = memory[expert * expert_bytes(stack) :][: expert_bytes(stack)].view(-1, group)
@@ -310,13 +314,13 @@ class ExpertCache:
                 first += count
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running copies."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
 def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
-    """(groups, bytes) uint8 of sixteen rows each in the host's layout to (rows, bytes) as in a file."""
+    """Convert (groups, bytes) uint8 of sixteen rows each in host layout to (rows, bytes) in file layout."""
     index = _places_of_bytes(format_name, groups.device)
     blocks = groups.view(len(groups), -1, index.numel())
     return blocks[:, :, index].transpose(1, 2).reshape(ROWS_PER_GROUP * len(groups), -1)
@@ -324,7 +328,7 @@ def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
 
 @cache
 def _places_of_bytes(format_name: str, device: torch.device) -> Tensor:
-    """(16, bytes of a block): where in sixteen rows' block each row has its bytes."""
+    """(16, bytes of a block): offsets of each row's bytes in a block of sixteen rows."""
     row = np.arange(ROWS_PER_GROUP)[:, None]
     fields = []
     for field in FIELDS[format_name]:

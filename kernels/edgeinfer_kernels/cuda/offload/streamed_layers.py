@@ -1,6 +1,6 @@
-"""A divided decoder's layers as a prompt takes them that the device computes alone: the host's part is sent.
+"""The layers of a split model for prefill on the GPU alone: the CPU's weights are streamed.
 
-Matrices stay in the host's layout and memory; their norms and biases, which are small, lie on the device.
+Matrices stay in host memory, in the host layout; their norms and biases, which are small, are on the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,24 +33,24 @@ from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForward
 
 
 class StreamingHost(Protocol):
-    """Whose weights are sent, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
+    """The host whose weights are streamed, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
     def caches(self) -> Mapping[int, LayerCache]:
-        """Of the layers whose attention is the host's, by index."""
+        """The caches of the layers with attention on the CPU, by layer index."""
         ...
 
     def memory_of(self, matrix: Matrix) -> Bytes:
-        """Where a matrix lies in the kernels' layout."""
+        """The bytes of a matrix in the kernel layout."""
         ...
 
 
 @dataclass(frozen=True)
 class PromptLayer:
-    """One layer of a prompt's way. `cache` None: the host's, of layer `index`.
+    """One layer of a prefill. `cache` None: it is on the host, for layer `index`.
 
-    `second`: the parts of a dense feed-forward, none: it is the host's turn; or a mixture, to which the
-    experts that are `sent` belong.
+    `second`: the parts of a dense feed-forward (empty: a CPU stage computes it), or an MoE block together
+    with its `sent` (streamed) experts.
     """
 
     index: int
@@ -62,14 +62,14 @@ class PromptLayer:
 
     @property
     def norm(self) -> DeviceFeedForward | DeviceExperts | None:
-        """Who has the norm before the feed-forward; None: there is nobody here."""
+        """The part that has the norm before the feed-forward; None: not on the device."""
         if isinstance(self.second, DeviceExperts):
             return self.second
         return next((part for part in self.second if part.norm is not None), None)
 
 
 def device_layers(model: DeviceModel) -> list[PromptLayer]:
-    """The device's own layers, with what of them lies there."""
+    """The device's layers, with its weights only."""
     found = []
     for index, (facts, layer) in enumerate(zip(model.specification.layers, model.layers, strict=True)):
         second = layer.feed_forward
@@ -79,9 +79,9 @@ def device_layers(model: DeviceModel) -> list[PromptLayer]:
 
 
 class StreamedLayers(LayerBuilder):
-    """All layers of the whole decoder, `divisions` telling what of them `model` has already.
+    """All layers of the whole decoder; `divisions` defines which parts `model` already has.
 
-    `least_tokens`: from how many on a prompt takes this way. Nothing is sent before `connect`.
+    `least_tokens`: minimum prompt tokens for streaming. Nothing is streamed before `connect`.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StreamedLayers(LayerBuilder):
         return self._matrices[-1]
 
     def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
-        """Each by itself, as it lies on the host."""
+        """Each matrix separately, in the host layout."""
         found = []
         for matrix, order in matrices:
             ordered = None
@@ -142,7 +142,9 @@ class StreamedLayers(LayerBuilder):
         return ExpertStacks(w.ffn_up_exps.experts, gate, up, down, *map(self._vector, biases))
 
     def connect(self, host: StreamingHost) -> int:
-        """Learn where the host has its weights and caches; how many bytes of weights couldn't be pinned."""
+        """Set the host whose weights and caches are used; return how many bytes of weights could not be
+        pinned.
+        """
         self.caches.connect(host.caches)
         self.sender.pin(self.caches.memories())
         return self.sender.connect(
@@ -150,12 +152,12 @@ class StreamedLayers(LayerBuilder):
         )
 
     def close(self) -> None:
-        """Give pinned memory back."""
+        """Release pinned memory."""
         self.sender.close()
 
 
 def can_send(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> bool:
-    """Whether all of the host's can be sent: the router of a mixture has to be on the device."""
+    """Whether all CPU weights can be streamed: the router of an MoE layer must be on the device."""
     return all(
         division.attention or isinstance(layer.feed_forward, FeedForwardWeights)
         for layer, division in zip(weights.layers, divisions, strict=True)

@@ -1,4 +1,4 @@
-"""A matrix that lies in the host's memory, in its kernels' layout, and is sent to be computed with."""
+"""A matrix in host memory, in the layout of the CPU kernels, that is streamed to the GPU for use."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,25 +14,25 @@ from edgeinfer_kernels.weights import Matrix
 
 @dataclass(frozen=True)
 class StreamedMatrix(DeviceMatrix):
-    """A matrix of the host's, or of each of several experts one; of its planes there is nothing.
+    """A matrix of the host, or one per expert; its planes have no memory.
 
-    `order` (head_dim,): that of its rows within each head on the device; None: as they are.
+    `order` (head_dim,): order of its rows within each head on the device; None: unchanged.
     """
 
     source: Matrix
     order: Tensor | None
     place: list[Tensor]
-    """Its bytes, as soon as the host is known."""
+    """Its bytes, once the host is known."""
 
     @classmethod
     def of(cls, source: Matrix, order: Tensor | None = None) -> "StreamedMatrix":
-        """Raises `UnsupportedOnDeviceError`: of a format that isn't computed with here."""
+        """Raises `UnsupportedOnDeviceError`: the device has no kernel for the format."""
         shapes = PlaneShapes.of(source.name, source.format, source.rows, source.columns)
         nothing = torch.empty(0, dtype=torch.int32)
         return cls(shapes, source.format, nothing, nothing, nothing, source, order, [])
 
     def connect(self, memory: Bytes) -> Tensor:
-        """Tell where its bytes are; they come back as a tensor."""
+        """Set its bytes; return them as a tensor."""
         self.place[:] = [torch.from_numpy(memory)]
         return self.place[0]
 

@@ -1,8 +1,8 @@
-"""The way of the host's weights to a device while a prompt is read: raw bytes, at the link's speed.
+"""Streams the host's weights to a device during prefill: raw bytes, at link speed.
 
-Copies run on a stream of their own into a few pieces of device memory that take turns, so that the next bytes
-come while there is computing with those before. The host's memory is pinned where it lies; what can't be goes
-through as many pinned pieces.
+Copies run on a separate stream into a ring of device buffers, so that the next transfer overlaps with
+computation. The host memory is pinned in place; memory that cannot be pinned is copied through the same
+number of pinned buffers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES
 
 
 class WeightStreamer:
-    """Device memory for SENT_PIECES pieces of `piece_bytes` out of the arena; `connect` it with the host's
+    """Device memory for SENT_PIECES pieces of `piece_bytes` from the arena; call `connect` with the host
     memory first, and `begin` before each chunk.
     """
 
@@ -32,7 +32,7 @@ class WeightStreamer:
         self._main: torch.cuda.Stream | None = None
 
     def connect(self, memories: Iterable[Tensor]) -> int:
-        """Pin the memory that weights lie in; how many bytes of it couldn't be."""
+        """Pin the memory of the weights; return how many bytes could not be pinned."""
         device = self._pieces[0].device
         if device.type != "cuda":
             return 0
@@ -48,7 +48,7 @@ class WeightStreamer:
         return refused
 
     def pin(self, memories: Iterable[Tensor]) -> int:
-        """Pin memory where it lies, until `close`; how many bytes of it couldn't be."""
+        """Pin memory in place, until `close`; return how many bytes could not be pinned."""
         refused = 0
         for memory in memories if self._pieces[0].device.type == "cuda" else ():
             if pin_in_place(memory):
@@ -58,13 +58,15 @@ class WeightStreamer:
         return refused
 
     def begin(self) -> None:
-        """Before a chunk: what is sent is for the stream that is the current one now."""
+        """Call before a chunk: streamed data is for the stream that is current now."""
         if self._stream is not None:
             self._main = torch.cuda.current_stream(self._pieces[0].device)
 
     def send(self, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Bytes first…last of each span of `memory`, one behind the other, `piece_bytes` at most; whatever
-        is launched from now on finds them there. They stay until `done`, behind which there may be others.
+        """Stream bytes first…last of each span of `memory`, concatenated, at most `piece_bytes`.
+
+        Kernels launched from now on can read the result. It is valid until `done`, after which the buffer may
+        be reused.
         """
         self._turn = (self._turn + 1) % len(self._pieces)
         nbytes = sum(last - first for first, last in spans)
@@ -79,7 +81,7 @@ class WeightStreamer:
             self._stage(memory, spans, staged)
             memory, spans = staged, [(0, nbytes)]
         self._stream.wait_event(self._free[self._turn])
-        torch.cuda.set_stream(self._stream)  # a `with` takes several times as long
+        torch.cuda.set_stream(self._stream)  # A `with` block takes several times as long.
         try:
             self._copy(memory, spans, piece)
         finally:
@@ -96,7 +98,7 @@ class WeightStreamer:
             at += last - first
 
     def _stage(self, memory: Tensor, spans: Sequence[tuple[int, int]], to: Tensor) -> None:
-        """The same within main memory, by several threads."""
+        """The same within main memory, with several threads."""
         assert self._pool is not None
         moves, at = [], 0
         for first, last in spans:
@@ -113,12 +115,12 @@ class WeightStreamer:
         list(self._pool.map(move, range(len(moves))))
 
     def done(self) -> None:
-        """All that reads what was sent last has been launched."""
+        """Call when all kernels that read the last transfer have been launched."""
         if self._main is not None:
             self._free[self._turn].record(self._main)
 
     def close(self) -> None:
-        """Wait for what is under way and give pinned memory back."""
+        """Wait for running transfers and release pinned memory."""
         if self._stream is not None:
             torch.cuda.synchronize(self._pieces[0].device)
         if self._pool is not None:
@@ -130,15 +132,15 @@ class WeightStreamer:
 
 
 def pin_in_place(memory: Tensor) -> bool:
-    """Pin memory in place; False: the system wouldn't."""
+    """Pin memory in place; False: the system refused."""
     found = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(found) == 0:
         return True
-    with suppress(RuntimeError):  # the failure is kept for the next launch, which is to fail here
+    with suppress(RuntimeError):  # Otherwise the error would be raised by the next launch.
         torch.ones(1, device="cuda")
     return False
 
 
 def unpin(memory: Tensor) -> None:
-    """Take back `pin_in_place`."""
+    """Undo `pin_in_place`."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

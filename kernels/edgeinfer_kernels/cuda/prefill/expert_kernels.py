@@ -1,7 +1,7 @@
-"""Kernels of a decode step's mixture of experts: choosing, gate and up, down with the weighted sum.
+"""Kernels of a decode step's MoE block: expert selection, gate and up, down with the weighted sum.
 
-Experts' matrices lie on top of each other; which rows a program reads it learns from the ids that the
-choosing kernel has left on the device.
+The matrices of the experts are stacked. A program finds its rows from the ids that the selection kernel has
+written to device memory.
 """
 
 import triton
@@ -38,9 +38,10 @@ def choose_experts_kernel(
     NORMALIZED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ids and weights (tokens, USED) of scores (tokens, stride), as `reference.route`; a program a token.
+    """ids and weights (tokens, USED) from scores (tokens, stride), as `reference.route`; one program per
+    token.
 
-    Scores that are no numbers count as the lowest. Reads 4·COUNT bytes a token, writes 8·USED.
+    NaN scores count as the lowest. Reads 4·COUNT bytes per token, writes 8·USED.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -106,10 +107,11 @@ def expert_gated_kernel(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """hidden = activation(gate·h) · (up·h) of a token's chosen expert; program (16 rows, token·USED + slot).
-    Of an expert below 0, which lies elsewhere, nothing.
+    """hidden = activation(gate·h) · (up·h) of a token's selected expert; program (16 rows, token·USED +
+    slot).
 
-    Reads sixteen rows of both matrices once a pair; writes 12 words for 32 hidden values.
+    Skips expert ids below 0, which are on another device. Reads sixteen rows of both matrices once per
+    assignment; writes 12 words per 32 hidden values.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -156,10 +158,10 @@ def expert_down_kernel(
     SHARED_EXPERT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """y = Σ weight · (down·hidden + bias), plus what y held times its weight; program (16 rows, token).
+    """y = Σ weight · (down·hidden + bias), plus the previous y times its weight; program (16 rows, token).
 
     SHARED_EXPERT: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(shared_scores) is its
-    weight. Reads sixteen rows of every expert in use, writes 64 bytes a token.
+    weight. Reads sixteen rows of every selected expert, writes 64 bytes per token.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)

@@ -1,4 +1,4 @@
-"""Products of a prompt's rows with several experts at once, and their weighed sum: how kernels are cut."""
+"""Grouped matmul of prefill tokens with several experts, their weighted sum, and the tile configs."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SUM_COLUMNS = 1024
 
 
 class GroupedTile(NamedTuple):
-    """How `grouped_product_kernel` is cut."""
+    """The tile config of `grouped_product_kernel`."""
 
     rows: int
     outputs: int
@@ -20,15 +20,19 @@ class GroupedTile(NamedTuple):
 
 
 def grouped_tile(capability: int) -> GroupedTile:
-    """Small tiles where Triton has no tensor cores to multiply with: sums are in registers."""
+    """The tile config; small tiles if Triton has no tensor cores to use, because sums are then in
+    registers.
+    """
     return GroupedTile(32, 32, 32) if 0 < capability < 80 else GroupedTile(64, 128, 64)
 
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """A chunk's pairs of token and expert, all int32 but the weights. `places`: of each pair's expert, those
-    of the device first, then the host's; `positions`: of each pair among those sorted by place. `tokens` and
-    `row_places`: of these.
+    """The token-expert assignments of a chunk, all int32 except the weights.
+
+    `places`: slot of each assignment's expert, first those of the device, then those of the host.
+    `positions`: index of each assignment in the order sorted by slot. `tokens` and `row_places`: token and
+    slot in sorted order.
     """
 
     places: Tensor
@@ -69,7 +73,9 @@ def add_experts(
     count: int,
     first_place: int,
 ) -> None:
-    """total (tokens, width) += what `count` sorted rows from `first` on give; see `add_experts_kernel`."""
+    """total (tokens, hidden_size) += the weighted results of `count` sorted rows from `first` on; see
+    `add_experts_kernel`.
+    """
     tokens, width = total.shape
     add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
         y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_place,

@@ -1,4 +1,4 @@
-"""Attention of a prompt's tokens over the cache: flash attention, causal, with grouped heads and windows."""
+"""Prefill attention over the cache: causal flash attention with grouped heads and windows."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from edgeinfer_kernels.specification import AttentionSpecification
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 ROTATED_ELEMENTS = 4096
-"""Of heads that a program rotates."""
+"""Elements of heads that a program multiplies with the Hadamard matrix."""
 
 
 @triton.jit
@@ -22,7 +22,9 @@ def _attend_tiles(
     HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, CACHE: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of positions first… below `last` into a running softmax; MASKED: not every row sees all."""
+    """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
+    not attend to all of them.
+    """
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
@@ -40,7 +42,8 @@ def _attend_tiles(
                 visible = visible & (seen[None, :] > asking[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
-        # A row that has seen nothing yet stands at -inf, which is not to be taken from itself.
+        # A row without visible positions so far has the maximum -inf, which must not be subtracted from
+        # itself.
         level = tl.where(now == float("-inf"), 0.0, now)
         shares = tl.exp2(scores - level[:, None])
         kept = tl.exp2(best - level)
@@ -77,12 +80,12 @@ def flash_attention_kernel(
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """softmax(cap(q · k · scale) where visible) · v, for some tokens' queries of one key head as rows.
+    """softmax(cap(q · k · scale) where visible) · v, for the queries of some tokens and one KV head as rows.
 
-    SINKS: every query head has one more score, whose value is nothing.
+    SINKS: every query head has one more score, without a value.
 
-    The last tokens, which see most, come first. Reads the keys and values that the tile sees once for
-    BLOCK_M // GROUP tokens, from cache mostly; writes tokens · heads · head_dim · 2 bytes.
+    The last tokens, which attend to the most positions, are scheduled first. Reads the visible keys and
+    values once per BLOCK_M // GROUP tokens, mostly from cache; writes tokens · heads · head_dim · 2 bytes.
     """
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
     first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_TOKENS
@@ -101,7 +104,7 @@ def flash_attention_kernel(
     mixed = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
     lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
     begin = 0
-    # Whole tiles that every row sees: behind all windows' beginnings, up to the first row's own position.
+    # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
     open_from = 0
     if WINDOW:
         begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
@@ -137,19 +140,21 @@ def flash_attention_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
-    """Heads (count, HEAD_DIM) float16 rotated in place, ROWS a program. Reads and writes them once."""
+    """Heads (count, HEAD_DIM) float16 times the Hadamard matrix, in place, ROWS per program. Reads and writes
+    them once.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dimension = tl.arange(0, DIMENSIONS)
     mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
     at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
     rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
-    tl.debug_barrier()  # as in `residual_kernel`
+    tl.debug_barrier()  # As in `residual_kernel`.
     tl.store(at, rotated, mask=mask)
 
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the kernel is cut: rows and positions of a tile, warps, stages of the pipeline."""
+    """The tile config of the kernel: rows and positions of a tile, warps, pipeline stages."""
 
     rows: int
     positions: int
@@ -158,10 +163,12 @@ class AttentionTile:
 
 
 def attention_tile(head_dim: int, group: int, capability: int, quantized: bool = False) -> AttentionTile:
-    """A tile for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100: 227)."""
+    """A tile config for the shared memory of the target (sm_75: 64 KiB; 86, 89, 120: 99; 80: 163; 90, 100:
+    227).
+    """
     wide = next_power_of_two(head_dim)
     if capability < 80:
-        # Without tensor cores for this in Triton: scores are sums in registers, and few fit.
+        # Without tensor core support in Triton, scores are sums in registers, and few fit.
         rows, positions, warps, stages = (
             (64, 32, 8, 1) if wide <= 64 else (32 if wide <= 128 else 16, 32, 8, 1)
         )
@@ -172,7 +179,7 @@ def attention_tile(head_dim: int, group: int, capability: int, quantized: bool =
     else:
         rows, positions, warps, stages = (128, 32, 8, 2) if wide <= 128 else (64, 32, 8, 1)
     if quantized and (wide > 128 or (wide > 64 and capability <= 80)):
-        positions //= 2  # decoding a tile takes registers beside it
+        positions //= 2  # Decoding a tile needs additional registers.
     return AttentionTile(max(rows, next_power_of_two(group)), positions, warps, stages)
 
 
@@ -188,11 +195,13 @@ def flash_attention(
     value_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """out (tokens, heads · head_dim) float16 of queries (tokens, heads, head_dim), float16, at start….
+    """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 at positions
+    start….
 
-    keys and values (kv_heads, positions, head_dim) hold everything up to start + tokens already; with scales
-    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0, or q4_0, if they are int32 (kv_heads, positions,
-    ⌈head_dim/8⌉), of whose heads queries have to be rotated too. sinks (heads,): one more score each.
+    keys and values (kv_heads, positions, head_dim) hold all positions up to start + tokens. With scales
+    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0, or q4_0 if they are int32 (kv_heads, positions,
+    ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
+    score per head.
     """
     tokens, heads, head_dim = queries.shape
     group, dimensions, cache = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[keys.dtype]

@@ -1,4 +1,4 @@
-"""Kernels of a prompt's mixture of experts: rows grouped by expert, their products, and their sum."""
+"""Kernels of a prefill MoE block: assignments grouped by expert, grouped matmul, and weighted sum."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,9 @@ from edgeinfer_kernels.cuda.decode.projections import ROWS
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize
 
 TILE_FIELDS = tl.constexpr(3)
-"""int32 of a tile of rows: the place of its expert's weights, its first row, and the end of its expert's."""
+"""int32 fields of a tile of rows: the slot of its expert's weights, its first row, and the end of its
+expert's rows.
+"""
 
 
 @triton.jit(do_not_specialize=["pairs", "here"])
@@ -25,12 +27,13 @@ def group_pairs_kernel(
     USED: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The pairs of token and expert sorted by the expert's place; a program an expert.
+    """Sort the token-expert assignments by the expert's slot; one program per expert.
 
-    places (2, EXPERTS): where each expert lies on the device, then on the host, -1: not there; the host's
-    follow the `here` of the device. ids (pairs,) are experts, USED of a token. pair_places (pairs,): of each
-    pair; positions (pairs,): of each pair among the sorted; tokens and row_places (pairs,): those of the
-    sorted; counts (EXPERTS,): pairs of each place. Reads the ids twice for every expert, from cache.
+    places (2, EXPERTS): slot of each expert on the device, then on the host, -1: absent; the host's slots
+    follow the `here` slots of the device. ids (pairs,): expert of each assignment, USED per token.
+    pair_places (pairs,): slot of each assignment; positions (pairs,): its index in sorted order; tokens and
+    row_places (pairs,): token and slot in sorted order; counts (EXPERTS,): assignments per slot. Reads the
+    ids twice for every expert, from cache.
     """
     expert = tl.program_id(0)
     own, theirs = tl.load(places + expert), tl.load(places + EXPERTS + expert)
@@ -70,8 +73,8 @@ def dequantize_experts_kernel(
     STEP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """out (experts, rows, COLUMNS) float16 = rows first_row… of those `experts` of a stack of matrices with
-    `expert_rows` each; program (STEP blocks, 16 rows, expert). As `dequantize_kernel` else.
+    """out (experts, rows, COLUMNS) float16 = rows first_row… of these `experts` of a stack of matrices with
+    `expert_rows` each; program (STEP blocks, 16 rows, expert). Otherwise as `dequantize_kernel`.
     """
     row, expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
     taken = tl.load(experts + expert) * expert_rows + first_row + tl.minimum(row, rows - 1)
@@ -97,9 +100,9 @@ def grouped_product_kernel(
 ):
     """out[r, first_out…] = row r · weights of its expert (experts, count, COLUMNS) transposed, float32.
 
-    Row r is rows[index[r]], or rows[r] where there is no index, (…, COLUMNS) float16; out has `stride`
-    numbers a row. Program (BLOCK_N outputs, a tile of BLOCK_M rows). Reads a tile's rows once for BLOCK_N
-    outputs, an expert's weights once for BLOCK_M rows.
+    Row r is rows[index[r]], or rows[r] without an index, (…, COLUMNS) float16; out has `stride` elements per
+    row. Program (BLOCK_N outputs, a tile of BLOCK_M rows). Reads a tile's rows once per BLOCK_N outputs, an
+    expert's weights once per BLOCK_M rows.
     """
     tile = tiles + TILE_FIELDS * tl.program_id(1)
     expert, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -139,8 +142,8 @@ def add_experts_kernel(
 ):
     """total[token] += Σ weight · (scale · y + bias) of the token's experts whose rows are in y.
 
-    Pair (token, expert) p has row positions[p] - first of y, if that is one of its `count`; its bias is that
-    of expert places[p] - first_place. Always in the same order. Program (BLOCK columns, token).
+    Assignment (token, expert) p has row positions[p] - first of y, if this is within `count`; its bias is
+    that of expert places[p] - first_place. The order of summation is fixed. Program (BLOCK columns, token).
     """
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,8 @@
-"""Reading a prompt: chunks of tokens through float16 products with dequantized weights.
+"""Prefill: chunks of tokens through float16 matmul with dequantized weights.
 
-Every matrix is dequantized, slice by slice, into a scratch that the library's matrix product then reads: on
-hundreds of tokens that beats a product on packed weights. Activations are float16 under a scale a row, so
-that none overflows; sums and the residual stream are float32.
+Every matrix is dequantized, slice by slice, into a scratch buffer that the library matmul reads. For hundreds
+of tokens this is faster than matmul with packed weights. Activations are float16 with a scale per row to
+avoid overflow; sums and hidden states are float32.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from edgeinfer_kernels.specification import AttentionSpecification, ExpertsSpeci
 
 
 class Prefill:
-    """Takes chunks of at most `chunk` tokens up the layers; the buffers come from the arena."""
+    """Evaluates chunks of at most `chunk` tokens through the layers; the buffers come from the arena."""
 
     def __init__(
         self, model: DeviceModel, arena: Arena, chunk: int, capability: int, sizes: ModelSizes
@@ -39,9 +39,9 @@ class Prefill:
         """`sizes`: of the whole decoder, of which `model` may be a part."""
         self.model = model
         self.sent: StreamedLayers | None = None
-        """All layers, where the host's can be sent."""
+        """All layers, if the CPU's weights can be streamed."""
         self.turns: PrefillExchange | None = None
-        """Those of the host, in a divided model."""
+        """The CPU stages of a split model."""
         self.chunk = chunk
         self._capability = capability
         facts = model.specification
@@ -58,10 +58,11 @@ class Prefill:
         self._layers = device_layers(model)
 
     def read(self, tokens: int, start: int) -> Tensor:
-        """Take the first `tokens` of `ids` to positions start…; x (tokens, width) above the last layer.
+        """Evaluate the first `tokens` of `ids` at positions start…; return x (tokens, hidden_size) after the
+        last layer.
 
-        In a divided model the first rows of `x` come from the host, which then takes its turns, or has its
-        weights sent here if there are tokens enough.
+        In a split model the first hidden states come from the host. It then runs its CPU stages, or its
+        weights are streamed to the GPU if there are enough tokens.
         """
         x = self.x[:tokens]
         self._ones.fill_(1.0)
@@ -95,7 +96,7 @@ class Prefill:
         return x
 
     def _norm(self, chunk: "_Chunk", place: int) -> None:
-        """The norm that follows the layer at `place`, from x."""
+        """Apply to x the norm that follows the layer at `place`."""
         norm, weight, bias, last = self._following(chunk, place)
         if not last:
             norm_rows(chunk.x, norm, weight, bias, chunk.h.rows, chunk.h.scales)
@@ -161,7 +162,7 @@ class Prefill:
         return out
 
     def _feed_forward(self, chunk: "_Chunk", place: int, parts: Sequence[DeviceFeedForward]) -> None:
-        """The parts of a dense feed-forward one behind the other, with the host's if it has a turn."""
+        """Compute the parts of a dense feed-forward in sequence, including the CPU stage if it has one."""
         facts, x, h, turn = chunk.layers[place].facts.feed_forward, chunk.x, chunk.h, chunk.turn_within(place)
         if turn:
             turn.send(x)
@@ -200,7 +201,7 @@ class Prefill:
     def _following(
         self, chunk: "_Chunk", place: int
     ) -> tuple[NormSpecification, Tensor | None, Tensor | None, bool]:
-        """The norm behind the layer at `place`; whether it is the last layer."""
+        """The norm after the layer at `place`, and whether it is the last layer."""
         if place + 1 == len(chunk.layers):
             return self.model.specification.norm, None, None, True
         layer = chunk.layers[place + 1]
@@ -209,7 +210,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some tokens on their way: the residual stream, its norm, their first position, and the way itself."""
+    """State of a chunk of tokens: hidden states, normed hidden states, first position, and its layers."""
 
     x: Tensor
     h: ScaledRows
@@ -218,6 +219,6 @@ class _Chunk:
     turns: PrefillExchange | None
 
     def turn_within(self, place: int) -> PromptTurn | None:
-        """The host's turn in a layer's feed-forward."""
+        """The CPU stage in a layer's feed-forward."""
         turn = self.turns.turns.within[place] if self.turns else 0
         return PromptTurn(self.turns, turn) if self.turns and turn else None

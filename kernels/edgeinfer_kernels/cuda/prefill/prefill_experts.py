@@ -1,7 +1,7 @@
-"""A prompt's mixture of experts: a chunk's tokens grouped by expert, each expert's matrices used once.
+"""Prefill MoE: the tokens of a chunk are grouped by expert, so each expert's matrices are used once.
 
-Which tokens go where the host has to know: it waits for the choice once a layer. Experts of the host are
-computed by it, or sent here: those alone that some token has chosen. Several experts are computed at a time.
+The host needs the token-expert assignments, so it waits for them once per layer. The CPU computes its
+experts, or the weights of those with tokens are streamed to the GPU. Several experts are computed at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,16 +36,16 @@ from edgeinfer_kernels.specification import (
 )
 
 GROUPED_PAIRS = 1024
-"""Pairs that a program looks at together."""
+"""Assignments that a program processes together."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Experts that are computed together: their places within `stacks`, and their rows among the sorted."""
+    """Experts that are computed together: their slots within `stacks`, and their sorted rows."""
 
     stacks: ExpertStacks
     first_place: int
-    """That of the stacks' first expert."""
+    """Slot of the first expert of the stacks."""
     experts: tuple[int, ...]
     counts: tuple[int, ...]
     first: int
@@ -55,8 +55,8 @@ class _Batch:
         return sum(self.counts)
 
     def tiles(self, rows: int) -> list[tuple[int, int, int]]:
-        """(expert's number in the batch, first row, end of the expert's rows) of tiles of so many rows, which
-        are counted from `first`.
+        """(index of the expert in the batch, first row, end of the expert's rows) of tiles of `rows` rows,
+        counted from `first`.
         """
         found, end = [], 0
         for number, count in enumerate(self.counts):
@@ -66,7 +66,7 @@ class _Batch:
 
 
 class PrefillExperts:
-    """Computes mixtures for chunks of at most `chunk` tokens; buffers come from the arena."""
+    """Computes MoE blocks for chunks of at most `chunk` tokens; buffers come from the arena."""
 
     def __init__(
         self, facts: DecoderSpecification, products: Products, arena: Arena, capability: int
@@ -88,7 +88,9 @@ class PrefillExperts:
     def route_early(
         self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, x: Tensor
     ) -> None:
-        """The scores of a router that reads x as it enters the layer; of another, nothing."""
+        """Compute the scores of a pre-attention router, which reads the layer's input x; does nothing for
+        other routers.
+        """
         if isinstance(facts, ExpertsSpecification) and facts.early:
             self._score(w, x)
 
@@ -106,9 +108,11 @@ class PrefillExperts:
         sent: ExpertStacks | None = None,
         send: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Tensor:
-        """Σ weight · expert(h) of the experts that are here, and the shared expert's part, (tokens, width)
-        float32. Of those on the host too if they are `sent`; `send` is given where the chosen experts lie on
-        the host, and their weights, if it computes them itself.
+        """Σ weight · expert(h) of the experts on the device, plus the shared expert: (tokens, hidden_size)
+        float32.
+
+        Includes the CPU's experts if they are `sent` (streamed). If the CPU computes its experts itself,
+        `send` is called with the slots of the selected experts on the CPU, and their weights.
         """
         tokens = len(h.rows)
         floats = self._floats[:tokens]
@@ -144,11 +148,11 @@ class PrefillExperts:
     def _group(
         self, facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
     ) -> ExpertRows:
-        """The chosen pairs by place; how many there are of each is on its way to the host."""
+        """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
         places, positions, tokens, row_places = (each[:count] for each in self._pairs)
         if w.changing:
-            self._counts.zero_()  # of places without an expert nobody writes how many pairs they have
+            self._counts.zero_()  # Slots without an expert are not written by the kernel.
         group_pairs_kernel[(w.count,)](
             ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
             EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
@@ -175,7 +179,7 @@ class PrefillExperts:
             batches += self._batches(counts, sent, w.here)
         tiles = [batch.tiles(self._tile.rows) for batch in batches]
         experts = [batch.experts for batch in batches]
-        # One way to the device for all of the layer's tables.
+        # One transfer to the device for all tables of the layer.
         numbers = [*chain.from_iterable(chain.from_iterable(tiles)), *chain.from_iterable(experts)]
         table = torch.tensor(numbers, dtype=torch.int32).to(h.rows.device, non_blocking=True)
         at_tile, at_expert = 0, 3 * sum(map(len, tiles))
@@ -186,8 +190,8 @@ class PrefillExperts:
             self._add_batch(facts, batch, choice, h, shown, which, total)
 
     def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
-        """Experts in use, as many together as their rows and their weights have room for; `counts`: pairs of
-        every place.
+        """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
+        per slot.
         """
         most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
         most_rows = self._products.expert_rows
@@ -213,7 +217,7 @@ class PrefillExperts:
         return self._products.sender
 
     def _experts_at_once(self, stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
-        """How many experts' rows fit the scratch, and a piece if they are sent; at least 1."""
+        """How many experts' rows fit the scratch, and a transfer piece if streamed; at least 1."""
         rows, columns = _expert_shape(stacks, matrix)
         most = len(self._products.scratch) // (rows * columns)
         if isinstance(matrix, StreamedMatrix):
@@ -282,7 +286,9 @@ class PrefillExperts:
             grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
 
     def _send(self, matrix: StreamedMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
-        """The experts' rows from `first` on in float16, (experts · rows, columns); neighbours in one copy."""
+        """Stream the experts' rows from `first` on as float16, (experts · rows, columns); adjacent ones in
+        one copy.
+        """
         rows = len(weights) // len(experts)
         begin, nbytes = (n // ROWS_PER_GROUP * matrix.group_bytes for n in (first, rows))
         spans: list[tuple[int, int]] = []

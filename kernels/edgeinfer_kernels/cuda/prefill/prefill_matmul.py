@@ -1,6 +1,7 @@
-"""A prompt's products: weights become float16 in a scratch, slice by slice, which a matrix product reads.
+"""Prefill matmul: weights are dequantized to float16 in a scratch buffer, slice by slice, for the library
+matmul.
 
-Those of the device come from its planes, those of the host are sent.
+The GPU's weights come from its planes; the CPU's weights are streamed.
 """
 
 import torch
@@ -25,9 +26,10 @@ DEQUANTIZING_WARPS = 8
 
 
 class Products:
-    """Products of at most `chunk` rows with any matrix of a decoder of these `sizes`; buffers of the arena.
+    """Matmul of at most `chunk` rows with any matrix of a decoder of these `sizes`; buffers come from the
+    arena.
 
-    `sender` brings the host's matrices, where they are to be sent.
+    `sender` streams the CPU's matrices, if enabled.
     """
 
     def __init__(self, sizes: ModelSizes, arena: Arena, chunk: int) -> None:
@@ -40,11 +42,11 @@ class Products:
         self.scratch = arena.take((prompt_scratch(sizes),), torch.float16)
 
     def floats(self, *shape: int) -> Tensor:
-        """Room for products, float32; the next ones overwrite it."""
+        """A float32 buffer for results; the next result overwrites it."""
         return self._products[: torch.Size(shape).numel()].view(shape)
 
     def hidden(self, rows: int, columns: int) -> ScaledRows:
-        """Room for hidden rows."""
+        """A buffer for hidden rows."""
         return ScaledRows(self._hidden[: rows * columns].view(rows, columns), self._hidden_scales[:rows])
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
@@ -72,7 +74,7 @@ class Products:
             _matrix_product(rows, weights, out[:, first : first + count])
 
     def rows_at_once(self, columns: int) -> int:
-        """Rows of a matrix that the scratch holds, a multiple of sixteen."""
+        """Rows of a matrix that fit the scratch, a multiple of sixteen."""
         return max(len(self.scratch) // columns // ROWS_PER_GROUP, 1) * ROWS_PER_GROUP
 
     def _multiply_sent(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
@@ -90,8 +92,8 @@ class Products:
             _matrix_product(rows, weights[:count], out[:, first : first + count])
 
     def dense(self, activation: Activation, w: DeviceFeedForward, h: ScaledRows) -> tuple[Tensor, Tensor]:
-        """down · hidden of some rows without its bias, (tokens, width) float32, and the rows' scales, which
-        are still to be multiplied to it. Both are overwritten by the next product.
+        """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
+        multiplied. Both are overwritten by the next matmul.
         """
         tokens, hidden = len(h.rows), w.hidden
         both = self.floats(2, tokens, hidden)
@@ -105,7 +107,7 @@ class Products:
         return self.product(inner.rows, w.down), inner.scales
 
     def product(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
-        """rows (tokens, columns) float16 · the matrix, float32; the next product overwrites it."""
+        """rows (tokens, columns) float16 · the matrix, float32; overwritten by the next matmul."""
         out = self.floats(len(rows), matrix.shapes.rows)
         self.multiply(rows, matrix, out)
         return out

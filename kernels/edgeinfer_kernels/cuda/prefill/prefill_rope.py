@@ -1,4 +1,6 @@
-"""From projected rows to queries, keys and values of a prompt: biases, q/k norm, RoPE, into the cache."""
+"""From projected rows to the queries, keys and values of a prompt: biases, q/k norm, RoPE, write to the
+cache.
+"""
 
 import torch
 import triton
@@ -16,9 +18,9 @@ def _rotated(
     HEADS: tl.constexpr, HEADS_2: tl.constexpr, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr,
     NORM: tl.constexpr, ROW: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Heads (HEADS_2, DIMENSIONS) of one token, normed and turned; 0 beyond HEADS and HEAD_DIM.
+    """Heads (HEADS_2, DIMENSIONS) of one token, after norm and RoPE; 0 beyond HEADS and HEAD_DIM.
 
-    Each element is read with its partner, half a head away, so that no head has to be taken apart.
+    Each element is loaded together with its RoPE partner, half a head away, so heads are not split.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     head = tl.arange(0, HEADS_2)[:, None]
@@ -141,12 +143,13 @@ def rope_append(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
 ) -> None:
-    """Queries (tokens, heads, head_dim) float16 of the product qkv; keys and values to the cache at start….
+    """Queries (tokens, heads, head_dim) float16 from the projection qkv; keys and values are written to the
+    cache at start….
 
-    qkv (tokens, (heads + 2 kv_heads) · head_dim) is multiplied by row_scales (tokens,) first; `bias` is of
-    the whole row. Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: their cosines, then
-    sines. q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: of a q8_0 or
-    q4_0 cache; for the latter queries are rotated as its keys are.
+    qkv (tokens, (heads + 2 kv_heads) · head_dim) is multiplied by row_scales (tokens,) first; `bias` is for
+    the whole row. Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: cosines, then sines.
+    q_norm and k_norm: weights of a head or of the row, by `facts.qk_norm`. Scales: of a q8_0 or q4_0 cache;
+    for q4_0, queries are multiplied with the Hadamard matrix like the keys.
     """
     tokens = qkv.shape[0]
     normed = facts.qk_norm != "none" and q_norm is not None

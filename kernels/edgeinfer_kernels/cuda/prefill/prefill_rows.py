@@ -1,7 +1,8 @@
-"""What stands between a prompt's matrix products: norms, residual sums and activations, a program a token.
+"""The kernels between the matmuls of prefill: norms, residual sums and activation functions, one program per
+token.
 
-A matrix product takes float16. Rows whose values would leave its range are divided by a power of two, the
-row's *scale*, and the product of the row is multiplied by it again: exact, and 1 for all but a few models.
+The matmul takes float16. Rows with values outside its range are divided by a power of two, the row's *scale*,
+and the matmul result is multiplied by it. This is exact; the scale is 1 for most models.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.specification import Activation, NormSpecification
 
 LARGEST = tl.constexpr(30000.0)
-"""What a scaled row stays within: float16 ends at 65504."""
+"""Limit of a scaled row; float16 ends at 65504."""
 
 NO_NORM = tl.constexpr(0)
 RMS = tl.constexpr(1)
@@ -34,7 +35,9 @@ class ScaledRows:
 
 @triton.jit
 def row_scale(largest):
-    """The power of two above largest/30000, so that largest over it is below 30000; 1 if it is anyway."""
+    """The power of two above largest/30000, so that largest over it is below 30000; 1 if no scale is
+    needed.
+    """
     exponent = ((largest / LARGEST).to(tl.int32, bitcast=True) >> 23) + 1
     scale = (tl.minimum(exponent, 254) << 23).to(tl.float32, bitcast=True)
     return tl.where(largest > LARGEST, scale, 1.0)
@@ -44,7 +47,7 @@ def row_scale(largest):
 def normed(
     x, mask, weight, bias, offsets, epsilon, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The norm of x (BLOCK,), 0 where masked, as `reference.normalize` has it."""
+    """The norm of x (BLOCK,), 0 where masked, as in `reference.normalize`."""
     if NORM == NO_NORM:
         return x
     else:
@@ -77,7 +80,9 @@ def norm_rows_kernel(
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """out = norm(x) / row scale. Reads WIDTH · 4 bytes a row (weights come from cache), writes WIDTH · 2."""
+    """out = norm(x) / row scale. Reads WIDTH · 4 bytes per row (weights come from cache), writes WIDTH ·
+    2.
+    """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < WIDTH
@@ -110,7 +115,7 @@ def join_rows_kernel(
 ):
     """x += residual scale · post norm(row scale · y + bias); then out = norm(x) / row scale, unless LAST.
 
-    Reads WIDTH · 8 bytes a row, writes WIDTH · 6.
+    Reads WIDTH · 8 bytes per row, writes WIDTH · 6.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
@@ -120,7 +125,7 @@ def join_rows_kernel(
         y += tl.load(y_bias + offsets, mask=mask, other=0.0)
     y = normed(y, mask, post_weight, post_weight, offsets, post_epsilon, WIDTH, POST_NORM, False)
     x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0) + residual_scale * y
-    tl.debug_barrier()  # as in `residual_kernel`
+    tl.debug_barrier()  # As in `residual_kernel`.
     tl.store(x_rows + row * WIDTH + offsets, x, mask=mask)
     if not LAST:
         z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
@@ -163,10 +168,10 @@ def activation_rows_kernel(
     GATE_BIAS: tl.constexpr,
     UP_BIAS: tl.constexpr,
 ):
-    """out = activation(gate · s + bias) · (up · s + bias) / row scale, by pieces of BLOCK.
+    """out = activation(gate · s + bias) · (up · s + bias) / row scale, in pieces of BLOCK.
 
-    Written as if the scale were 1; a row that turns out to need one is computed again. Reads WIDTH · 8 bytes
-    a row (4 ungated), writes WIDTH · 2.
+    Written with scale 1 first; a row that needs another scale is computed again. Reads WIDTH · 8 bytes per
+    row (4 without a gate), writes WIDTH · 2.
     """
     row = tl.program_id(0).to(tl.int64)
     in_scale = tl.load(in_scales + row)
@@ -192,7 +197,7 @@ def activation_rows_kernel(
 
 
 def warps_for(block: int) -> int:
-    """Warps of a program that holds `block` float32 of a row: at most 32 a thread."""
+    """Warps of a program that holds `block` float32 of a row: at most 32 per thread."""
     return min(16, max(1, block // 1024))
 
 
@@ -206,7 +211,7 @@ def norm_rows(
 ) -> None:
     """out (tokens, width) float16 = norm of x (tokens, width) float32 / row_scales (tokens,).
 
-    Without a weight there is no norm.
+    Without a weight, x is not normalized.
     """
     tokens, width = x.shape
     block = next_power_of_two(width)
@@ -232,7 +237,7 @@ def join_rows(
 ) -> None:
     """x (tokens, width) float32 += residual_scale · post_norm(y_scales · y + y_bias); then `norm_rows` of it.
 
-    y is a matrix product (tokens, width), float32 or float16. `out` None: x is all that is wanted.
+    y is a matmul result (tokens, width), float32 or float16. `out` None: only x is updated.
     """
     tokens, width = x.shape
     block = next_power_of_two(width)
@@ -254,10 +259,11 @@ def activation_rows(
     out: torch.Tensor,
     row_scales: torch.Tensor,
 ) -> None:
-    """out (tokens, width) float16 = activation(gate) · up / row_scales; ungated: activation(up) / row_scales.
+    """out (tokens, width) float16 = activation(gate) · up / row_scales; without a gate: activation(up) /
+    row_scales.
 
-    gate and up (tokens, width) are products, float32 or float16, that in_scales (tokens,) is still to be
-    multiplied to; views of one product will do, as long as both have the same stride between rows.
+    gate and up (tokens, width) are matmul results, float32 or float16, that are still to be multiplied by
+    in_scales (tokens,). They may be views of one result if both have the same row stride.
     """
     tokens, width = up.shape
     if gate is not None and gate.stride(0) != up.stride(0):

@@ -1,4 +1,4 @@
-"""The activation functions of feed-forward blocks, for kernels of steps and of prompts."""
+"""The activation functions of feed-forward blocks, for decode and prefill kernels."""
 
 import triton
 import triton.language as tl
@@ -23,7 +23,7 @@ LIMIT = tl.constexpr(CLAMPED_SWIGLU_LIMIT)
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """SiLU, GELU in its tanh form (x · sigmoid of twice what the tanh takes), ReLU, or ReLU squared."""
+    """SiLU, GELU in its tanh form (x · sigmoid of twice the tanh argument), ReLU, or ReLU squared."""
     if ACTIVATION == SILU:
         return x / (1.0 + tl.exp(-x))
     elif ACTIVATION == GELU:
@@ -37,7 +37,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activate_gated(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) · up; of the clamped SwiGLU what `specification.Activation` says."""
+    """activation(gate) · up; clamped SwiGLU as defined in `specification.Activation`."""
     if ACTIVATION == CLAMPED_SWIGLU:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

@@ -1,9 +1,9 @@
-"""How a layer's keys and values lie on the device, and tiles of them in and out of float16, q8_0 or q4_0.
+"""The layout of a layer's KV cache on the device, and load and store of tiles in float16, q8_0 or q4_0.
 
 float16: (kv_heads, positions, head_dim). q8_0: int8 of that shape, and float16 scales (kv_heads, positions,
-⌈head_dim/32⌉), each the absolute maximum of its 32 dimensions over 127. q4_0: of heads that are rotated as
-`cache_elements.rotated` has it, codes -8…7 plus 8, eight a word, int32 (kv_heads, positions, ⌈head_dim/8⌉),
-the even dimensions' in its low half; and scales, each the element furthest from 0 of its 32 over -8.
+⌈head_dim/32⌉), each the absolute maximum of its 32 dimensions over 127. q4_0: heads in the Hadamard basis
+(`cache_formats.rotated`), codes -8…7 plus 8, eight per word, int32 (kv_heads, positions, ⌈head_dim/8⌉), the
+even dimensions in its low 16 bits; and scales, each the element of largest magnitude of its 32 over -8.
 """
 
 import torch
@@ -16,21 +16,24 @@ F16 = tl.constexpr(0)
 Q8_0 = tl.constexpr(1)
 Q4_0 = tl.constexpr(2)
 CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0}
-"""What kernels are told of a cache, their constant CACHE, by the type of its elements."""
+"""The value of the kernel constant CACHE, by the dtype of the cache elements."""
 NO_CODES = tl.constexpr(-0x77777778)
 """A word of eight zeros."""
 HALVES = tl.constexpr(0x64006400)
-"""With codes in the lowest bits of both halves, 1024 + code as float16; converting takes four times more."""
+"""With codes in the lowest bits of both 16-bit parts, this is 1024 + code as float16; a conversion takes four
+times as long.
+"""
 BYTES_RAISED = tl.constexpr(-0x7F7F7F80)
-"""Exclusive or with it, four int8 become bytes, each plus 128."""
+"""Exclusive or with this converts four int8 to bytes, each plus 128."""
 
 
 @triton.jit
 def hadamard(x, HEAD_DIM: tl.constexpr):
-    """Heads (n, DIMENSIONS) float32 times the orthonormal Hadamard matrix; again, and they are as before.
+    """Heads (n, DIMENSIONS) float32 times the orthonormal Hadamard matrix; applied twice, it is the identity.
 
-    Blocks of the largest power of two that divides HEAD_DIM. Each step adds and subtracts neighbours, and
-    takes the sums to the first half of the block: after the last all stand in order.
+    The block size is the largest power of two that divides HEAD_DIM. Each step computes sums and differences
+    of neighbors, and stores the sums in the first half of the block; after the last step all elements are in
+    order.
     """
     ROWS: tl.constexpr = x.shape[0]
     DIMENSIONS: tl.constexpr = x.shape[1]
@@ -45,7 +48,7 @@ def hadamard(x, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def _signs(BLOCK: tl.constexpr):
-    """Hadamard matrices of BLOCK, not scaled, down the diagonal of (16, 16) float16."""
+    """Unscaled Hadamard matrices of BLOCK along the diagonal of a (16, 16) float16 matrix."""
     row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     ones = row & column & (BLOCK - 1)
     ones = ones ^ (ones >> 2)
@@ -56,10 +59,11 @@ def _signs(BLOCK: tl.constexpr):
 
 @triton.jit
 def hadamard_of_halves(x, HEAD_DIM: tl.constexpr):
-    """As `hadamard`, rounded to float16 on the way, float16: by tensor cores, in fewer steps of many rows.
+    """As `hadamard`, in float16 with intermediate rounding: uses tensor cores, in fewer steps for many rows.
 
-    A block is sixteens of dimensions: first these are multiplied with the matrix of their sixteen, then what
-    stands at the same place of each is, beside as many places as make up sixteen again.
+    A block consists of groups of sixteen dimensions. First each group is multiplied with the matrix of its
+    sixteen elements. Then the elements at the same index of all groups are multiplied, packed to sixteen
+    again.
     """
     ROWS: tl.constexpr = x.shape[0]
     DIMENSIONS: tl.constexpr = x.shape[1]
@@ -92,11 +96,12 @@ def load_cache_tile(
     DIMENSIONS: tl.constexpr,
     CACHE: tl.constexpr,
 ):
-    """Rows `rows` (N,) of one head as float16 (N, DIMENSIONS), those of q4_0 rotated as they lie; what is
-    masked or beyond HEAD_DIM is 0.
+    """Rows `rows` (N,) of one head as float16 (N, DIMENSIONS), for q4_0 in the Hadamard basis; masked
+    elements and those beyond HEAD_DIM are 0.
 
-    `base` is the whole layer's keys or values, `scales` its scales (unread of float16), `positions` what the
-    layer has room for. Reads HEAD_DIM · 2 bytes a row, HEAD_DIM · 17/16 of q8_0, HEAD_DIM · 9/16 of q4_0.
+    `base` is the whole layer's keys or values, `scales` its scales (not read for float16), `positions` the
+    capacity of the layer. Reads HEAD_DIM · 2 bytes per row, HEAD_DIM · 17/16 for q8_0, HEAD_DIM · 9/16 for
+    q4_0.
     """
     row = head.to(tl.int64) * positions + rows
     if CACHE == Q4_0:
@@ -131,7 +136,7 @@ def load_cache_tile(
 
 @triton.jit
 def _eight_codes(words):
-    """The codes of words (n, m), less 8, as float16 (n, m, 2, 2, 2)."""
+    """The codes of words (n, m), minus 8, as float16 (n, m, 2, 2, 2)."""
     low_0, high_0 = _two_codes(words)
     low_1, high_1 = _two_codes(words >> 4)
     low_2, high_2 = _two_codes(words >> 8)
@@ -143,7 +148,7 @@ def _eight_codes(words):
 
 @triton.jit
 def _two_codes(words):
-    """1024 and the code in the lowest bits of either half, as float16."""
+    """1024 plus the code in the lowest bits of either 16-bit part, as float16."""
     return _both_halves(masked_or(words, 0x000F000F, HALVES))
 
 
@@ -158,14 +163,14 @@ def _four_codes(words):
 
 @triton.jit
 def _both_halves(words):
-    """The float16 in the low halves of words, and in the high ones."""
+    """The float16 in the low 16 bits of words, and in the high 16 bits."""
     low = words.to(tl.int16).to(tl.float16, bitcast=True)
     return low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def _scaled(codes, scales, row, rows_mask, HEAD_DIM: tl.constexpr):
-    """Codes (N, DIMENSIONS) float16 times the scales of their groups: what the exact product rounds to."""
+    """Codes (N, DIMENSIONS) float16 times the scales of their groups, correctly rounded."""
     ROWS: tl.constexpr = codes.shape[0]
     DIMENSIONS: tl.constexpr = codes.shape[1]
     GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
@@ -188,9 +193,10 @@ def store_cache_rows(
     DIMENSIONS: tl.constexpr,
     CACHE: tl.constexpr,
 ):
-    """Put values (N, DIMENSIONS) float32, 0 beyond HEAD_DIM, at rows (N,) int64: head · positions + position.
+    """Store values (N, DIMENSIONS) float32, 0 beyond HEAD_DIM, at rows (N,) int64: head · positions +
+    position.
 
-    What a float16 can't hold is held at ±65504. Writes as many bytes as `load_cache_tile` reads.
+    Values outside the float16 range are clamped to ±65504. Writes as many bytes as `load_cache_tile` reads.
     """
     COUNT: tl.constexpr = values.shape[0]
     dimensions = tl.arange(0, DIMENSIONS)
@@ -210,7 +216,7 @@ def store_cache_rows(
         else:
             full = tl.max(tl.abs(grouped), axis=2) / 127.0
         scale = tl.minimum(tl.maximum(full, -65504.0), 65504.0).to(tl.float16)
-        # Divided by the scale that is stored; where that is too small for a float16, the group becomes 0.
+        # Divide by the stored scale; if it underflows in float16, the group becomes 0.
         used = scale.to(tl.float32)[:, :, None]
         steps = tl.floor(tl.where(used != 0, grouped / tl.where(used != 0, used, 1.0), 0.0) + 0.5)
         if CACHE == Q4_0:

@@ -1,4 +1,4 @@
-"""Kernels that turn rows of weights into floats: embeddings of tokens, and whole matrices for products."""
+"""Kernels that dequantize rows of weights to floats: embeddings of tokens, and whole matrices for matmul."""
 
 import triton
 import triton.language as tl
@@ -28,7 +28,7 @@ def embed_kernel(
 ):
     """x = embedding row · scale, its activations x·gain and squares; program (256 columns, token).
 
-    Reads a row's planes a token; writes WIDTH·4 bytes and 12 words (44 with floats) for 32 columns.
+    Reads a row's planes per token; writes WIDTH·4 bytes and 12 words (44 with floats) per 32 columns.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -52,7 +52,7 @@ def embed_rows_kernel(
 ):
     """x (tokens, WIDTH) = embedding rows of `ids` · scale; program (256 columns, token).
 
-    Reads a row's planes a token, writes WIDTH·4 bytes.
+    Reads a row's planes per token, writes WIDTH·4 bytes.
     """
     column = tl.program_id(0) * 256 + tl.arange(0, 256)
     token, inside = tl.program_id(1), column < WIDTH
@@ -72,7 +72,9 @@ def dequantize(
     STEP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Rows `taken` of a matrix, STEP blocks of them by the program's first number, to rows of `out`."""
+    """Dequantize STEP blocks (by the program's first index) of the rows `taken` of a matrix to rows of
+    `out`.
+    """
     block = tl.program_id(0) * STEP + tl.arange(0, STEP)
     place = (block % 8) * (BLOCKS // 8) + block // 8
     values = decode_rows(load_tile(matrix, taken, place, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
@@ -93,7 +95,7 @@ def dequantize_kernel(
 ):
     """out (rows, COLUMNS) float16 = the matrix from `first_row` on; program (STEP blocks, 16 rows).
 
-    Reads the rows' planes once, writes 2 bytes a weight.
+    Reads the rows' planes once, writes 2 bytes per weight.
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     taken = first_row + tl.minimum(row, rows - 1)

@@ -1,4 +1,4 @@
-"""The kernel for norms that no kernel beside them can take along."""
+"""The kernel for norms that cannot be fused into other kernels."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 def normalized(
     value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
 ):
-    """A whole row's norm: (groups, 16) float32, rms or layer, times weight, plus bias."""
+    """The norm of a whole row: (groups, 16) float32, rms or layer, times weight, plus bias."""
     if LAYER:
         mean = tl.sum(tl.sum(value, axis=1), axis=0) / WIDTH
         value = tl.where(inside, value - mean, 0.0)
@@ -44,11 +44,12 @@ def join_kernel(
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program a token, a row at once.
+    """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program per token, a whole row at
+    once.
 
-    For the norms that can't be left to the next kernel: layer norms, and those behind a block. Without x
-    (ADDS 0) it quantizes y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x
-    again and 12 words (44 with floats) for 32 columns.
+    For norms that cannot be fused into the next kernel: layer norms and post-norms. Without x (ADDS 0) it
+    quantizes y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x again and 12
+    words (44 with floats) per 32 columns.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -62,7 +63,7 @@ def join_kernel(
     if ADDS:
         pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
-        tl.debug_barrier()  # as in `residual_kernel`
+        tl.debug_barrier()  # As in `residual_kernel`.
         tl.store(pointers, value, mask=inside)
     if NORM:
         value = normalized(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)

@@ -1,4 +1,4 @@
-"""Tiles of quantized rows, and single weights of them, back to floats."""
+"""Dequantization of tiles of quantized rows, and of single weights."""
 
 import triton
 import triton.language as tl
@@ -70,11 +70,11 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def decode_rows(tile, TILE: tl.constexpr):
-    """All weights of a tile as its rows have them, (rows, 32·blocks) float16."""
+    """All weights of a tile in the column order of its rows, (rows, 32·blocks) float16."""
     parts = ()
     for element in tl.static_range(32):
         parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
-    # Elements half of what there is apart become neighbours last of all: bit by bit, from the highest.
+    # Elements that are half the size apart become neighbors in the last step: bit by bit, from the highest.
     for bit in tl.static_range(5):
         joined = ()
         for place in tl.static_range(16 >> bit):
@@ -108,7 +108,7 @@ def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexp
 
 @triton.jit
 def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TILE: tl.constexpr):
-    """The code of an element, its offset taken off, int32."""
+    """The code of an element minus its offset, int32."""
     if TILE.code == BYTE:
         word = tl.load(matrix[0] + row * (8 * BLOCKS) + (4 * upper + part) * BLOCKS + place)
         return (word << (24 - 8 * byte)) >> 24
@@ -133,7 +133,7 @@ def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TI
 
 @triton.jit
 def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
-    """Code to weight."""
+    """Convert a code to a weight."""
     SUPERS: tl.constexpr = BLOCKS // 8
     value = code.to(tl.float32)
     if TILE.scale == PAIR:

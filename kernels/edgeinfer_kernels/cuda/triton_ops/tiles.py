@@ -1,8 +1,9 @@
-"""Pieces of kernels: tiles of quantized rows, their dot products with quantized activations, and back.
+"""Device functions for tiles of quantized rows: loads, dot products with quantized activations, and
+quantization.
 
-*Activations* of one token are planes of 32-bit words in the blocks' order of `plane_formats`, (planes,
-blocks): 8 words of int8 (word j: elements 4j… of the block), 2 float32 scales (elements 0…15, 16…31), 2 int32
-sums of the int8 values; where a consumer has float weights, 32 planes of the float32 values follow.
+*Activations* of one token are planes of 32-bit words in the block order of `plane_formats`, (planes, blocks):
+8 words of int8 (word j: elements 4j… of the block), 2 float32 scales (elements 0…15, 16…31), 2 int32 sums of
+the int8 values; if a consumer has float weights, 32 planes of the float32 values follow.
 """
 
 import triton
@@ -38,14 +39,14 @@ FLOAT_PLANES = tl.constexpr(44)
 
 @triton.jit
 def wait_for_producers(DEPENDENT: tl.constexpr):
-    """Let the next kernel start, then wait until what the kernels before have written can be read."""
+    """Allow the next kernel to start, then wait until the results of the previous kernels can be read."""
     if DEPENDENT:
         gdc_wait()
 
 
 @triton.jit
 def release_consumers(DEPENDENT: tl.constexpr):
-    """Let the next kernel of the stream start to load what doesn't depend on this one."""
+    """Allow the next kernel of the stream to start loading data that does not depend on this one."""
     if DEPENDENT:
         gdc_launch_dependents()
 
@@ -60,13 +61,17 @@ def _masked_load(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
-    """The blocks start… start + STEP, of which a thread loads VECTOR side by side. `start`: a multiple."""
+    """The blocks start… start + STEP, of which a thread loads VECTOR adjacent ones. `start` is a multiple of
+    VECTOR.
+    """
     return tl.max_contiguous(tl.multiple_of(start + tl.arange(0, STEP), VECTOR), STEP)
 
 
 @triton.jit
 def _supers_at(blocks, SUPERS: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the super-scales of `blocks` lie; loaded by the threads that load the blocks (VECTOR 0: any)."""
+    """Offsets of the super-block scales of `blocks`; loaded by the threads that load the blocks (VECTOR 0:
+    any).
+    """
     places = blocks % SUPERS
     if VECTOR > 0:
         RUN: tl.constexpr = SUPERS & -SUPERS
@@ -85,10 +90,10 @@ def load_tile(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr = 0,
 ):
-    """Words, scale and super-scale of `rows` and `blocks`; each (rows, blocks) int32.
+    """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32.
 
-    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks a row, MASKED: `blocks` may go beyond;
-    VECTOR: they are of `blocks_at`.
+    `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks per row. MASKED: `blocks` may exceed
+    that; VECTOR: `blocks` come from `blocks_at`.
     """
     inside = (blocks < BLOCKS)[None, :]
     row, block = rows[:, None], blocks[None, :]
@@ -164,10 +169,10 @@ def _float_dot(words, floats, TILE: tl.constexpr):
 
 @triton.jit
 def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: tl.constexpr):
-    """What the integer sums of both halves of blocks are worth, float32; everything has one shape.
+    """The float32 value of the integer sums of both halves of blocks; all arguments have the same shape.
 
     Formula: Σ_h scale_h·a_h·sum_h - minimum_h·a_h·(Σ int8)_h, where `first` and `second` are the halves' sums
-    of codes (offset taken off) times int8, a_h the activations' scales and (Σ int8)_h their own sums.
+    of codes (minus offset) times int8, a_h the activations' scales and (Σ int8)_h their sums.
     """
     if TILE.scale == SIGNED:
         first = first * ((scale << 24) >> 24)
@@ -218,10 +223,11 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
 
 @triton.jit
 def quantize(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: tl.constexpr, token=0):
-    """Store values (groups, 16) float32 as activations; `group` says which sixteen elements each row holds.
+    """Store values (groups, 16) float32 as activations; `group` is the index of the sixteen elements in each
+    row.
 
-    `inside`: groups to be stored; `token`: whose they are, one number or one for each row. Writes 12 words
-    for 32 values, and the values where PLANES says so.
+    `inside`: mask of the groups to store; `token`: the token index, one number or one per row. Writes 12
+    words per 32 values, and the float values if PLANES includes them.
     """
     GROUPS: tl.constexpr = values.shape[0]
     block = group // 2

@@ -1,8 +1,8 @@
-"""Rows as the host's kernels have them, sixteen interleaved, to plain float16 on the device, for any format.
+"""Converts rows in the CPU kernel layout, interleaved by sixteen, to float16 on the device, for any format.
 
 The layout is that of `cpu/layout/fields.py`: unit u of a block's field at byte `offset`, `unit` bytes wide,
-lies for row r of the group at 16 · (block · block bytes + offset + u · unit) + r · unit. A program takes
-words of codes, which hold 4 to 16 weights of a row each: four neighbours, or several times four.
+is at 16 · (block · block bytes + offset + u · unit) + r · unit for row r of the group. A program processes
+words of codes, which hold 4 to 16 weights of a row each: four adjacent ones, or a multiple.
 """
 
 from functools import cache
@@ -16,39 +16,39 @@ from edgeinfer_quant_formats import block_format
 
 ROWS = tl.constexpr(ROWS_PER_GROUP)
 WORDS = 64
-"""Words of codes of each row that a program unpacks."""
+"""Words of codes per row that a program unpacks."""
 FLOATS_PER_PROGRAM = 256
-"""Of each row, in formats of floats."""
+"""Elements per row and program, for float formats."""
 CODE_WORDS = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"), 4),
     "Q8_0": 8,
     **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 32),
     **dict.fromkeys(("Q2_K", "Q3_K"), 16),
 }
-"""Format -> words of a block that hold codes, upper bits aside."""
+"""Format -> words per block that hold codes, without upper bits."""
 
 
 @triton.jit
 def _half(block, row, AT: tl.constexpr):
-    """The float16 at byte AT of a block, float32."""
+    """The float16 at byte AT of a block, as float32."""
     return tl.load((block + ROWS * AT + 2 * row).to(tl.pointer_type(tl.float16))).to(tl.float32)
 
 
 @triton.jit
 def _word(block, row, AT: tl.constexpr, index):
-    """Word `index` of a field that begins at byte AT."""
+    """Word `index` of a field that starts at byte AT."""
     return tl.load((block + ROWS * AT + 64 * index + 4 * row).to(tl.pointer_type(tl.int32)))
 
 
 @triton.jit
 def _byte(block, row, AT: tl.constexpr, index):
-    """Byte `index` of a field of words that begins at byte AT, int32."""
+    """Byte `index` of a field of words that starts at byte AT, int32."""
     return tl.load(block + ROWS * (AT + (index & -4)) + 4 * row + (index & 3)).to(tl.int32)
 
 
 @triton.jit
 def _level(code, FP4: tl.constexpr):
-    """The level of a 4-bit code: of IQ4, or twice that of FP4."""
+    """The level of a 4-bit code: for IQ4, or twice that of FP4."""
     if FP4:  # 0 1 2 3, 4 6 8 12, 0 -1 -2 -3, -4 -6 -8 -12
         low = tl.where(code < 4, 50462976, 201852420)
         high = tl.where(code < 12, -33620224, -185009412)
@@ -66,9 +66,11 @@ def _store(out, column, value, inside):
 
 @triton.jit
 def _simple(out, block, row, i, k, inside, FORMAT: tl.constexpr):
-    """Blocks of 32 in nibbles: word i holds weights 4i… in its bytes' low halves, 16 + 4i… in the high ones.
+    """Blocks of 32 in nibbles: word i holds weights 4i… in the low nibbles of its bytes, 16 + 4i… in the high
+    nibbles.
 
-    Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4. Of MXFP4 the scale is 2^(first byte - 128), levels being doubled.
+    Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4. For MXFP4 the scale is 2^(first byte - 128), because levels are
+    doubled.
     """
     if FORMAT == "MXFP4":
         power = tl.load(block + row).to(tl.int32)
@@ -113,7 +115,7 @@ def _q8_0(out, block, row, i, k, inside):
 
 @triton.jit
 def _k_minimum(out, block, row, i, k, inside, FIFTH: tl.constexpr):
-    """Q4_K, or Q5_K with its FIFTH bits: of each 32 bytes first the low nibbles, then the high ones; 6-bit
+    """Q4_K, or Q5_K with its FIFTH bits: of each 32 bytes first the low nibbles, then the high nibbles; 6-bit
     scales and minima of 32 weights each.
     """
     pair, at = i >> 3, 4 * (i & 7) + k
@@ -152,7 +154,7 @@ def _q6_k(out, block, row, i, k, inside):
 
 @triton.jit
 def _two_bits(out, block, row, i, k, inside, THIRD: tl.constexpr):
-    """Q2_K, or Q3_K with its THIRD bits: of each 32 bytes the lowest two bits, then the next."""
+    """Q2_K, or Q3_K with its THIRD bits: of each 32 bytes the lowest two bits, then the next two."""
     side, at = i >> 3, i & 7
     if THIRD:
         word = _word(block, row, 32, i)
@@ -204,7 +206,7 @@ def unpack_kernel(
     """out (16 · groups, COLUMNS) float16 = groups of sixteen rows at `raw`; program (STEP of a row's words of
     codes, group). A block has CODES such words.
 
-    Reads a group's bytes once from memory, scales again from cache; writes 2 bytes a weight.
+    Reads a group's bytes once from memory, scales again from cache; writes 2 bytes per weight.
     """
     BLOCKS: tl.constexpr = COLUMNS // BLOCK
     word = (tl.program_id(0) * STEP + tl.arange(0, STEP))[None, :, None]
@@ -232,7 +234,9 @@ def unpack_kernel(
 
 @triton.jit
 def unpack_floats_kernel(raw, out, COLUMNS: tl.constexpr, STEP: tl.constexpr):
-    """The same of float16, bfloat16 or float32, at pointers of their type; program (STEP columns, group)."""
+    """The same for float16, bfloat16 or float32, with pointers of that type; program (STEP columns,
+    group).
+    """
     column = tl.program_id(0) * STEP + tl.arange(0, STEP)[None, :]
     row = tl.arange(0, ROWS)[:, None]
     inside = (column < COLUMNS) & (row < ROWS)
@@ -245,7 +249,7 @@ FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor) -> None:
-    """out (rows, columns) float16 = rows, a multiple of sixteen, that lie interleaved in `raw`, uint8."""
+    """out (rows, columns) float16 = rows, a multiple of sixteen, that are interleaved in `raw`, uint8."""
     groups = len(out) // ROWS_PER_GROUP
     if format_name in FLOATS:
         step = min(FLOATS_PER_PROGRAM, 1 << (columns - 1).bit_length())
@@ -263,6 +267,6 @@ def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor)
 
 @cache
 def _block(format_name: str) -> tuple[int, int, int]:
-    """Weights, bytes and words of codes of a block."""
+    """Weights, bytes and words of codes per block."""
     form = block_format(format_name)
     return form.block_elements, form.block_bytes, CODE_WORDS[format_name]

@@ -1,13 +1,13 @@
-"""Words of quantized rows: their codes as bytes, the dot products of bytes, and halves of words."""
+"""Operations on words of quantized rows: codes as bytes, dot products of bytes, and 16-bit parts of words."""
 
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Inline assembly can't be interpreted: kernels then compute the same with plain operations."""
+"""The interpreter cannot run inline assembly: kernels then compute the same with ordinary operations."""
 
 
-# plane_formats.Code and Scale, as kernels see them
+# `plane_formats.Code` and `Scale` as constants for kernels.
 NIBBLE = tl.constexpr(0)
 NIBBLE_1 = tl.constexpr(1)
 NIBBLE_2 = tl.constexpr(2)
@@ -27,7 +27,7 @@ SHORT = tl.constexpr(6)
 
 @triton.jit
 def _instruction(ASSEMBLY: tl.constexpr, first, second, third):
-    """One instruction of three words; never interpreted."""
+    """One instruction with three word operands; not for the interpreter."""
     return tl.inline_asm_elementwise(
         ASSEMBLY, "=r,r,r,r", [first, second, third], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -59,7 +59,7 @@ def dot_signed(weights, activations, sums):
 
 @triton.jit
 def select_bytes(low, high, selector):
-    """Byte k of the result is the one of low (0…3) and high (4…7) that the selector's nibble k names."""
+    """Byte k of the result is the byte of low (0…3) or high (4…7) selected by nibble k of the selector."""
     if INTERPRETED:
         chosen = tl.zeros_like(selector)
         for byte in tl.static_range(4):
@@ -77,13 +77,13 @@ def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
     if INTERPRETED:
         return (words & MASK) | BITS
     else:
-        zero = tl.zeros_like(words)  # constants of one instruction can't both be a part of it
+        zero = tl.zeros_like(words)  # Both constants cannot be immediates of one instruction.
         return _instruction("lop3.b32 $0, $1, $2, $3, 0xEA;", words, zero + MASK, zero + BITS)
 
 
 @triton.jit
 def look_up(codes, BOOK: tl.constexpr):
-    """Four 4-bit codes, in the low half of a word, to the four int8 levels of a codebook."""
+    """Map four 4-bit codes, in the low 16 bits of a word, to the four int8 levels of a codebook."""
     zero = tl.zeros_like(codes)
     if BOOK == 0:  # IQ4: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
         a, b, c, d = zero + (-1079142271), zero + (-152379953), zero + 639175937, zero + 1901675829
@@ -120,11 +120,11 @@ def quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def low_half(word):
-    """The float16 in the low half of a word."""
+    """The float16 in the low 16 bits of a word."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def high_half(word):
-    """The float16 in the high half of a word."""
+    """The float16 in the high 16 bits of a word."""
     return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -1,1 +1,1 @@
-"""Kernel shapes by GPU: compile targets, measured speeds, the tuner."""
+"""Kernel tile configs by GPU: compile targets, speed measurements, the tuner."""

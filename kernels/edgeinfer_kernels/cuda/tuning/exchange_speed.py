@@ -1,4 +1,6 @@
-"""What a turn of the host costs a step beside the host's work, and whether the two meet within a graph."""
+"""Measures the cost of a CPU stage without work, and whether device and host can synchronize within a
+graph.
+"""
 
 import time
 
@@ -19,13 +21,13 @@ from edgeinfer_kernels.one_layer import one_layer
 TURNS = 32
 ROUNDS = 5
 PATIENCE = 1.0
-"""Seconds after which a device that doesn't meet its host is given up."""
+"""Timeout in seconds for a device that does not synchronize with its host."""
 SENT, ANSWERED = MAILBOX.sent // 8, MAILBOX.answered // 8
 _FORMAT, _ROWS = "Q8_0", 32
 
 
 class _Exchange:
-    """TURNS turns of one token, on the smallest model there is."""
+    """TURNS stages of one token, on the smallest possible model."""
 
     def __init__(self, device: torch.device) -> None:
         specification, weights = one_layer(_FORMAT, _ROWS)
@@ -39,14 +41,14 @@ class _Exchange:
         self._norm = NextNorm(specification.norm, None, None)
 
     def launch(self) -> None:
-        """All turns, the first being numbered 1."""
+        """Launch all stages; the first has number 1."""
         out = self._launches.workspace.entering[0]
         for turn in range(1, TURNS + 1):
             self._turns.send(self._launches, turn, 1)
             self._turns.receive(self._launches, turn, None, 0.0, self._norm, out, 1)
 
     def answer(self) -> bool:
-        """Answer each turn as soon as it has come; False: one hasn't in time, and the device was let go."""
+        """Answer each stage as soon as it is reached; False: timeout, and the device was released."""
         words = self.mailbox.words.numpy()
         for turn in range(1, TURNS + 1):
             deadline = time.perf_counter() + PATIENCE
@@ -59,8 +61,8 @@ class _Exchange:
 
 
 def turn_seconds(device: torch.device) -> float | None:
-    """Seconds of a turn in which the host does nothing, rows out and back; None: a device that doesn't see
-    what its host writes, or the other way round, until a graph has ended.
+    """Seconds of a stage without work on the host, for sending and receiving hidden states; None: device and
+    host do not see each other's writes until a graph has ended.
     """
     exchange = _Exchange(device)
     try:

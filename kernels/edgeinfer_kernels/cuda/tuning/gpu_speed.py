@@ -1,6 +1,7 @@
-"""What a GPU and the way to it can do: reading, multiplying, copies both ways, handing over a layer.
+"""Measures the speed of a GPU and its link: memory reads, matmul, copies in both directions, exchange of a
+layer.
 
-On a device without CUDA (the tests' CPU) the same is done by the host's clock; its figures say nothing.
+On a device without CUDA (the CPU, in tests) the host's clock is used; these figures are meaningless.
 """
 
 import time
@@ -30,14 +31,14 @@ from edgeinfer_quant_formats import block_format
 READ_BYTES = 1 << 30
 COPY_BYTES = 128 << 20
 HEAD_BYTES = 256 << 20
-"""Of the matrix that a format is measured on: more than caches hold."""
+"""Bytes of the matrix for the measurement of a format: more than caches hold."""
 SMALL_ROWS = 2048
 ACTIVATION_BYTES = 16 << 10
-"""One token's activations, float32, width 4096."""
+"""Bytes of one token's activations, float32, hidden_size 4096."""
 ROUNDS = 10
 HAND_OVERS = 200
 REPEATS = 8
-"""Times that a head is launched in one graph."""
+"""Launches of a head in one graph."""
 HEAD_LAUNCHES = 2
 MATRIX = 4096
 PINNED_BYTES = 4 << 20
@@ -45,9 +46,9 @@ PINNED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """Bytes per second of reading; operations per second of a float16 product; bytes per second of copies,
-    pinned and pageable; seconds that activations take to the host and back, and whether they do so within a
-    graph: 1, or 0; likewise whether main memory is pinned where it lies.
+    """Bytes per second of reads; operations per second of a float16 matmul; bytes per second of copies,
+    pinned and pageable; seconds of a round trip of activations to the host; 1 if the round trip works within
+    a graph, else 0; and whether main memory can be pinned in place.
     """
 
     bytes_per_second: float
@@ -63,8 +64,8 @@ class GpuSpeed:
 
 @dataclass(frozen=True)
 class FormatSpeed:
-    """Bytes per second of a format's words and scales in a decode step, and a launch's own seconds; and bytes
-    per second of the host's layout that become float16 for a prompt.
+    """Bytes per second of a format's words and scales in a decode step, and the seconds of a launch; and
+    bytes per second of the host layout that are converted to float16 for prefill.
     """
 
     bytes_per_second: float
@@ -75,9 +76,9 @@ class FormatSpeed:
 def gpu_speed(
     device: torch.device, read_bytes: int = READ_BYTES, copy_bytes: int = COPY_BYTES, matrix: int = MATRIX
 ) -> GpuSpeed:
-    """Measure all of it, in about a second; a quarter of the free memory is taken at most, and given back.
+    """Run all measurements, in about a second; at most a quarter of the free memory is used, and released.
 
-    Raises `DeviceMemoryError`: there is too little.
+    Raises `DeviceMemoryError`: too little free memory.
     """
     if device.type != "cuda":
         return _gpu_speed(device, read_bytes, copy_bytes, matrix)
@@ -91,7 +92,8 @@ def gpu_speed(
 
 
 def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: int) -> GpuSpeed:
-    # The library's own memory first, which it keeps: cut from a larger piece it would keep all of that.
+    # Allocate the library's workspace first, which it keeps: if it were cut from a larger block, all of that
+    # block would be kept.
     a, b = (torch.ones((matrix, matrix), dtype=torch.float16, device=device) for _ in range(2))
     multiplying = _best_seconds(device, lambda: torch.mm(a, b))
     reading = _reading(device, read_bytes)
@@ -111,7 +113,7 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
 
 
 def _pins_in_place(device: torch.device) -> bool:
-    """Whether the system pins memory that a process has already."""
+    """Whether the system can pin memory that is already allocated."""
     memory = torch.zeros(PINNED_BYTES, dtype=torch.uint8)
     if device.type != "cuda":
         return True
@@ -122,13 +124,13 @@ def _pins_in_place(device: torch.device) -> bool:
 
 
 def _reading(device: torch.device, nbytes: int) -> float:
-    """Seconds of reading so many bytes once."""
+    """Seconds to read `nbytes` bytes once."""
     numbers = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
     return _best_seconds(device, lambda: torch.sum(numbers))
 
 
 def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """The fastest of some rounds, by the device's clock; one before them isn't counted."""
+    """The fastest of some rounds, by the device's clock; one warm-up round is not counted."""
     work()
     return min(_seconds(device, work) for _ in range(ROUNDS))
 
@@ -151,7 +153,7 @@ def _host(nbytes: int, pinned: bool) -> Tensor:
 
 
 def _copies(device: torch.device, nbytes: int, pinned: bool) -> tuple[float, float]:
-    """Seconds of a copy to the device, and of one back."""
+    """Seconds of a copy to the device, and of a copy back."""
     here, there = _host(nbytes, pinned), torch.zeros(nbytes, dtype=torch.uint8, device=device)
     return (
         _best_seconds(device, lambda: there.copy_(here, non_blocking=pinned)),
@@ -160,7 +162,9 @@ def _copies(device: torch.device, nbytes: int, pinned: bool) -> tuple[float, flo
 
 
 def _hand_over(device: torch.device) -> float:
-    """The median of activations to the host, an event awaited, and a copy back; by the host's clock."""
+    """The median of a copy of activations to the host, an awaited event, and a copy back; by the host's
+    clock.
+    """
     here, there = (
         _host(ACTIVATION_BYTES, True),
         torch.zeros(ACTIVATION_BYTES, dtype=torch.uint8, device=device),
@@ -189,8 +193,8 @@ def format_speed(
 ) -> FormatSpeed:
     """Time the head kernel of a decode step on a large and on a small matrix of the format.
 
-    The difference is reading; what is left of the small one is starting. Raises `UnsupportedOnDeviceError`,
-    or `DeviceMemoryError`: there is too little memory.
+    The difference is reading; the rest of the small one is launch time. Raises `UnsupportedOnDeviceError`, or
+    `DeviceMemoryError`: too little free memory.
     """
     small = _head(device, format_name, small_rows)
     rows = max(head_bytes * small_rows // small.nbytes // 16 * 16, 2 * small_rows)
@@ -201,14 +205,14 @@ def format_speed(
 
 
 class _Head(NamedTuple):
-    """Seconds of a head, and its matrix's bytes on the device."""
+    """Seconds of a head, and the bytes of its matrix on the device."""
 
     seconds: float
     nbytes: int
 
 
 def _head(device: torch.device, format_name: str, rows: int) -> _Head:
-    """What a head of so many rows takes."""
+    """Measure a head of `rows` rows."""
     specification, weights = one_layer(format_name, rows)
     counting = Arena()
     Workspace(DeviceModel(specification, weights, counting, 16), counting)
@@ -232,7 +236,7 @@ def _head(device: torch.device, format_name: str, rows: int) -> _Head:
 
 
 def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
-    """Bytes per second of the host's layout that become float16."""
+    """Bytes per second of the host layout that are converted to float16."""
     group_bytes = ROWS_PER_GROUP * block_format(format_name).row_bytes(MATRIX)
     groups = max(nbytes // group_bytes, 1)
     raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
@@ -241,7 +245,7 @@ def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
 
 
 def _head_seconds(device: torch.device, step: DecodeStep) -> float:
-    """Of one head, as it is used: recorded in a graph and replayed."""
+    """Seconds of one head, captured in a graph and replayed as in normal use."""
     if device.type != "cuda":
         return _best_seconds(device, lambda: step.head_of(1))
     step.head_of(1)

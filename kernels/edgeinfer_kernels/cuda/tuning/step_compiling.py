@@ -1,4 +1,4 @@
-"""Compiles the kernels of decode steps, several at a time, before a step is wanted."""
+"""Compiles the kernels of decode steps in parallel, before a step is needed."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,19 +13,19 @@ from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 
 OnCompiled = Callable[[int, int], None]
-"""Hears of (kernels that are compiled, kernels in all)."""
+"""Callback (compiled kernels, all kernels)."""
 COMPILERS: int | None = None
-"""Threads; None: some more than there are processors."""
+"""Number of threads; None: slightly more than there are CPUs."""
 AGAIN = 5
-"""How often what failed is tried once more: the first Pythons 3.11 can fail to parse in several threads at
-once (SystemError).
+"""Number of retries: the first releases of Python 3.11 can fail to parse in several threads at once
+(SystemError).
 """
 PATIENCE = 0.5
-"""Seconds before anybody hears of it: kernels that were compiled before come from the disk in less."""
+"""Seconds before progress is reported: kernels that are cached on disk take less."""
 
 
 class _Compilations(StepLaunches):
-    """Compile kernels that others launch."""
+    """Compile kernels without launching them."""
 
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
@@ -34,7 +34,7 @@ class _Compilations(StepLaunches):
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that can be told to begin nothing more; the compiler lets others run beside it."""
+    """Threads that can be stopped before the next kernel; the compiler releases the GIL."""
 
     def __init__(self) -> None:
         super().__init__(COMPILERS, thread_name_prefix="compiler")
@@ -45,7 +45,7 @@ class _Compilers(ThreadPoolExecutor):
 
     @contextmanager
     def stopped_by_errors(self) -> Iterator[None]:
-        """What is raised within, Ctrl-C too, waits for nothing but what has begun."""
+        """An exception within the context, including Ctrl-C, waits only for compilations that are running."""
         try:
             yield
         except BaseException:
@@ -62,9 +62,9 @@ class _Compilers(ThreadPoolExecutor):
 
 
 def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompiled | None = None) -> None:
-    """Compile what steps of these numbers of tokens launch, on all processors.
+    """Compile the kernels of steps with these token counts, on all CPUs.
 
-    What can't be compiled is passed over here: launching it says why.
+    Compile errors are ignored here; the launch reports them.
     """
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)

@@ -1,4 +1,4 @@
-"""What each kernel of a decode step adds to it, as the driver's own profiler sees replayed graphs."""
+"""The share of each kernel in a decode step, from the driver's profile of replayed graphs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from statistics import median
 import torch
 
 FIRST_KERNEL = "embed_kernel"
-"""A step begins with it."""
+"""The first kernel of a step."""
 OUTPUT, DOWN = "output", "down"
 _ATTENTION, _RESIDUAL = "decode_attention_kernel", "residual_kernel"
 ROLES = {
@@ -21,7 +21,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One run of a kernel: its name, and when it began and ended by the device's clock, in seconds."""
+    """One run of a kernel: name, start and end by the device's clock, in seconds."""
 
     name: str
     begin: float
@@ -30,9 +30,9 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel's part of a step: how often it runs there, and the median seconds that a run adds.
+    """A kernel's share of a step: runs per step, and the median seconds that a run adds.
 
-    Kernels overlap by dependent launch: what a run adds is from the end of the one before to its own.
+    Kernels overlap by dependent launch: a run adds the time from the end of the previous run to its end.
     """
 
     role: str
@@ -41,12 +41,12 @@ class KernelShare:
 
     @property
     def total_seconds(self) -> float:
-        """Of all its runs in a step."""
+        """Seconds of all its runs in a step."""
         return self.runs * self.seconds
 
 
 def kernel_runs(device: torch.device, work: Callable[[], object]) -> list[KernelRun]:
-    """The kernels that run on a GPU while `work` does, in the order in which they begin."""
+    """The kernels that run on a GPU during `work`, ordered by their start."""
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
@@ -60,9 +60,9 @@ def kernel_runs(device: torch.device, work: Callable[[], object]) -> list[Kernel
 
 
 def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
-    """The shares of a step's kernels, medians over the steps among `runs`, in their order within a step.
+    """The shares of a step's kernels, medians over the steps among `runs`, in order within a step.
 
-    Steps that are cut off, or have another number of kernels than most, don't count.
+    Incomplete steps, and steps with another number of kernels than most, are ignored.
     """
     steps: list[list[KernelRun]] = []
     for run in runs:
@@ -82,7 +82,7 @@ def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
 
 
 def _roles(step: Sequence[KernelRun]) -> list[str]:
-    """What each run is for; of a layer's two residuals the one behind attention closes attention."""
+    """The role of each run; of a layer's two residuals, the one after attention belongs to attention."""
     found: list[str] = []
     last = ""
     for run in step:

@@ -1,12 +1,12 @@
-"""How the kernels of a decode step are cut, with defaults for models that no tuner has seen."""
+"""Tile configs of a decode step's kernels, with defaults for models that were not tuned."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 MAX_SPLITS, FEW_SPLITS = 64, 16
-"""Stretches of a cache that a step's buffers have room for, and that any cache may be cut into."""
+"""Maximum number of KV splits that the step's buffers allow, and the number allowed for any cache size."""
 STRETCH = 256
-"""Positions for which a further stretch is worth what its programs take while the cache is short."""
+"""Minimum positions that justify a further KV split while the cache is short."""
 
 
 def next_power_of_two(value: int) -> int:
@@ -15,9 +15,9 @@ def next_power_of_two(value: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is cut: blocks of a row at a time and warps of a program; 0: what does well anywhere.
+    """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
-    `vector`: blocks side by side that a thread takes in a step of several tokens.
+    `vector`: adjacent blocks per thread in a step of several tokens.
     """
 
     step: int = 0
@@ -32,15 +32,15 @@ class Shape:
 
 
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
-"""What the rows of a matrix are for; `output` and `down` add to the residual stream, the others read it."""
+"""The role of a matrix; `output` and `down` add to the hidden states, the others read them."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The shapes of a step's kernels; the defaults were best or near it on an H200.
+    """The tile configs of a step's kernels; the defaults were best or nearly best on an H200.
 
-    A step of several tokens has two shapes: for kernels that read the residual stream, which have many rows,
-    and for those that add to it, whose few rows are as long or longer.
+    A step of several tokens has two configs: for kernels that read the hidden states, which have many rows,
+    and for those that add to them, which have fewer rows of equal or greater length.
     """
 
     qkv: Shape = Shape()
@@ -51,18 +51,18 @@ class Tuning:
     two: Shape = Shape(64, 4)
     two_adding: Shape = Shape(64, 4)
     four: Shape = Shape(32, 2, 2)
-    """Of three or four tokens."""
+    """For three or four tokens."""
     four_adding: Shape = Shape(64, 4, 2)
     eight: Shape = Shape(32, 4, 1)
-    """Of more."""
+    """For more tokens."""
     eight_adding: Shape = Shape(32, 4, 1)
     splits: int = MAX_SPLITS
-    """Stretches of a cache at most."""
+    """Maximum number of KV splits."""
     positions: int = 32
     attention_warps: int = 2
 
     def shape(self, kernel: RowKernel, tokens: int) -> Shape:
-        """How a kernel of rows is cut in a step of so many tokens."""
+        """The tile config of a GEMV kernel in a step of `tokens` tokens."""
         if tokens == 1:
             shape: Shape = getattr(self, kernel)
             return shape
@@ -74,7 +74,7 @@ class Tuning:
         return self.eight_adding if adding else self.eight
 
     def splits_for(self, positions: int) -> int:
-        """Stretches that a cache with room for so many positions is cut into."""
+        """Number of KV splits for a cache with this many positions."""
         return min(self.splits, max(FEW_SPLITS, next_power_of_two(positions // STRETCH)))
 
     def replace(self, **changes: Any) -> "Tuning":
@@ -82,9 +82,9 @@ class Tuning:
 
 
 def usual_tuning(capability: int) -> Tuning:
-    """The cuts for a GPU that nothing has been tried on; `capability`: ten times its compute capability.
+    """The default tile configs for a GPU; `capability`: ten times its compute capability.
 
-    Before 80 a product of tensor cores is half as deep, and a thread holds more of a tile: with the tiles of
-    others it would spill kilobytes.
+    Below 80, a tensor core operation has half the depth, and a thread holds more of a tile: the tiles of
+    other GPUs would spill kilobytes.
     """
     return Tuning() if capability >= 80 else Tuning(positions=16, attention_warps=4)

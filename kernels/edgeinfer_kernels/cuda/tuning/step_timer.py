@@ -1,4 +1,4 @@
-"""Times a decode step as it is used: recorded as a graph and replayed."""
+"""Times a decode step as in normal use: captured as a graph and replayed."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from edgeinfer_kernels.cuda.tuning.tuner import RejectedTrialError
 REPLAYS = 24
 ROUNDS = 3
 SHALLOW, DEEP = 512, 8192
-"""Tokens in the cache while a step is timed, where it has room for them: half of the context at most."""
+"""Cached tokens while a step is timed, if the context allows: at most half of the context."""
 
 
 class _WatchedLaunches(StepLaunches):
-    """Know the most words that a thread of their kernels spills."""
+    """Launches that record the maximum register spill per thread of their kernels, in words."""
 
     spills = 0
 
@@ -31,11 +31,11 @@ class _WatchedLaunches(StepLaunches):
 
 
 class StepTimer:
-    """Seconds of a step of some tokens with given cuts, on the step's own GPU and buffers: the mean of one
-    over a short text and one over a long text, of which the model has room.
+    """Seconds of a step with given tile configs, on the step's GPU and buffers: the mean of a step with a
+    short cache and one with a long cache, as far as the context allows.
 
-    What it writes to the caches lies at the positions behind those that are read. The first tuning that it is
-    asked for, with a number of tokens, sets how much may be spilled with these.
+    It writes to cache positions after those that are read. The first tuning for a token count sets the
+    allowed register spill.
     """
 
     def __init__(self, step: DecodeStep) -> None:
@@ -43,7 +43,9 @@ class StepTimer:
         self._most_spills: dict[int, int] = {}
 
     def __call__(self, tuning: Tuning, tokens: int) -> float:
-        """Raises `RejectedTrialError`: it can't be compiled so, or spills more than the first tuning."""
+        """Raises `RejectedTrialError`: it cannot be compiled with these tile configs, or spills more than the
+        first tuning.
+        """
         model, space = self._step.model, self._step.workspace
         usual = self._step.launches
         launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
@@ -67,7 +69,7 @@ class StepTimer:
         return sum(found) / len(found)
 
     def _stand_at(self, position: int, tokens: int) -> None:
-        """The step's tokens stand behind so many others."""
+        """Place the step's tokens after `position` cached tokens."""
         space, position = self._step.workspace, max(position, 0)
         state = torch.zeros_like(space.state)
         for token in range(tokens):
@@ -77,7 +79,7 @@ class StepTimer:
 
 
 def _replays(graph: torch.cuda.CUDAGraph) -> float:
-    """Seconds on the device of `REPLAYS` replays."""
+    """Seconds of `REPLAYS` replays on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(REPLAYS):

@@ -1,4 +1,4 @@
-"""Compiling kernels for GPUs that aren't there, and what they take: registers, spills, shared memory."""
+"""Compiles kernels for GPUs that are not present, and reports registers, spills and shared memory."""
 
 import re
 import subprocess
@@ -34,42 +34,42 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as it was launched: its arguments by name, without their values where these don't matter."""
+    """A kernel launch: its arguments by name, without values that do not affect compilation."""
 
     kernel: Any
     signature: dict[str, Any]
     constants: dict[str, Any]
     aligned: tuple[tuple[int, ...], ...]
-    """Where arguments are multiples of 16: their position, and within a tuple the one there."""
+    """Arguments that are multiples of 16: their position, and the position within a tuple."""
     options: tuple[tuple[str, Any], ...]
 
     @property
     def name(self) -> str:
-        """The kernel's."""
+        """The name of the kernel."""
         return str(self.kernel.__name__)
 
     @property
     def key(self) -> str:
-        """Equal for launches that compile to the same."""
+        """Equal for launches that compile to the same binary."""
         constants = sorted((name, str(value)) for name, value in self.constants.items())
         return str((self.name, self.signature, constants, self.aligned, self.options))
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a program of a compiled kernel takes; bytes of registers that were spilled are a thread's."""
+    """Resources of a program of a compiled kernel; spilled bytes are per thread."""
 
     registers: int
     spilled_bytes: int
     shared_bytes: int
     warps: int
     dependent: bool
-    """It has the instructions of programmatic dependent launch."""
+    """Whether it has the instructions of programmatic dependent launch."""
 
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """While this is open, nothing runs on a GPU: launches go into the list, each kind once."""
+    """Within this context nothing runs on a GPU: launches are recorded in the list, each kind once."""
     found: dict[str, Launch] = {}
     launches: list[Launch] = []
     original = JITFunction.run
@@ -101,7 +101,7 @@ def _launch(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> 
             aligned += [(position, at) for at, each in enumerate(value) if _is_aligned(each)]
         elif not parameter.is_constexpr and value is not None:
             free = parameter.do_not_specialize
-            # A whole number 1 is compiled in, unless its kernel says otherwise.
+            # An integer 1 is a compile-time constant, unless the kernel disables that.
             if free or isinstance(value, (bool, float, torch.Tensor)) or value != 1:
                 kind = _kind_of(value)
             if not free and _is_aligned(value):
@@ -129,9 +129,9 @@ def _is_aligned(value: Any) -> bool:
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:
-    """Compile a recorded launch for sm_`capability`, by the assembler that Triton brings: no GPU is needed.
+    """Compile a recorded launch for sm_`capability`, with Triton's assembler: no GPU is needed.
 
-    Dependent launch is left out below sm_90, which doesn't have it.
+    Dependent launch is omitted below sm_90, which does not support it.
     """
     options = dict(launch.options)
     if capability < 90:
@@ -146,7 +146,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
 
 
 def _usage(binary: bytes) -> tuple[int, int]:
-    """Registers a thread, and bytes of local memory and stack a thread."""
+    """Registers per thread, and bytes of local memory and stack per thread."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(binary)

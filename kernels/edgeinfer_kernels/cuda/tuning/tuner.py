@@ -1,7 +1,7 @@
-"""Which cuts of its kernels make a decode step fastest on this GPU: tried inside the step, and remembered.
+"""Tunes the tile configs of a decode step's kernels for this GPU: tried within the step, and saved.
 
-A kernel that is fastest alone needn't be so in a step, where its neighbours start before it has ended; so
-every trial is timed as a replay of the whole step, with one kernel cut in another way.
+The fastest kernel in isolation need not be the fastest in a step, where adjacent kernels overlap. So every
+trial is timed as a replay of the whole step, with one kernel changed.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from edgeinfer_kernels.specification import DecoderSpecification
 from edgeinfer_kernels.weights import DecoderWeights, Matrix
 
 GAIN = 0.003
-"""Share of a step's time by which a trial must be faster to be kept; replays differ by a third of that."""
+"""Minimum relative gain in step time for a trial to be kept; replays vary by a third of that."""
 FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
     "triton_ops/words.py", "triton_ops/tiles.py", "triton_ops/embedding_kernels.py",
@@ -29,7 +29,7 @@ KERNEL_SOURCES = (
     "decode/step_experts.py", "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py",
     "prefill/expert_kernels.py",
 )  # fmt: skip
-"""When one of these changes, what was tuned before is forgotten."""
+"""If one of these files changes, saved tunings become invalid."""
 
 _SHAPES = (
     Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
@@ -40,7 +40,7 @@ _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 @dataclass(frozen=True)
 class Trials:
-    """Changes of one part of a tuning, tried in a step of so many tokens."""
+    """Changes of one part of a tuning, tried in a step of `tokens` tokens."""
 
     tokens: int
     changes: tuple[dict[str, Any], ...]
@@ -55,16 +55,20 @@ TRIALS = (
     Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
     Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
 )
-"""Kernel by kernel: those that read most come first."""
+"""Kernel by kernel; those that read most come first."""
 
 
 class RejectedTrialError(Exception):
-    """A step that can't be compiled so, or whose registers spill; the text says why."""
+    """A step that cannot be compiled with these tile configs, or whose registers spill; the message gives the
+    reason.
+    """
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of tuning: the seconds of a step of one token as it began, and with the best cuts."""
+    """The result of tuning: seconds of a step of one token with the initial and with the best tile
+    configs.
+    """
 
     tuning: Tuning
     seconds_before: float
@@ -78,14 +82,14 @@ def tune(
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
-    """Cut one kernel after the other anew, keeping what makes the whole step more than `GAIN` faster.
+    """Tune one kernel after the other; keep a change that makes the whole step faster by more than `GAIN`.
 
-    `time_step` gives the seconds of a step of so many tokens, or raises `RejectedTrialError`. What seems
-    faster is timed again before it is kept, and the best again before each kernel's trials: clocks drift. No
-    trial is begun when `budget_seconds` are over.
+    `time_step` returns the seconds of a step with this many tokens, or raises `RejectedTrialError`. A trial
+    that seems faster is timed again before it is kept, and the best is timed again before each kernel's
+    trials, because clocks drift. No trial starts after `budget_seconds`.
 
     Raises:
-        RejectedTrialError: by `start` itself.
+        RejectedTrialError: from `start` itself.
     """
     end = clock() + budget_seconds
     best, before = start, time_step(start, 1)
@@ -120,7 +124,7 @@ def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: i
 def tuning_key(
     gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, kv: CacheType
 ) -> str:
-    """What a tuning holds for: a GPU, a model's kinds of layers, and the kernels as they are."""
+    """The key of a saved tuning: GPU, the model's kinds of layers, and the kernel sources."""
     layers = {
         (
             facts.attention.heads,
@@ -143,12 +147,12 @@ def _kind(*matrices: Matrix | None) -> list[tuple[str, int, int] | None]:
 
 
 def remembered_tuning(folder: Path, key: str) -> Tuning | None:
-    """What `remember_tuning` left in the folder; None where there is nothing, or nothing that can be used."""
+    """The tuning saved by `remember_tuning`; None if there is none, or it is unusable."""
     return _as_tuning(_load(folder / FILE).get(key))
 
 
 def remember_tuning(folder: Path, key: str, tuning: Tuning) -> None:
-    """Keep a tuning beside those of other keys. Raises `OSError` where the folder can't be written."""
+    """Save a tuning together with those of other keys. Raises `OSError` if the folder is not writable."""
     folder.mkdir(parents=True, exist_ok=True)
     known = _load(folder / FILE) | {key: _as_json(tuning)}
     fresh = folder / f"{FILE}.{os.getpid()}"
@@ -157,7 +161,7 @@ def remember_tuning(folder: Path, key: str, tuning: Tuning) -> None:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    """All that is known; nothing where the file is missing or damaged: it is only a cache."""
+    """All saved tunings; empty if the file is missing or damaged, because it is only a cache."""
     try:
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):

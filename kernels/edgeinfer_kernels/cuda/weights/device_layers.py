@@ -1,6 +1,6 @@
-"""One layer's weights as a device computes with them, and how they are put together from a file's.
+"""One layer's weights in the form that a device computes with, built from the file's weights.
 
-Where its matrices lie is for a subclass of `LayerBuilder` to say.
+A subclass of `LayerBuilder` defines where the matrices are stored.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ OrderedRows = tuple[Matrix, npt.NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class Stack:
-    """Matrices on top of each other, those of one format as one; at most two launches' worth of formats."""
+    """Stacked matrices, adjacent ones of one format merged; formats for at most two launches."""
 
     parts: tuple[DeviceMatrix, ...]
 
@@ -43,7 +43,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class DeviceAttention:
-    """One layer's attention on the device; vectors are None where there is nothing to do."""
+    """One layer's attention on the device; vectors are None if they are not needed."""
 
     qkv: Stack
     output: DeviceMatrix
@@ -60,7 +60,7 @@ class DeviceAttention:
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """One layer's keys and values and their scales, none of float16, as `cache_tiles.py` has them."""
+    """One layer's keys and values and their scales (none for float16), in the layout of `cache_tiles.py`."""
 
     keys: Tensor
     key_scales: Tensor
@@ -80,19 +80,20 @@ class DeviceCache:
 
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of keys and of values, where there are any."""
+        """Scales of keys and of values, if any."""
         if self.keys.dtype == torch.float16:
             return None, None
         return self.key_scales, self.value_scales
 
     def first(self, end: int) -> list[Tensor]:
-        """Views of what holds the first `end` positions."""
+        """Views of the first `end` positions."""
         tensors = (self.keys, self.key_scales, self.values, self.value_scales)
         return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
 
 
 class LayerBuilder:
-    """Takes what one layer needs from an arena; vectors and tables lie there, `fill_vectors` brings them.
+    """Allocates the data of one layer from an arena, including vectors and tables, which `fill_vectors`
+    uploads.
 
     Layers of the same `tables` share their RoPE tables.
     """
@@ -107,17 +108,17 @@ class LayerBuilder:
         raise NotImplementedError
 
     def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
-        """Matrices that the same rows are multiplied with."""
+        """Matrices that are multiplied with the same rows."""
         raise NotImplementedError
 
     def fill_vectors(self) -> None:
-        """Bring vectors and tables into place."""
+        """Upload vectors and tables."""
         for tensor, values in self._vectors:
             tensor.copy_(torch.from_numpy(values))
         self._vectors.clear()
 
     def _vector(self, values: Vector | None, size: int = 0) -> Tensor | None:
-        """The values in float32, padded with zeros to `size`."""
+        """The values in float32, zero-padded to `size`."""
         if values is None:
             return None
         padded = np.zeros(max(size, len(values)), np.float32)
@@ -194,7 +195,7 @@ class LayerBuilder:
 
 
 def _reordered(vector: Vector | None, order: npt.NDArray[np.int64]) -> Vector | None:
-    """A vector over heads, each head's dimensions in their new order."""
+    """A vector over heads with the dimensions of each head in their new order."""
     if vector is None:
         return None
     return np.ascontiguousarray(vector.reshape(-1, len(order))[:, order].reshape(-1))

@@ -1,4 +1,4 @@
-"""A decoder's weights, caches and buffers as they lie on the device."""
+"""A decoder's weights, caches and buffers in device memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ LAYER_PARTS = ("attention", "feed-forward", "keys and values")
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the device's bytes; `read`: every token reads them."""
+    """A part of the device memory; `read`: every token reads it."""
 
     name: str
     nbytes: int
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class _Fill:
-    """A matrix of the file and where its rows go; `order`: its rows within each group of that many."""
+    """A matrix of the file and its destination; `order`: its rows within each group of that many."""
 
     source: Matrix
     target: DeviceMatrix
@@ -62,10 +62,10 @@ class _Fill:
 
 
 class DeviceModel(LayerBuilder):
-    """Everything of a decoder that lies on the device; built in a counting arena it only tells its size.
+    """All device data of a decoder; in a counting arena only its size is counted.
 
-    `divisions`: of a divided decoder, whose layers and weights are those of `division.device_half`. It begins
-    with rows of the residual stream that its host brings, and there is no embedding.
+    `divisions`: of a split model, whose layers and weights are those of `layer_split.device_half`. It starts
+    with hidden states from its host, and has no embedding.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a layer without a kernel.
@@ -83,7 +83,7 @@ class DeviceModel(LayerBuilder):
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self._non_finite: list[tuple[str, Tensor]] = []
-        """Tensors, and whether some of their rows have scales that are NaN or infinite."""
+        """Names, and flags whether some of their rows have scales that are NaN or infinite."""
         self._divisions = [division for division in divisions if division.attention]
         embeds = not divisions
         self.specification = specification
@@ -126,7 +126,7 @@ class DeviceModel(LayerBuilder):
         return DeviceLayer(attention, feed_forward, cache)
 
     def _experts_of(self, index: int, w: ExpertWeights) -> Sequence[int]:
-        """The numbers of the experts whose matrices `w` has."""
+        """The expert numbers of the matrices in `w`."""
         return self._divisions[index].experts if self._divisions else range(w.ffn_up_exps.experts)
 
     def _matrix(self, source: Matrix) -> DeviceMatrix:
@@ -137,7 +137,7 @@ class DeviceModel(LayerBuilder):
         return target
 
     def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
-        """Neighbours of one format share planes."""
+        """Adjacent matrices of one format share planes."""
         runs: list[list[OrderedRows]] = []
         for entry in matrices:
             if runs and runs[-1][-1][0].format == entry[0].format:
@@ -156,7 +156,7 @@ class DeviceModel(LayerBuilder):
         return target
 
     def _part_experts(self, index: int, w: DeviceExperts) -> None:
-        """Tell the experts that no token reads from the rest of the layer's bytes."""
+        """Record the experts' bytes that not every token reads, separately from the rest of the layer."""
         facts = self.specification.layers[index].feed_forward
         assert isinstance(facts, ExpertsSpecification)
         stacks = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
@@ -167,7 +167,7 @@ class DeviceModel(LayerBuilder):
         self.parts.append(Part(f"layer {index} resting experts", resting, read=False))
 
     def _places(self, count: int, experts: Sequence[int], changing: bool) -> Tensor:
-        """(2, count) int32: where each expert lies here, and where on the host."""
+        """(2, count) int32: slot of each expert on the device, and on the host."""
         places = np.full((2, count), -1, np.int32)
         places[0, list(experts)] = np.arange(len(experts))
         others = np.flatnonzero(places[0] < 0)
@@ -215,7 +215,7 @@ class DeviceModel(LayerBuilder):
         return tensor
 
     def fill(self, uploader: Uploader, on_placed: OnPlaced | None = None) -> None:
-        """Bring all weights from the file into place; `on_placed` hears of every matrix that has come.
+        """Upload all weights from the file; `on_placed` is called with every uploaded matrix.
 
         Raises `FormatError`: a scale is NaN or infinite.
         """
@@ -223,7 +223,7 @@ class DeviceModel(LayerBuilder):
         for tensor, matrix in self._decoded:
             tensor.copy_(torch.from_numpy(matrix.decoded()))
         for entry in self._fills:
-            if entry.source.nbytes:  # of a divided layer the device may have nothing of a matrix
+            if entry.source.nbytes:  # In a split layer, the device may have no rows of a matrix.
                 self._fill(entry, uploader)
             if on_placed:
                 on_placed(entry.source)
@@ -232,7 +232,7 @@ class DeviceModel(LayerBuilder):
         self._fills.clear()
 
     def _refuse_non_finite(self) -> None:
-        """Look once at what was found while the weights were packed: each look waits for the device."""
+        """Check all flags of the packing once, because each check waits for the device."""
         if not self._non_finite:
             return
         names, flags = zip(*self._non_finite, strict=True)
@@ -243,7 +243,7 @@ class DeviceModel(LayerBuilder):
 
     def _fill(self, entry: _Fill, uploader: Uploader) -> None:
         size = 2 if entry.order is None else len(entry.order)
-        if size % 2:  # rows are paired: two heads at a time
+        if size % 2:  # Rows are paired: two heads at a time.
             size *= 2
         for first, raw in uploader.chunks(entry.source.raw, size):
             if entry.order is not None:

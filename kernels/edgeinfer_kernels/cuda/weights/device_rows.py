@@ -1,11 +1,11 @@
-"""What a device is given and gives back: how a token is drawn, and rows that stay there."""
+"""Input and output types of a device: sampling parameters, and hidden states that stay on the device."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class SampledSettings(Protocol):
-    """The sampler settings that the device can follow."""
+    """The sampling parameters that the device supports."""
 
     @property
     def temperature(self) -> float: ...
@@ -25,12 +25,12 @@ class SampledSettings(Protocol):
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Rows of the residual stream above the last layer, on the device; `logits` finds them there."""
+    """Hidden states after the last layer, on the device; `logits` reads them there."""
 
     first: int
     count: int
     in_step: bool
-    """They are of a decode step, whose logits are computed already."""
+    """Whether they are of a decode step, whose logits are already computed."""
 
     def __len__(self) -> int:
         return self.count

@@ -1,4 +1,6 @@
-"""From the bytes of a GGUF matrix to planes of words, with torch operations where the bytes lie."""
+"""Converts the bytes of a GGUF matrix to planes of words, with torch operations on the device of the
+bytes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ _LOW = 0xFFFF
 
 @dataclass(frozen=True)
 class _Unpacked:
-    """Some rows, unpacked: codes (rows, blocks, 32) uint8, or words where they are the file's own.
+    """Some unpacked rows: codes (rows, blocks, 32) uint8, or words if they are stored unchanged.
 
-    scales (rows, blocks) int32: 16 bits of each, all 32 for PAIR; supers (rows, super-blocks) int32.
+    scales (rows, blocks) int32: 16 bits each, 32 for PAIR; supers (rows, super-blocks) int32.
     """
 
     codes: Tensor | None = None
@@ -103,7 +105,7 @@ def _signed_pairs(scales: Tensor) -> Tensor:
 
 
 def _q6_k(raw: Tensor) -> _Unpacked:
-    """128 bytes of low nibbles, 64 of upper two bits, 16 int8 scales, half d; two halves of 128 weights."""
+    """128 bytes of low nibbles, 64 of upper two bits, 16 int8 scales, half d; each half holds 128 weights."""
     low = raw[..., :128].unflatten(-1, (2, 2, 32))
     high = raw[..., 128:192].unflatten(-1, (2, 1, 32))
     nibbles = torch.cat([low & 15, low >> 4], dim=-2)
@@ -114,13 +116,13 @@ def _q6_k(raw: Tensor) -> _Unpacked:
 
 
 def _two_bits(raw: Tensor) -> Tensor:
-    """(…, 64) bytes to (…, 8, 32): of each 32 bytes the lowest two bits, then the next."""
+    """(…, 64) bytes to (…, 8, 32): of each 32 bytes the lowest two bits, then the next two."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=raw.device)[:, None]
     return ((raw.unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-3, -2)
 
 
 def _q3_k(raw: Tensor) -> _Unpacked:
-    """32 bytes of third bits, 64 of two bits, 12 of 6-bit scales less 32, half d."""
+    """32 bytes of third bits, 64 of two bits, 12 of 6-bit scales minus 32, half d."""
     shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)[:, None]
     third = (raw[..., None, :32] >> shifts) & 1
     codes = _two_bits(raw[..., 32:96]) | (third << 2)
@@ -145,7 +147,7 @@ def _q2_k(raw: Tensor) -> _Unpacked:
 
 
 def _iq4_xs(raw: Tensor) -> _Unpacked:
-    """half d, uint16 of upper scale bits, 4 bytes of lower ones, 128 of nibbles; scales less 32."""
+    """half d, uint16 of upper scale bits, 4 bytes of lower ones, 128 of nibbles; scales minus 32."""
     shifts = torch.arange(0, 16, 2, dtype=torch.int32, device=raw.device)
     upper = (_halves(raw[..., 2:4])[..., None] >> shifts) & 3
     low = raw[..., 4:8].to(torch.int32)
@@ -159,7 +161,7 @@ def _floats(raw: Tensor) -> _Unpacked:
     return _Unpacked(words=_words(raw))
 
 
-# format -> (bytes of the file's block, weights of it, how to unpack)
+# Format -> (bytes of the file's block, weights per block, unpack function).
 _UNPACKERS: dict[str, tuple[int, int, Callable[[Tensor], _Unpacked]]] = {
     "Q4_0": (18, 32, lambda raw: _simple(raw, minimum=False, fifth=False)),
     "Q4_1": (20, 32, lambda raw: _simple(raw, minimum=True, fifth=False)),
@@ -208,13 +210,13 @@ def _permuted(values: Tensor, blocks: int) -> Tensor:
 
 
 def _row_pairs(values: Tensor) -> Tensor:
-    """(rows, n) of 16 bits to (rows/2, n): the even rows in the low halves."""
+    """(rows, n) of 16 bits to (rows/2, n): the even rows in the low 16 bits."""
     return (values[0::2] & _LOW) | (values[1::2] << 16)
 
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """A matrix in planes; `parts` are its words, scales and supers, as kernels take them."""
+    """A matrix in planes; `parts` are its words, scales and super-block scales, as kernels take them."""
 
     shapes: PlaneShapes
     format: str
@@ -227,7 +229,7 @@ class DeviceMatrix:
         return self.words, self.scales, self.supers
 
     def fill(self, first_row: int, raw: Tensor) -> None:
-        """Put the file's bytes of some rows, (rows, bytes of a row) uint8, at `first_row`, an even one."""
+        """Pack the file's bytes of some rows, (rows, bytes of a row) uint8, to the even row `first_row`."""
         shapes, rows = self.shapes, len(raw)
         raw = torch.nn.functional.pad(raw, (0, 0, 0, rows % 2))
         block_bytes, _, unpack = _UNPACKERS[self.format]
@@ -256,8 +258,8 @@ class DeviceMatrix:
 
 
 def has_non_finite(raw: Tensor, format_name: str) -> Tensor:
-    """Whether rows of the file, (rows, bytes of a row) uint8, have scales that are NaN or infinite: a bool on
-    the device.
+    """Whether rows of the file, (rows, bytes of a row) uint8, have scales that are NaN or infinite: a bool
+    tensor on the device.
     """
     field, form = SCALE_FIELDS[format_name], block_format(format_name)
     blocks = raw.unflatten(-1, (-1, form.block_bytes))

@@ -1,13 +1,13 @@
-"""How quantized rows lie on the device: planes of 32-bit words, one word of each plane for 32 weights.
+"""The layout of quantized rows on the device: planes of 32-bit words, one word of each plane for 32 weights.
 
-A thread then reads neighbouring blocks of a row with 16-byte loads and needs no byte of them shifted into
-place. Blocks of a row are *permuted*: block b lies at (b % 8)·(blocks/8) + b//8, so that what belongs to
-eight blocks of a 256-weight super-block is contiguous as well. Rows are padded to 16 (zeros), blocks to 16.
+A thread can thus read adjacent blocks of a row with 16-byte loads, without byte shifts. The blocks of a row
+are *permuted*: block b is at index (b % 8)·(blocks/8) + b//8, so that the data of eight blocks of a 256-weight
+super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
 
     words   (rows, planes, blocks)     the codes of the weights
-    scales  (rows/2, blocks)           16 bits a block, row 2i in the low half, row 2i + 1 in the high half;
-            (rows, blocks)             32 bits a block (`Scale.PAIR`)
-    supers  (rows/2, blocks/8)         a float16 for 256 weights, paired by rows (`Scale.SIGNED`);
+    scales  (rows/2, blocks)           16 bits per block, row 2i in the low bits, row 2i + 1 in the high bits;
+            (rows, blocks)             32 bits per block (`Scale.PAIR`)
+    supers  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
             (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
 """
 
@@ -18,14 +18,14 @@ from typing import NamedTuple
 ROW_MULTIPLE = 16
 BLOCK_MULTIPLE = 16
 BLOCK = 32
-"""Weights of a block, whatever the file's own block is."""
+"""Weights per block, independent of the block size in the file."""
 
 
 class Code(IntEnum):
-    """How the words hold the 32 weights of a block; e is the element, i = e % 4 its byte."""
+    """Encoding of the 32 weights of a block in words; e is the element, i = e % 4 its byte."""
 
     NIBBLE = 0
-    """Word j: elements 4j… in the low nibbles of its bytes, 16 + 4j… in the high ones."""
+    """Word j: elements 4j… in the low nibbles of its bytes, 16 + 4j… in the high nibbles."""
     NIBBLE_1 = 1
     """NIBBLE, and word 4: the fifth bit of element 4j + i at byte i, bit j; of 16 + 4j + i at bit 4 + j."""
     NIBBLE_2 = 2
@@ -33,7 +33,7 @@ class Code(IntEnum):
     BYTE = 3
     """Word j: elements 4j… as int8."""
     CODEBOOK = 4
-    """Word j: elements 4j… as nibbles of its low half, 16 + 4j… of its high half: ready for `prmt`."""
+    """Word j: elements 4j… as nibbles of its low 16 bits, 16 + 4j… of its high 16 bits: ready for `prmt`."""
     HALF = 5
     """Word j: elements 2j, 2j + 1 as float16."""
     BRAIN = 6
@@ -43,7 +43,7 @@ class Code(IntEnum):
 
 
 class Scale(IntEnum):
-    """What the scales hold."""
+    """Meaning of the scales."""
 
     NONE = 0
     FLOAT16 = 1
@@ -51,8 +51,8 @@ class Scale(IntEnum):
     PAIR = 3
     """float16 scale, float16 minimum that is added."""
     MINIMUM = 4
-    """uint8 scale, uint8 minimum, for 32 weights; supers hold their float16 factors. The minimum is taken
-    off.
+    """uint8 scale, uint8 minimum, for 32 weights; supers hold their float16 factors. The minimum is
+    subtracted.
     """
     SIGNED = 5
     """int8 scale of the first 16 weights, int8 of the others; supers hold their float16 factor."""
@@ -61,7 +61,9 @@ class Scale(IntEnum):
 
 
 class Tile(NamedTuple):
-    """What a kernel must know of a format; a compile-time constant. `offset` is taken off every code."""
+    """The properties of a format that a kernel needs; a compile-time constant. `offset` is subtracted from
+    every code.
+    """
 
     code: int
     scale: int
@@ -100,13 +102,13 @@ TILES = {
     "BF16": Tile(Code.BRAIN, Scale.NONE),
     "F32": Tile(Code.SINGLE, Scale.NONE),
 }
-"""The formats that the device computes with. Q2_K and Q3_K take a nibble a weight there."""
+"""The formats that the device supports. Q2_K and Q3_K take a nibble per weight there."""
 
 FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
 
 
 class UnsupportedOnDeviceError(ValueError):
-    """A matrix of a format that the device has no kernel for."""
+    """The device has no kernel for the format of a matrix."""
 
 
 def _up(count: int, multiple: int) -> int:
@@ -141,7 +143,7 @@ class PlaneShapes:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row, padding included."""
+        """Blocks per row, including padding."""
         return padded_blocks(self.columns)
 
     @property
@@ -165,11 +167,11 @@ class PlaneShapes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of words, scales and supers."""
+        """Bytes of words, scales and super-block scales."""
         rows, planes, blocks = self.words
         return 4 * (rows * planes * blocks + sum(a * b for a, b in (self.scales, self.supers)))
 
 
 def padded_blocks(columns: int) -> int:
-    """Blocks of 32 that a row of `columns` takes."""
+    """Blocks of 32 per row of `columns`, including padding."""
     return _up(-(-columns // BLOCK), BLOCK_MULTIPLE)

@@ -1,4 +1,4 @@
-"""How a head's dimensions lie on the device, and the tables by which RoPE turns them."""
+"""The order of a head's dimensions on the device, and the RoPE tables."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,9 +7,10 @@ from edgeinfer_kernels.specification import RopeSpecification
 
 
 def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:
-    """The order of a head's dimensions in which RoPE turns (i, i + head_dim/2), whatever the file's pairs.
+    """The order of a head's dimensions in which RoPE pairs are (i, i + head_dim/2), for any pairing in the
+    file.
 
-    Dimensions that RoPE leaves alone are spread over both halves.
+    Dimensions without RoPE are spread over both halves.
     """
     dimensions = np.arange(head_dim)
     if rope is None:
@@ -25,7 +26,7 @@ def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.
 
 
 def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
-    """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 where nothing turns."""
+    """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 for dimensions without RoPE."""
     half = head_dim // 2
     table = np.zeros((positions, head_dim), np.float32)
     table[:, :half] = 1.0

@@ -1,13 +1,13 @@
-"""Rows of a weight matrix times many tokens' bfloat16 activations, by tiles.
+"""AMX GEMM: rows of a weight matrix times the bfloat16 activations of many tokens, with tile registers.
 
-A *panel* is 32 rows by PANEL_COLUMNS columns of weights as bfloat16, small enough for the nearest cache. It
-is unpacked while the first 32 tokens pass, from the same `unpack` as everything else, and multiplied with all
-of them. Sums stay in float32: in tiles within a panel, in scratch from panel to panel.
+A *panel* is 32 rows by PANEL_COLUMNS columns of weights as bfloat16, small enough for the L1 cache. It is
+unpacked, with the same `unpack` as in all other kernels, while the first 32 tokens are processed, and then
+multiplied with all tokens. Sums stay in float32: in tiles within a panel, in scratch between panels.
 
-Activations lie in tiles of 16 tokens by 32 columns (`quantize.py` writes them), all columns of 16 tokens one
-after the other. Formula: output[t, r] = Σ bfloat16(weight[r, c])·bfloat16(x[t, c]): both round to 8 bits,
-where int8 activations round to a 127th of the largest of 32. Traffic: reads the rows once for every
-PANEL_TOKENS tokens; writes and reads 2 bytes a weight in the nearest cache.
+Activations are in tiles of 16 tokens by 32 columns (written by `quantize.py`), with all columns of 16 tokens
+contiguous. Formula: output[t, r] = Σ bfloat16(weight[r, c])·bfloat16(x[t, c]). Both are rounded to 8 bits;
+int8 activations are rounded to a 127th of the largest of 32. Traffic: reads the rows once per PANEL_TOKENS
+tokens; writes and reads 2 bytes per weight in the L1 cache.
 """
 
 from collections.abc import Callable
@@ -45,10 +45,10 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 
 PANEL = TILE_STATE_BYTES
-"""Where in a thread's scratch the panel lies: two groups of PANEL_COLUMNS / 32 tiles."""
+"""Offset of the panel in a thread's scratch: two groups of PANEL_COLUMNS / 32 tiles."""
 PANEL_GROUP = PANEL_COLUMNS // 32 * TILE_BYTES
 SUMS = PANEL + 2 * PANEL_GROUP
-"""Where the sums lie: for each pair of groups, for each 16 tokens, a tile of each group."""
+"""Offset of the sums: for each pair of groups, for each 16 tokens, a tile of each group."""
 PAIR_SUMS = PANEL_TOKENS // 16 * 2 * TILE_BYTES
 
 zero_00, zero_01, zero_10, zero_11 = (tile_zero(tile) for tile in range(4))
@@ -137,7 +137,7 @@ def multiply_16_tokens(state, activations, panel, steps):
 
 @inner
 def begin_sums(state, sums, fresh, both):
-    """Sums of 16 tokens, or of 32 if `both`, to tiles 0..3: zero if `fresh`."""
+    """Initialize tiles 0..3 with the sums of 16 tokens, or of 32 if `both`: zero if `fresh`."""
     if fresh:
         zero_00(state)
         zero_01(state)
@@ -162,7 +162,7 @@ def end_sums(state, sums, both):
 
 @inner
 def write_sums(sums, tokens, output, stride, index, beside):
-    """The sums of a pair of groups to their places in the output rows."""
+    """Write the sums of a pair of groups to the output rows."""
     for token in range(tokens):
         at = sums + token // 16 * 2 * TILE_BYTES + 64 * (token % 16)
         place = output + token * stride
@@ -173,7 +173,8 @@ def write_sums(sums, tokens, output, stride, index, beside):
 def make_multiply_panel(form: RowFormat) -> Any:
     """`multiply_panel(group, beside, first, steps, activations, all_steps, tokens, state, sums)`.
 
-    Columns 32·first and 32·steps more of two groups, added to their sums with up to PANEL_TOKENS tokens.
+    Adds the products of columns 32·first to 32·(first + steps) of two groups to their sums, for up to
+    PANEL_TOKENS tokens.
     """
     unpack_tile = make_unpack_tile(form)
     group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
@@ -213,7 +214,7 @@ def make_multiply_panel(form: RowFormat) -> Any:
 
 
 def make_tile_rows(form: RowFormat) -> Callable[..., None]:
-    """The row kernel by tiles, for ROW_ARGUMENTS int64; the activations' stride isn't used."""
+    """The AMX GEMM kernel of a format, for ROW_ARGUMENTS int64; the activations' stride is not used."""
     multiply_panel = make_multiply_panel(form)
     group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
 

@@ -1,9 +1,9 @@
-"""Tile registers: eight of sixteen rows of 64 bytes, and the product of two tiles of bfloat16.
+"""Tile registers: eight tiles of sixteen rows of 64 bytes, and the product of two bfloat16 tiles.
 
-Where the target has AMX every operation is its instruction. Elsewhere tiles lie in memory and plain vector
-code does the same, slowly: so that what is built on tiles is tested on every processor. All operations take
-`state`, TILE_STATE_BYTES of the calling thread's own: the configuration, the one that was found and is put
-back, and those tiles in memory. Source: Intel 64 and IA-32 manual, volume 1, chapter 18.
+If the target has AMX, every operation is its instruction. Otherwise tiles are in memory and ordinary vector
+code computes the same result, slowly, so that code based on tiles can be tested on every CPU. All operations
+take `state`, TILE_STATE_BYTES of thread-private memory: the tile configuration, the previous configuration to
+restore, and the emulated tiles. Source: Intel 64 and IA-32 manual, volume 1, chapter 18.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def _offset(builder: Any, at: Any, offset: int) -> Any:
 
 
 def _register(builder: Any, state: Any, tile: int) -> Any:
-    """Where an emulated tile lies."""
+    """Address of an emulated tile."""
     return _offset(builder, state, 2 * CACHE_LINE + TILE_BYTES * tile)
 
 
@@ -63,7 +63,7 @@ def _exchange_configuration(features, builder, state):
 
 @operation(types.void, (address,))
 def end_tiles(features, builder, state):
-    """Put back the configuration that `begin_tiles` found: none, as a rule, which frees the tiles."""
+    """Restore the configuration that `begin_tiles` saved: usually none, which releases the tiles."""
     if has_tiles(features):
         found = _offset(builder, state, CACHE_LINE)
         call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, found)])
@@ -71,7 +71,9 @@ def end_tiles(features, builder, state):
 
 @inner
 def begin_tiles(state):
-    """Make all eight tiles usable on this thread, whole; some library's own configuration may be in use."""
+    """Configure all eight tiles at full size on this thread; a library may have set another configuration
+    before.
+    """
     for i in range(0, CACHE_LINE, 8):
         store_i64(state + i, 0)
     store_i8(state, 1)
@@ -82,7 +84,7 @@ def begin_tiles(state):
 
 
 def _rows(tile: int, of_row: Any) -> Any:
-    """The emulation of an operation that goes through a tile row by row."""
+    """The emulation of an operation that processes a tile row by row."""
 
     def emulate(builder: Any, state: Any, *values: Any) -> None:
         with cgutils.for_range(builder, ir.Constant(I64, ROWS_PER_TILE)) as loop:
@@ -179,7 +181,9 @@ def tile_multiply(sums: int, left: int, right: int) -> Any:
 
 
 def _rounded(builder: Any, x: Any) -> Any:
-    """The bits of float32 with half a bfloat16's last place added: the high halves are the nearest."""
+    """The bits of float32 plus half a unit in the last place of bfloat16: the high 16 bits are then rounded
+    to nearest.
+    """
     words = builder.bitcast(x, ir.VectorType(I32, LANES))
     return builder.add(words, constant_lanes(I32, LANES, 0x8000))
 
@@ -189,7 +193,7 @@ def store_bfloat_pairs(features, builder, at, even, odd):
     """Two columns of sixteen rows, as a row of `right` in `tile_multiply`."""
     low = builder.lshr(_rounded(builder, even), constant_lanes(I32, LANES, 16))
     high, mask = _rounded(builder, odd), constant_lanes(I32, LANES, -65536)
-    if has_tiles(features):  # low | high & mask; LLVM by itself takes a shuffle of three steps
+    if has_tiles(features):  # low | high & mask; LLVM would generate a shuffle in three steps.
         operands = [low, high, mask, ir.Constant(I32, 0xF8)]
         both = call(builder, "llvm.x86.avx512.pternlog.d.512", low.type, operands)
     else:
@@ -199,7 +203,7 @@ def store_bfloat_pairs(features, builder, at, even, odd):
 
 @operation(types.void, (address, float16x))
 def store_bfloats(builder, at, x):
-    """Sixteen bfloat16, rounded to nearest; a NaN stays NaN, whatever its bits."""
+    """Sixteen bfloat16, rounded to nearest; a NaN stays NaN for all bit patterns."""
     nan = builder.fcmp_unordered("uno", x, x)
     rounded = builder.select(nan, constant_lanes(I32, LANES, 0x7FC00000), _rounded(builder, x))
     high = builder.lshr(rounded, constant_lanes(I32, LANES, 16))

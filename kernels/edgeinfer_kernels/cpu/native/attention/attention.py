@@ -1,7 +1,7 @@
-"""The attention block: norm, projections, rotation, cache, softmax over the past, output, residual.
+"""The attention block: norm, projections, RoPE, KV cache, softmax attention, output projection, residual.
 
-`attention_block` does a whole block for some tokens with all threads of a team. `ATTENTION` names what is
-fixed when the model is loaded: facts, and addresses of matrices, cache and workspace.
+`attention_block` computes a whole block for some tokens on all threads of a pool. `ATTENTION` lists what is
+fixed at load time: the specification, and addresses of matrices, cache and workspace.
 """
 
 from edgeinfer_kernels.cpu.native.attention.attention_states import (
@@ -51,10 +51,10 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 
 @inner
 def pieces_of(block, team, tokens, positions):
-    """Into how many ranges a token's `positions` are cut: several when heads are too few for the threads.
+    """The number of KV splits of a token's `positions`: several if there are fewer heads than threads.
 
-    In a short step a token's sums are cut as if it were alone, so that reading several tokens at once gives
-    the same bits as one by one.
+    In a short step the splits of a token are the same as if it were alone, so evaluating several tokens at
+    once is bit-identical to one by one.
     """
     alone = 1 if tokens <= STEP_TOKENS else tokens
     items = alone * load_i64(block + ATTENTION.kv_heads)
@@ -68,14 +68,16 @@ def pieces_of(block, team, tokens, positions):
 
 @inner
 def state_bytes(block):
-    """Bytes of the states of one key head's query heads."""
+    """Bytes of the states of all query heads of one KV head."""
     group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
     return group * (STATE_BYTES + 4 * load_i64(block + ATTENTION.padded_head))
 
 
 @inner
 def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
-    """States of one token's one key head over one of its `own_pieces`; a token has `pieces` items."""
+    """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has `pieces`
+    items.
+    """
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     padded = load_i64(block + ATTENTION.padded_head)
     group = load_i64(block + ATTENTION.heads) // kv_heads
@@ -105,14 +107,16 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
 
 @inner
 def heads_fill_blocks(block):
-    """Whether the query heads of a key head are whole blocks of activations."""
+    """Whether the query heads of a KV head fill whole blocks of activations."""
     group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
     return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_PER_BLOCK == 0
 
 
 @inner
 def write_item(block, tokens, item, states):
-    """Merged states of one token's one key head to its row of `mixed`; quantized if they are whole blocks."""
+    """Write the merged states of one token's KV head to its row of `mixed`; quantized if they fill whole
+    blocks.
+    """
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     head_dim = load_i64(block + ATTENTION.head_dim)
     group = load_i64(block + ATTENTION.heads) // kv_heads
@@ -137,8 +141,8 @@ def write_item(block, tokens, item, states):
 
 @inner
 def attend(team, counter, thread, block, call, pieces, share, scratch):
-    """Phase: softmax attention of every token's every key head; `merge_pieces` finishes it if there are
-    several pieces. `share`: as for `rotate_and_store`.
+    """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces` completes
+    it. `share`: as for `rotate_and_store`.
     """
     tokens = load_i64(call + CALL.tokens)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
@@ -166,7 +170,7 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
 
 @inner
 def merge_pieces(team, counter, block, call, pieces):
-    """Phase: the states of all pieces of a token's key head into one, and its row of `mixed` from that."""
+    """Phase: merge the states of all KV splits of a token's KV head, and write its row of `mixed`."""
     tokens = load_i64(call + CALL.tokens)
     padded = load_i64(block + ATTENTION.padded_head)
     nbytes = state_bytes(block)
@@ -188,7 +192,9 @@ exports = Exports()
 
 @exports.add("attention_block", 4)
 def attention_block(block, call, team, thread):
-    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are kept."""
+    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are written to
+    the cache.
+    """
     tokens = load_i64(call + CALL.tokens)
     scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)
     normed = load_i64(block + ATTENTION.normed)

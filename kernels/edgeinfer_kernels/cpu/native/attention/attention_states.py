@@ -1,8 +1,8 @@
-"""What a query head has gathered from some positions, as online softmax keeps it.
+"""The online softmax state of a query head over some positions.
 
-A *state* is the largest score, the sum of exponentials below it, and the values weighted by these
-exponentials (`STATE_BYTES` + 4 bytes a padded dimension). States of different positions merge exactly.
-Source: Milakov and Gimelshein 2018; Dao et al. 2022, §3.1.
+A *state* is the largest score, the sum of exponentials relative to it, and the values weighted by these
+exponentials (`STATE_BYTES` + 4 bytes per padded dimension). States of different positions can be merged
+exactly. Source: Milakov and Gimelshein 2018; Dao et al. 2022, §3.1.
 """
 
 import numpy as np
@@ -29,12 +29,14 @@ NEGATIVE = np.float32(-1e30)
 LANES = 16
 STATE_BYTES = CACHE_LINE
 DECAY = 8
-"""Where a state keeps by how much its values must shrink next, behind its largest score and its sum."""
+"""Offset in a state of the factor by which its values must be scaled next, after the largest score and the
+sum.
+"""
 
 
 @inner
 def clear_states(states, group, padded):
-    """States that have seen nothing, for `group` heads."""
+    """Initialize empty states for `group` heads."""
     for g in range(group):
         state = states + g * (STATE_BYTES + 4 * padded)
         store_f32(state, NEGATIVE)
@@ -45,7 +47,7 @@ def clear_states(states, group, padded):
 
 @inner
 def add_sink(state, score, padded):
-    """One more score in the sum, with nothing for a value."""
+    """Add one more score to the sum, without a value."""
     top = max(load_f32(state), score)
     kept = lanes_max(exponential(splat_f32(load_f32(state) - top)))
     sunk = lanes_max(exponential(splat_f32(score - top)))
@@ -57,7 +59,7 @@ def add_sink(state, score, padded):
 
 @inner
 def merge_state(into, state, padded):
-    """Add what `state` has gathered to `into`."""
+    """Merge `state` into `into`."""
     top = max(load_f32(into), load_f32(state))
     mine = lanes_max(exponential(splat_f32(load_f32(into) - top)))
     theirs = lanes_max(exponential(splat_f32(load_f32(state) - top)))
@@ -70,7 +72,7 @@ def merge_state(into, state, padded):
 
 @inner
 def write_states(states, group, head_dim, padded, out):
-    """The weighted values divided by their sum: `group` heads of `head_dim` floats, side by side."""
+    """The weighted values divided by their sum: `group` heads of `head_dim` floats, contiguous."""
     for g in range(group):
         state = states + g * (STATE_BYTES + 4 * padded)
         inverse = np.float32(1) / load_f32(state + 4)
@@ -80,7 +82,7 @@ def write_states(states, group, head_dim, padded, out):
 
 @inner
 def mask_scores(scores, first, last):
-    """Hide the positions of a tile before `first` and from `last`; returns the largest score left."""
+    """Mask the positions of a tile before `first` and from `last` on; return the largest remaining score."""
     for i in range(first):
         store_f32(scores + 4 * i, NEGATIVE)
     for i in range(last, TILE):
@@ -93,7 +95,7 @@ def mask_scores(scores, first, last):
 
 @inner
 def exponentiate(scores, top):
-    """scores = exp(score - top), 0 where hidden; returns their sum."""
+    """scores = exp(score - top), 0 where masked; return their sum."""
     total = splat_f32(np.float32(0))
     for i in range(0, TILE, LANES):
         weight = exponential(subtract(load_floats(scores + 4 * i), splat_f32(top)))
@@ -104,7 +106,9 @@ def exponentiate(scores, top):
 
 @inner
 def weigh_scores(state, scores, first, last):
-    """Scores of a tile to weights below the largest yet; the state's largest, sum and decay follow."""
+    """Convert the scores of a tile to weights relative to the running maximum; update the state's maximum,
+    sum and decay.
+    """
     top = max(load_f32(state), mask_scores(scores, first, last))
     decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
     total = exponentiate(scores, top)

@@ -1,4 +1,4 @@
-"""Keys and values into the cache: where a token's lie, as floats or rounded to bytes or four bits."""
+"""Writes keys and values to the KV cache, as floats or quantized to 8 or 4 bits."""
 
 import numpy as np
 
@@ -44,7 +44,7 @@ LANES = 16
 
 @inner
 def store_key(block, kv_head, position, row, spare):
-    """A key to the cache: its element d beside element d of the fifteen other positions of its tile."""
+    """Store a key: its element d is adjacent to element d of the fifteen other positions of its tile."""
     padded = load_i64(block + ATTENTION.padded_head)
     tile = kv_head * (load_i64(block + ATTENTION.context) // LANES) + position // LANES
     element = tile * padded * LANES + position % LANES
@@ -78,7 +78,7 @@ def store_key(block, kv_head, position, row, spare):
 
 @inner
 def store_value(block, kv_head, position, row, spare):
-    """A value to the cache: a row of its own, padded."""
+    """Store a value as a padded row."""
     padded = load_i64(block + ATTENTION.padded_head)
     context = load_i64(block + ATTENTION.context)
     element = (kv_head * context + position) * padded
@@ -111,13 +111,13 @@ def store_value(block, kv_head, position, row, spare):
 
 @inner
 def scale_offset(tile, padded, position):
-    """Where the scales of a tile begin for one of its positions; a group's lie 32 bytes behind the last's."""
+    """Offset of the scales of a position in a tile; the scales of successive groups are 32 bytes apart."""
     return 2 * (tile * ((padded + SCALED - 1) // SCALED) * LANES + position % LANES)
 
 
 @inner
 def store_scale(row, group, padded, target, spare):
-    """The float16 scale of one group of a head's elements; returns what to multiply these by."""
+    """Store the float16 scale of one group of a head's elements; return the factor for these elements."""
     largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
         largest = larger_magnitude(largest, load_floats(row + 4 * d))
@@ -126,13 +126,13 @@ def store_scale(row, group, padded, target, spare):
 
 @inner
 def largest_half(scale):
-    """The scale, or the largest float16; NaN stays NaN."""
+    """The scale clamped to the largest float16; NaN stays NaN."""
     return np.float32(65504) if scale > np.float32(65504) else scale
 
 
 @inner
 def store_half(scale, target, spare):
-    """A float16; returns the inverse of what is stored, 0 of 0."""
+    """Store a float16; return the inverse of the stored value, 0 for 0."""
     store_halves(spare, splat_f32(scale))
     store_i16(target, load_u16(spare))
     rounded = first_lane(load_halves(spare))
@@ -141,7 +141,7 @@ def store_half(scale, target, spare):
 
 @inner
 def store_nibble_scale(row, group, padded, target, spare):
-    """As `store_scale`, for codes of which the element furthest from 0 is -8."""
+    """As `store_scale`, for codes in which the element of largest magnitude is -8."""
     most = splat_f32(np.float32(0))
     least = splat_f32(np.float32(0))
     largest = splat_f32(np.float32(0))
@@ -156,7 +156,7 @@ def store_nibble_scale(row, group, padded, target, spare):
 
 @inner
 def nearest_nibble(row, inverse):
-    """Sixteen elements times `inverse` to the nearest whole number from -8 to 7, plus 8."""
+    """Sixteen elements times `inverse`, rounded to the nearest integer from -8 to 7, plus 8."""
     scaled = multiply(load_floats(row), splat_f32(inverse))
     held = minimum(maximum(scaled, splat_f32(np.float32(-8))), splat_f32(np.float32(7)))
     return add_i32(nearest_int(held), splat_i32(8))
@@ -164,28 +164,28 @@ def nearest_nibble(row, inverse):
 
 @inner
 def nearest_code(row, inverse):
-    """Sixteen elements times `inverse` to the nearest whole number, 127 at most."""
+    """Sixteen elements times `inverse`, rounded to the nearest integer, at most 127."""
     scaled = multiply(load_floats(row), splat_f32(inverse))
     return nearest_int(minimum(maximum(scaled, splat_f32(np.float32(-127))), splat_f32(np.float32(127))))
 
 
 @inner
 def place_of(call, token):
-    """The PLACE of a token, 0 without any."""
+    """Address of a token's PLACE, 0 if there are none."""
     places = load_i64(call + CALL.places)
     return places + PLACE_BYTES * token if places != 0 else 0
 
 
 @inner
 def position_of(call, token):
-    """Where a token stands in its text."""
+    """Position of a token in its sequence."""
     place = place_of(call, token)
     return load_i64(place + PLACE.position) if place != 0 else load_i64(call + CALL.start) + token
 
 
 @inner
 def last_position(call):
-    """The furthest of all tokens' positions."""
+    """The largest position of all tokens."""
     tokens = load_i64(call + CALL.tokens)
     last = position_of(call, 0)
     for token in range(1, tokens if load_i64(call + CALL.places) != 0 else 1):
@@ -195,7 +195,7 @@ def last_position(call):
 
 @inner
 def slot_of(place, position):
-    """Where in the cache the key and value of a position lie."""
+    """Cache slot of the key and value of a position."""
     if place == 0:
         return position
     page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_PER_PAGE))
@@ -205,7 +205,7 @@ def slot_of(place, position):
 def make_store_all(store):
     @inner
     def store_all(block, kv_head, place, position, row, spare):
-        """A key or a value to its slot and to those of its copies."""
+        """Store a key or a value in its slot and in the slots of its copies."""
         store(block, kv_head, slot_of(place, position), row, spare)
         copy = load_i64(place + PLACE.copies) if place != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:

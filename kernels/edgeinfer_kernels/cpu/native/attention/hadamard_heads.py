@@ -1,4 +1,4 @@
-"""Heads times the orthonormal Hadamard matrix, for a cache of four bits: `cache_elements.rotated`."""
+"""Heads times the orthonormal Hadamard matrix, for a 4-bit cache: `cache_formats.rotated`."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import F32, I32, LANES, float16x, o
 
 
 def _make_butterfly(step: int) -> Any:
-    """An intrinsic: x + y in the first and x - y in the second of each two lanes `step` apart."""
+    """An intrinsic: for each pair of lanes `step` apart, x + y in the first and x - y in the second."""
 
     def butterfly(builder: Any, x: Any) -> Any:
         others = ir.Constant(ir.VectorType(I32, LANES), [lane ^ step for lane in range(LANES)])
@@ -34,7 +34,7 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = (_make_butterfly(step) for 
 
 @inner
 def rotate_lanes(x, block):
-    """Blocks of at most sixteen lanes, not yet scaled."""
+    """The unscaled transform for blocks of at most sixteen lanes."""
     if block > 1:
         x = butterfly_1(x)
     if block > 2:
@@ -46,8 +46,8 @@ def rotate_lanes(x, block):
 
 @inner
 def rotate_head(head, head_dim, padded):
-    """In place, block by block; zeros behind head_dim stay. Reads and writes head_dim·4 bytes in L1, log2 of
-    the block - 3 times.
+    """Transform in place, block by block; zeros after head_dim stay zero. Reads and writes head_dim·4 bytes
+    in L1, log2 of the block size - 3 times.
     """
     block = head_dim & -head_dim
     scale = splat_f32(np.float32(1) / np.float32(np.sqrt(np.float32(block))))

@@ -1,4 +1,6 @@
-"""The heads of a projected row, biased, normed and turned: queries to their place, others to the cache."""
+"""Bias, norm and RoPE of the heads of a projected row: queries are stored for attention, keys and values in
+the cache.
+"""
 
 import numpy as np
 
@@ -19,7 +21,9 @@ from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, MATRIX, NORM, ROW
 
 @inner
 def rotate(head, table, dimensions, halves):
-    """RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then sines."""
+    """Apply RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then
+    sines.
+    """
     half = dimensions // 2
     for i in range(half):
         cosine = load_f32(table + 4 * i)
@@ -34,7 +38,7 @@ def rotate(head, table, dimensions, halves):
 
 @inner
 def copy_padded(source, target, count, padded):
-    """`count` floats, then zeros up to `padded`."""
+    """Copy `count` floats, zero-padded to `padded`."""
     whole = count // 16 * 16
     for i in range(0, whole, 16):
         store_floats(target + 4 * i, load_floats(source + 4 * i))
@@ -46,7 +50,7 @@ def copy_padded(source, target, count, padded):
 
 @inner
 def take_head(block, matrix, norm, row, index, target):
-    """Head `index` of a projected row: bias, q/k norm, to `target` padded. norm = 0: none."""
+    """Copy head `index` of a projected row, with bias and q/k norm, to `target`, padded. norm = 0: none."""
     head_dim = load_i64(block + ATTENTION.head_dim)
     padded = load_i64(block + ATTENTION.padded_head)
     qk_norm = load_i64(block + ATTENTION.qk_norm)
@@ -64,7 +68,7 @@ def take_head(block, matrix, norm, row, index, target):
 
 @inner
 def scale_by_row(norm, row, rows, first, count, target):
-    """RMS norm over a whole projected row, applied to `count` values from `first`, in `target`."""
+    """Apply the RMS norm of a whole projected row to `count` values from `first` on, in `target`."""
     square = np.float32(0)
     for i in range(rows):
         value = load_f32(row + 4 * i)
@@ -78,14 +82,14 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 @inner
 def has_rotated_heads(block):
-    """Whether the cache holds keys and values times a Hadamard matrix."""
+    """Whether the cache holds keys and values in the Hadamard basis."""
     return load_i64(block + ATTENTION.cache_kind) == 3
 
 
 @inner
 def turn_and_store(block, call, token, index, head):
-    """A token's query head `index` to its padded place, or, behind these, a key or value head to the cache;
-    `head` is scratch.
+    """Store head `index` of a token: a query head in its padded row, or, for larger indices, a key or value
+    head in the cache. `head` is scratch.
     """
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
@@ -127,8 +131,10 @@ def turn_and_store(block, call, token, index, head):
 
 @inner
 def share_of_heads(block, team, tokens, pieces):
-    """Key heads that a thread takes for itself, with the query heads that look at them: those of a short step
-    that are as many for each, and are not cut. None waits for another then. 0: phase by phase.
+    """Number of KV heads that a thread processes alone, with their query heads, so that no barrier is needed.
+
+    Nonzero only in a short step without KV splits in which all threads get the same number of heads. 0: each
+    phase distributes the heads.
     """
     kv_heads = load_i64(block + ATTENTION.kv_heads)
     threads = load_i64(team + TEAM.threads)
@@ -139,8 +145,8 @@ def share_of_heads(block, team, tokens, pieces):
 
 @inner
 def rotate_and_store(team, counter, thread, block, call, share, scratch):
-    """Phase: queries to their padded place, keys and values to the cache, head by head; `share` as
-    `share_of_heads` says.
+    """Phase: store queries in their padded rows, keys and values in the cache, head by head; `share` is the
+    result of `share_of_heads`.
     """
     heads = load_i64(block + ATTENTION.heads)
     kv_heads = load_i64(block + ATTENTION.kv_heads)
@@ -154,7 +160,7 @@ def rotate_and_store(team, counter, thread, block, call, share, scratch):
         if token >= load_i64(call + CALL.tokens):
             break
         index = item - token * every
-        if share > 0:  # the thread's query heads, then its key heads, then its value heads
+        if share > 0:  # The thread's query heads, then its key heads, then its value heads.
             queries = share * group
             if index < queries:
                 index += thread * queries

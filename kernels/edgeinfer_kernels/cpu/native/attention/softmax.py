@@ -1,8 +1,8 @@
-"""Softmax attention over the cache: tiles of 64 positions, online, gathered in `attention_states.py`.
+"""Softmax attention over the cache: online softmax on tiles of 64 positions, with `attention_states.py`.
 
-Keys lie in tiles of sixteen positions, dimension by dimension, so that a register holds sixteen positions and
-no sum runs across lanes; values lie in rows. What differs for a cache in bytes is in `softmax_of_bytes.py`,
-and for one of four bits in `softmax_of_nibbles.py`.
+Keys are in tiles of sixteen positions, dimension by dimension, so that a register holds sixteen positions and
+no sum across lanes is needed; values are in rows. The code for 8-bit caches is in `softmax_q8_0.py`, for
+4-bit caches in `softmax_q4_0.py`.
 """
 
 from edgeinfer_kernels.cpu.native.attention.attention_states import DECAY, STATE_BYTES, weigh_scores
@@ -43,16 +43,16 @@ from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
 LANES = 16
 PAGES_PER_TILE = TILE // LANES
 ALL_DIMENSIONS = 1 << 30
-"""More than a head has."""
+"""Larger than any head_dim."""
 
 
 def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products, in_row=1):
-    """Scores of one query head, and of four that share their keys, with the 64 positions at `keys`; of which
-    the next lie `ahead`.
+    """Score functions for one query head, and for four that share their keys, over the 64 positions at
+    `keys`; the next tile is `ahead` bytes further, for prefetch.
 
-    A row is the elements that sixteen positions have of `in_row` dimensions. `load_four(at, stride)` gives
-    four rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
-    `put(scores, sums, scales, begin, padded)` takes those from dimension `begin` on to 64 scores.
+    A row has the elements of `in_row` dimensions for sixteen positions. `load_four(at, stride)` returns four
+    rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
+    `put(scores, sums, scales, begin, padded)` adds the sums from dimension `begin` on to 64 scores.
     """
     prefetch_next = make_prefetch(4 * row_bytes)
 
@@ -93,8 +93,8 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
 
 
 def make_row_loads(load_cached, element_bytes):
-    """How values lie whose elements are `element_bytes` each: bytes of so many of them; loads of sixty-four
-    and of sixteen elements of a row from one on; bytes of sixty-four.
+    """Row access for values whose elements have `element_bytes` bytes each: the bytes of a number of
+    elements; loads of sixty-four and of sixteen elements of a row; bytes of sixty-four.
     """
     load_four_of = make_load_four(load_cached)
 
@@ -116,10 +116,10 @@ def make_row_loads(load_cached, element_bytes):
 def make_add_values(rows, factors_of, add, pitch):
     """mixed = mixed·decay + Σ factor·value for one query head, and for four that share their values.
 
-    A head's weights lie SCORES_BYTES, its state a state's bytes behind the head's before; its decay is kept
-    at byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: where the factors of
-    elements from `d` on lie, heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
-    `rows`: as `make_row_loads` gives it.
+    The weights of successive heads are SCORES_BYTES apart, their states one state's bytes; the decay is at
+    byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: address of the factors of
+    elements from `d` on, with heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
+    `rows`: the result of `make_row_loads`.
     """
     row_bytes, load_four, load_one, elements_bytes = rows
     prefetch_next = make_prefetch(elements_bytes)
@@ -175,19 +175,19 @@ def make_add_values(rows, factors_of, add, pitch):
 
 @inner
 def put_sums(scores, sums, scales, begin, padded):
-    """Of elements without scales: the sums are the scores."""
+    """For elements without scales: the sums are the scores."""
     store_four(scores, sums)
 
 
 @inner
 def weights_alone(weights, scales, padded, d, heads, spare):
-    """Of elements without scales: the weights are the factors."""
+    """For elements without scales: the weights are the factors."""
     return weights
 
 
 @inner
 def first_of_neighbours(pages, count):
-    """The first of `count` pages if each is followed by the next in the cache, else -1."""
+    """The first of `count` pages if they are contiguous in the cache, else -1."""
     first = load_i64(pages)
     for i in range(1, count):
         if load_i64(pages + 8 * i) != first + i:
@@ -197,24 +197,24 @@ def first_of_neighbours(pages, count):
 
 @inner
 def copy_words(source, target, nbytes):
-    """Whole words of eight bytes."""
+    """Copy whole words of eight bytes."""
     for offset in range(0, nbytes, 8):
         store_i64(target + offset, load_i64(source + offset))
 
 
 @inner
 def copy_pages(pages, count, source, target, nbytes):
-    """`count` pages of `nbytes`, wherever they lie in the cache, side by side."""
+    """Copy `count` pages of `nbytes` from anywhere in the cache to contiguous memory."""
     for i in range(count):
         copy_words(source + nbytes * load_i64(pages + 8 * i), target + nbytes * i, nbytes)
 
 
 def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
-    """What query heads gather from a range of positions, for a cache of one element type.
+    """The attention function over a range of positions, for a cache of one element type.
 
-    `key_bytes`, `value_bytes`: of a head's key and value, by its padded dimensions. `scores_of`, `values_of`:
-    as `make_score_tiles` and `make_add_values` give them. `scaled`: SCALED elements of a head share a
-    float16, sixteen positions of them side by side.
+    `key_bytes`, `value_bytes`: bytes of a head's key and value, by padded head_dim. `scores_of`, `values_of`:
+    results of `make_score_tiles` and `make_add_values`. `scaled`: SCALED elements of a head share a float16
+    scale; those of sixteen positions are contiguous.
     """
     score_one, score_four = scores_of
     add_one, add_four = values_of
@@ -223,9 +223,9 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
     def gather(block, query, kv_head, begin, end, pages, states, scores, copied):
         """Add positions begin..end to the states of the query heads that share `kv_head`.
 
-        Reads each key and value of the range once, whatever the number of heads that share them. `pages`: 0,
-        or where each sixteen positions lie; a tile of several that aren't neighbours is put together at
-        `copied`, so that its sums are the same to the last bit.
+        Reads each key and value of the range once, for any number of heads that share them. `pages`: 0, or
+        the address of the page of each sixteen positions. A tile whose pages are not contiguous is copied to
+        `copied` first, so its sums are bit-identical.
         """
         padded = load_i64(block + ATTENTION.padded_head)
         head_dim = load_i64(block + ATTENTION.head_dim)
@@ -233,7 +233,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         scale = load_f32(block + ATTENTION.scale)
         soft_cap = load_f32(block + ATTENTION.soft_cap)
         step = STATE_BYTES + 4 * padded
-        # Four heads at once take 32 registers of 64 bytes.
+        # Four heads at once need 32 registers of 64 bytes.
         together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
         key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(padded)
         scale_bytes = 2 * LANES * ((padded + SCALED - 1) // SCALED) if scaled else 0
@@ -282,7 +282,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
 
 
 def make_plain_gather(load_cached, element_bytes):
-    """Of a cache whose elements have no scales."""
+    """For a cache whose elements have no scales."""
     rows = make_row_loads(load_cached, element_bytes)
     row = element_bytes * LANES
     scores_of = make_score_tiles(make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums)
@@ -291,7 +291,7 @@ def make_plain_gather(load_cached, element_bytes):
 
 
 def make_scaled_gather(scores_of, key_bytes, value_rows):
-    """Of a cache whose elements have scales."""
+    """For a cache whose elements have scales."""
     values_of = make_add_values(value_rows, scaled_weights, add_two_groups, 2 * SCORES_BYTES)
     return make_gather(key_bytes, value_rows[0], scores_of, values_of, scaled=True)
 

@@ -1,8 +1,8 @@
-"""What a cache of four bits adds to `softmax.py`: two codes out of a byte, less 8.
+"""Extends `softmax.py` for a 4-bit cache: two codes per byte, minus 8.
 
-Of a key a byte holds two neighbouring dimensions, of a value the two halves of a group. Their scales are used
-as those of bytes, see `softmax_of_bytes.py`. Heads are rotated, queries and what was gathered are in
-`attention.py`.
+A byte of a key holds two adjacent dimensions; a byte of a value holds one element of each half of a group.
+Their scales are used as in an 8-bit cache, see `softmax_q8_0.py`. The Hadamard transform of queries and
+results is in `attention.py`.
 """
 
 from llvmlite import ir
@@ -27,9 +27,9 @@ GROUP_BYTES = SCALED // 2
 
 @operation(float16x, (int16x,))
 def low_nibble_as_float(features, builder, x):
-    """The low four bits of each lane less 8.
+    """The low four bits of each lane minus 8.
 
-    By a table where the processor looks sixteen lanes up at once; else as the low bits of the mantissa of
+    Uses a table if the CPU has a lookup for sixteen lanes; otherwise the bits become the low mantissa bits of
     2²³.
     """
     floats = ir.VectorType(F32, LANES)

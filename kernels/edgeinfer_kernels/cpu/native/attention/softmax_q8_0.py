@@ -1,8 +1,8 @@
-"""What a cache in bytes adds to `softmax.py`: the float16 that SCALED elements of a head share.
+"""Extends `softmax.py` for an 8-bit cache: SCALED elements of a head share a float16 scale.
 
-A page of sixteen positions has its scales side by side, group of elements by group. Keys' scales multiply
-sums over a group, values' the weights of their positions, so that bytes are widened in registers only and
-memory is read once.
+The scales of a page of sixteen positions are contiguous, group by group. The scales of keys multiply sums
+over a group; those of values multiply the weights of their positions. So bytes are converted only in
+registers, and memory is read once.
 """
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_signed_bytes, to_float
@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, POSITIONS_PER_TILE, SC
 LANES = 16
 PAGES_PER_TILE = POSITIONS_PER_TILE // LANES
 GROUP_SCALES = 2 * LANES
-"""Bytes of a page's scales of one group."""
+"""Bytes of a page's scales for one group."""
 
 
 @inner
@@ -42,7 +42,7 @@ def scale_page(padded):
 
 @inner
 def prefetch_scales(scales, padded):
-    """Ask for the scales of the next tile."""
+    """Prefetch the scales of the next tile."""
     nbytes = PAGES_PER_TILE * scale_page(padded)
     for line in range(0, nbytes, CACHE_LINE):
         prefetch(scales + nbytes + line)
@@ -50,7 +50,7 @@ def prefetch_scales(scales, padded):
 
 @inner
 def add_scaled_sums(scores, sums, scales, begin, padded):
-    """scores += scale · sum for 64 positions, beginning with 0; as `make_score_tiles` puts them."""
+    """scores += scale · sum for 64 positions, starting from 0; the `put` function of `make_score_tiles`."""
     if begin == 0:
         prefetch_scales(scales, padded)
         store_four(scores, four_zeros())
@@ -73,8 +73,8 @@ def scale_group(weights, scales, pitch, out):
 
 @inner
 def scaled_weights(weights, scales, padded, d, heads, spare):
-    """Factors of the elements from `d` on: those of their group and, SCORES_BYTES behind, of the next one if
-    there is one; as `make_add_values` wants them.
+    """Factors of the elements from `d` on: those of their group and, SCORES_BYTES later, of the next group if
+    there is one; the `factors_of` function of `make_add_values`.
     """
     if d == 0:
         prefetch_scales(scales, padded)
@@ -89,7 +89,7 @@ def scaled_weights(weights, scales, padded, d, heads, spare):
 
 @inner
 def add_two_groups(factors, x, total):
-    """total + factor·x; the first half of x has one factor, the second another."""
+    """total + factor·x; each half of x has a separate factor."""
     low, high = splat_f32(load_f32(factors)), splat_f32(load_f32(factors + SCORES_BYTES))
     return (
         multiply_add(low, x[0], total[0]),

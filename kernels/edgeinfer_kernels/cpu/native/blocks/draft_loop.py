@@ -1,7 +1,7 @@
-"""A loop of guesses in one run of a team: a token's embedding, all layers, the head, the next token, and on.
+"""The draft loop in one run of a thread pool: embedding, all layers, head, next token, repeated.
 
-Nothing of Python runs between two guesses. `GUESSING` names what a loop reads and writes. Thread 0 chooses a
-token and prepares the next turn while the others wait: that is a few thousand numbers.
+No Python runs between two draft tokens. `GUESSING` lists what a loop reads and writes. Thread 0 selects a
+token and prepares the next iteration while the others wait; it processes a few thousand numbers.
 """
 
 import numpy as np
@@ -35,9 +35,11 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 LANES = 16
 ALL_LANES = (1 << LANES) - 1
 LEAST, MOST = np.float32(-1e30), np.float32(1e30)
-"""Logits beyond these are no numbers to choose by."""
+"""Logits outside this range are treated as invalid."""
 NEARER = np.float32(0.75)
-"""What is left of how far candidates may lie below the best one, when they are too many."""
+"""Factor by which the range of candidate logits below the largest is reduced if there are too many
+candidates.
+"""
 NEAREST = np.float32(1e-3)
 
 exports = Exports()
@@ -45,13 +47,13 @@ exports = Exports()
 
 @inner
 def exponential_of(value):
-    """eˣ of one float32, as `exponential` has it."""
+    """eˣ of one float32, as in `exponential`."""
     return lanes_max(exponential(splat_f32(value)))
 
 
 @inner
 def go_on(block, ids):
-    """Calls for the one token at `ids`, behind those that have been read."""
+    """Set the calls for the one token at `ids`, after those that have been evaluated."""
     calls = load_i64(block + GUESSING.calls)
     for i in range(load_i64(block + GUESSING.call_count)):
         call = load_i64(calls + GUESS_CALL_BYTES * i)
@@ -66,8 +68,8 @@ def go_on(block, ids):
 
 @inner
 def best_of(logits, end, part):
-    """The largest of `end` logits, a whole number of lanes, its place, and the sum of exponentials below it,
-    to `part`.
+    """Store in `part` the largest of `end` logits (a whole number of lanes), its index, and the sum of
+    exponentials relative to it.
     """
     largest = load_floats(logits)
     for i in range(LANES, end, LANES):
@@ -91,7 +93,9 @@ def best_of(logits, end, part):
 
 @inner
 def weigh_parts(team, counter, block):
-    """Phase: scaled logits, and `best_of` of every part of them. What can't be chosen is put below all."""
+    """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
+    set below all others.
+    """
     choices = load_i64(block + GUESSING.choices)
     scale = load_f32(block + GUESSING.logit_scale)
     logits = load_i64(block + GUESSING.logits)
@@ -113,7 +117,7 @@ def weigh_parts(team, counter, block):
 
 @inner
 def best_of_parts(block):
-    """(logit, token, softmax) of the best token, the first of equals."""
+    """(logit, token, softmax) of the argmax token, the first of equals."""
     parts = load_i64(block + GUESSING.parts)
     count = (load_i64(block + GUESSING.choices) + LOGITS_PER_PART - 1) // LOGITS_PER_PART
     top = load_f32(parts)
@@ -132,8 +136,8 @@ def best_of_parts(block):
 
 @inner
 def gather(block, least, ids, weights):
-    """Tokens whose logit is `least` or more to `ids`, rising, their logits to `weights`; how many there are,
-    one more than MAX_CANDIDATES if they are more.
+    """Store tokens whose logit is at least `least` in `ids`, ascending, and their logits in `weights`; return
+    their number, or MAX_CANDIDATES + 1 if there are more.
     """
     parts = load_i64(block + GUESSING.parts)
     choices = load_i64(block + GUESSING.choices)
@@ -158,7 +162,7 @@ def gather(block, least, ids, weights):
 
 @inner
 def cut_off(block, top, weights, count, sorted_logits):
-    """The least logit that top-k and then top-p leave of `count` logits."""
+    """The smallest of `count` logits that passes top-k and then top-p."""
     for i in range(count):
         value = load_f32(weights + 4 * i)
         place = i
@@ -183,7 +187,9 @@ def cut_off(block, top, weights, count, sorted_logits):
 
 @inner
 def candidates(block, top, step):
-    """The candidates of a guess and their weights e^((logit - best)/temperature); (count, sum of weights)."""
+    """The candidates of a draft token and their weights e^((logit - best)/temperature); (count, sum of
+    weights).
+    """
     ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
     weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
     reach = load_f32(block + GUESSING.reach)
@@ -209,7 +215,7 @@ def candidates(block, top, step):
 
 @inner
 def drawn(block, step, count, total):
-    """(token, weight): one of the candidates, by the number from 0 to 1 that was handed in."""
+    """(token, weight): one of the candidates, sampled with the given uniform number."""
     ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
     weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
     wanted = load_f32(load_i64(block + GUESSING.numbers) + 4 * step) * total
@@ -223,11 +229,11 @@ def drawn(block, step, count, total):
 
 @inner
 def take_guess(block, step):
-    """The next token, and all that the turn behind it reads; or the end of the loop."""
+    """Sample the next token and prepare the next iteration, or end the loop."""
     top, token, chance = best_of_parts(block)
     store_i64(block + GUESSING.going, 0)
     store_i64(block + GUESSING.passes, step + 1)
-    if not (LEAST < top < MOST and chance > np.float32(0)):  # a NaN among the logits is in the sum
+    if not (LEAST < top < MOST and chance > np.float32(0)):  # A NaN among the logits propagates to the sum.
         return
     if load_f32(block + GUESSING.temperature) > np.float32(0):
         count, total = candidates(block, top, step)
@@ -254,10 +260,10 @@ def take_guess(block, step):
 
 @exports.add("guess_tokens", 4)
 def guess_tokens(block, call, team, thread):
-    """Read the tokens that EMBED and the calls name, then guess and read on: `most` tokens, or fewer where
-    the next is not likely enough to be reached.
+    """Evaluate the tokens of EMBED and the calls, then draft and evaluate further tokens: `most` tokens, or
+    fewer if the next is not likely enough to be accepted.
 
-    Reads the weights of all layers and of the head once for every guess.
+    Reads the weights of all layers and of the head once per draft token.
     """
     step = 0
     going = load_i64(block + GUESSING.going)

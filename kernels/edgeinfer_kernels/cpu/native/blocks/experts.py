@@ -1,8 +1,8 @@
-"""The mixture-of-experts block: router, experts of each token, their feed-forwards, weighted sum.
+"""The MoE block: router, experts of each token, their feed-forwards, weighted sum.
 
-A pair is a token with one of its experts. Pairs are sorted by expert, so that the rows of an expert in use
-are read once for all its tokens; work is handed out as (expert in use, chunk of rows), in chunks small enough
-to keep all threads busy however few experts there are. One token reads its quantized row in place.
+A pair is a token-expert assignment. Pairs are sorted by expert, so that the rows of an expert are read once
+for all its tokens. Work is distributed as (expert in use, chunk of rows), in chunks small enough to keep all
+threads busy even with few experts. With one token, its quantized row is read in place.
 """
 
 import numpy as np
@@ -36,14 +36,14 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import activate_gated, sigmoi
 from edgeinfer_kernels.cpu.runtime.abi import CALL, EXPERTS, INPUT, MATRIX, NORM, TEAM
 
 CHUNKS_OF_MANY = 4
-"""So many times more chunks where experts have unequal numbers of tokens."""
+"""Factor of the chunk count if experts have different numbers of tokens."""
 
 exports = Exports()
 
 
 @inner
 def gather(team, counter, block, tokens):
-    """Phase: each pair's normed row to its place, in the form that its expert's number of pairs takes."""
+    """Phase: copy each pair's normed row to its index, in the format for its expert's number of pairs."""
     used = load_i64(block + EXPERTS.used)
     normed = load_i64(block + EXPERTS.normed)
     gathered = load_i64(block + EXPERTS.gathered)
@@ -69,7 +69,7 @@ def gather(team, counter, block, tokens):
 
 @inner
 def chunk_of(team, rows, tokens):
-    """Rows that are handed out together, of `rows` in all experts in use."""
+    """Rows per chunk, out of `rows` in all experts in use."""
     step = ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP
     shares = load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD
     if tokens > 1:
@@ -80,7 +80,7 @@ def chunk_of(team, rows, tokens):
 @inner
 def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch):
     """Rows first..last of an expert's matrix times its rows of `source`, without bias; `one_row`: source has
-    only that.
+    only one row.
     """
     expert = load_i64(entry)
     start = load_i64(entry + 8)
@@ -103,8 +103,8 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
 
 @inner
 def project_experts(team, counter, block, tokens, matrix, source, out, out_stride, scratch):
-    """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows; where source
-    is the one token's normed row, it is every pair's.
+    """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
+    the normed row of a single token, all pairs use it.
     """
     one_row = source == load_i64(block + EXPERTS.normed)
     rows = load_i64(matrix + MATRIX.rows)
@@ -124,7 +124,7 @@ def project_experts(team, counter, block, tokens, matrix, source, out, out_strid
 
 @inner
 def add_expert_bias(value, matrix, expert, i):
-    """Sixteen values of a projected row with the bias of its expert."""
+    """Sixteen values of a projected row plus the bias of its expert."""
     bias = load_i64(matrix + MATRIX.bias)
     if bias != 0:
         value = add(value, load_floats(bias + expert * load_i64(matrix + MATRIX.bias_stride) + 4 * i))
@@ -133,7 +133,7 @@ def add_expert_bias(value, matrix, expert, i):
 
 @inner
 def activate_experts(team, counter, block, tokens):
-    """Phase: hidden = activation(gate)·up of every pair, as W_down reads it; in pieces."""
+    """Phase: hidden = activation(gate)·up of every pair, in the input format of W_down; in pieces."""
     hidden = load_i64(block + EXPERTS.hidden)
     gate_matrix = load_i64(block + EXPERTS.gate_matrix)
     up_matrix = load_i64(block + EXPERTS.up_matrix)
@@ -162,7 +162,7 @@ def activate_experts(team, counter, block, tokens):
 
 @inner
 def shared_weight(block, token):
-    """The factor of the shared expert for a token: 1, or the sigmoid of its router."""
+    """The weight of the shared expert for a token: 1, or the sigmoid of its router."""
     router = load_i64(block + EXPERTS.shared_router)
     if router == 0:
         return np.float32(1)
@@ -204,7 +204,7 @@ def combine_columns(block, token, x, first, last):
 
 @inner
 def combine(team, counter, block, call):
-    """Phase: the experts' results in the residual, in pieces of columns."""
+    """Phase: add the experts' results to the residual, in pieces of columns."""
     padded = load_i64(load_i64(block + EXPERTS.norm) + NORM.padded)
     while True:
         token, first, last = next_piece(team, counter, padded)
@@ -229,7 +229,7 @@ def scratch_of(block, thread):
 
 @exports.add("route_block", 4)
 def route_block(block, call, team, thread):
-    """The scores of a router that reads the layer's input; before its attention."""
+    """Compute the scores of a pre-attention router, which reads the layer's input."""
     source = load_i64(block + EXPERTS.router_input)
     normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.router_norm), source)
     barrier(team)
@@ -238,7 +238,7 @@ def route_block(block, call, team, thread):
 
 @inner
 def place_pairs(team, block, tokens, scratch):
-    """Counters 3 and 4: rows given to the pairs and, for several tokens, filled."""
+    """Counters 3 and 4: assign rows to the pairs and, for several tokens, fill them."""
     if next_item(team, 3) == 0:
         sort_by_expert(block, tokens, scratch)
     barrier(team)
@@ -249,7 +249,7 @@ def place_pairs(team, block, tokens, scratch):
 
 @inner
 def project_shared(team, thread, block, tokens, normed, scratch):
-    """Counters 7 and 8: the shared expert's gate and up."""
+    """Counters 7 and 8: gate and up of the shared expert."""
     hidden = load_i64(block + EXPERTS.shared_hidden)
     stride = load_i64(hidden + INPUT.float_stride)
     gate = load_i64(block + EXPERTS.shared_gate)
@@ -262,7 +262,7 @@ def project_shared(team, thread, block, tokens, normed, scratch):
 
 @inner
 def activate_shared(team, block, tokens):
-    """Counter 10: the shared expert's hidden rows."""
+    """Counter 10: hidden rows of the shared expert."""
     activate_and_quantize(
         team,
         10,
@@ -277,7 +277,7 @@ def activate_shared(team, block, tokens):
 
 @inner
 def finish_shared(team, thread, block, tokens, scratch):
-    """Counter 12: the shared expert's results."""
+    """Counter 12: results of the shared expert."""
     out = load_i64(block + EXPERTS.shared_out)
     stride = load_i64(block + EXPERTS.shared_out_stride)
     hidden = load_i64(block + EXPERTS.shared_hidden)
@@ -287,7 +287,7 @@ def finish_shared(team, thread, block, tokens, scratch):
 
 @exports.add("experts_block", 4)
 def experts_block(block, call, team, thread):
-    """x += scale · Σ weight · expert(norm(x)), and a shared expert, for the tokens of `call`."""
+    """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `call`."""
     scratch = scratch_of(block, thread)
     normed = load_i64(block + EXPERTS.normed)
     normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
@@ -302,8 +302,8 @@ def experts_block(block, call, team, thread):
 
 @exports.add("chosen_experts_block", 4)
 def chosen_experts_block(block, call, team, thread):
-    """`experts_block` where a device has chosen: `ids` and `weights` are there, and there are no others than
-    the experts.
+    """`experts_block` after a device has selected the experts: `ids` and `weights` are given, and there is no
+    shared expert.
     """
     scratch = scratch_of(block, thread)
     normed = load_i64(block + EXPERTS.normed)
@@ -313,7 +313,7 @@ def chosen_experts_block(block, call, team, thread):
 
 @inner
 def add_experts(team, thread, block, call, scratch):
-    """Counters 3 to 13: from chosen experts to their results in x; begins with a barrier."""
+    """Counters 3 to 13: from the selected experts to their results in x; starts with a barrier."""
     tokens = load_i64(call + CALL.tokens)
     normed = load_i64(block + EXPERTS.normed)
     hidden = load_i64(block + EXPERTS.hidden)

@@ -32,7 +32,7 @@ exports = Exports()
 
 @inner
 def biased(row, matrix, i):
-    """Sixteen values of a projected row, with the matrix's bias."""
+    """Sixteen values of a projected row plus the matrix's bias."""
     value = load_floats(row + 4 * i)
     bias = load_i64(matrix + MATRIX.bias)
     if bias != 0:
@@ -42,8 +42,8 @@ def biased(row, matrix, i):
 
 @inner
 def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last):
-    """Columns first..last of a token's up row in place: activation(gate)·up, or activation(up) if ungated;
-    as W_down reads it.
+    """Columns first..last of a token's up row in place: activation(gate)·up, or activation(up) without a
+    gate; in the input format of W_down.
     """
     for i in range(first, last, 16):
         value = biased(up, up_matrix, i)
@@ -57,7 +57,9 @@ def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens
 
 @inner
 def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
-    """Phase: hidden = activation(gate)·up, or activation(up) if ungated, as W_down reads it; in pieces."""
+    """Phase: hidden = activation(gate)·up, or activation(up) without a gate, in the input format of W_down;
+    in pieces.
+    """
     columns = load_i64(hidden + INPUT.columns)
     stride = load_i64(hidden + INPUT.float_stride)
     while True:
@@ -71,8 +73,9 @@ def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, g
 
 @inner
 def project_activated(team, counter, thread, block, tokens, scratch):
-    """Phase: from the normed x to the hidden rows as W_down reads them. Who has computed a chunk of gate and
-    up goes on with it at once: no barrier, and it is still in the near cache.
+    """Phase: from the normed x to the hidden rows in the input format of W_down. The thread that computed a
+    chunk of gate and up continues with it immediately: no barrier is needed, and the data is still in its L1
+    cache.
     """
     normed = load_i64(block + FEED_FORWARD.normed)
     hidden = load_i64(block + FEED_FORWARD.hidden)

@@ -1,7 +1,7 @@
-"""The phases that attention and feed-forward share: norm, quantize, project, add to the residual.
+"""The phases that attention and feed-forward share: norm, quantization, projection, residual addition.
 
-Every phase is called by all threads of a team and hands out its work through a counter; a barrier stands
-between a phase and the next that reads what it wrote.
+Every phase is called by all threads of the pool and distributes its work through a counter. A barrier
+separates a phase from the next one that reads its results.
 """
 
 import numpy as np
@@ -24,14 +24,14 @@ from edgeinfer_kernels.cpu.runtime.abi import CALL, INPUT, MATRIX, NORM, TEAM
 COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
 ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
-"""Several tokens' kernels work on two groups of rows together."""
+"""The kernels for several tokens process two groups of rows together."""
 ASKED_BYTES = 128 << 10
-"""Most weights that a thread asks for while it waits for others: they stay in a second-level cache."""
+"""Maximum bytes of weights that a thread prefetches at a barrier: they stay in the L2 cache."""
 
 
 @inner
 def normalize(norm, x, out):
-    """One row through the norm `norm`; float32, padded with zeros to 16."""
+    """Apply the norm `norm` to one row; float32, zero-padded to 16."""
     kind = load_i64(norm + NORM.kind)
     width = load_i64(norm + NORM.width)
     padded = load_i64(norm + NORM.padded)
@@ -48,7 +48,7 @@ def normalize(norm, x, out):
 
 @inner
 def normalize_and_quantize(team, counter, thread, call, norm, target):
-    """Phase: every token's x through the norm into the rows of `target`, and as matrices want them."""
+    """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
     tokens = load_i64(call + CALL.tokens)
     columns = load_i64(target + INPUT.columns)
     token = thread
@@ -62,7 +62,7 @@ def normalize_and_quantize(team, counter, thread, call, norm, target):
 
 @inner
 def next_piece(team, counter, columns):
-    """(row, first, last): the next piece of rows of `columns` to work on, COLUMNS_PER_PIECE columns at most."""
+    """(row, first, last): the next piece of rows of `columns` columns, at most COLUMNS_PER_PIECE columns."""
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
     item = next_item(team, counter)
     row = item // pieces
@@ -72,7 +72,7 @@ def next_piece(team, counter, columns):
 
 @inner
 def operands(matrix, source):
-    """(address, bytes a row): the rows of `source` in the form that the matrix is multiplied with."""
+    """(address, bytes per row): the rows of `source` in the input format of the matrix."""
     if load_i64(matrix + MATRIX.quantized) != 0:
         return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantized_stride)
     return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
@@ -80,7 +80,7 @@ def operands(matrix, source):
 
 @inner
 def kernel_for(matrix, source, tokens):
-    """The kernel that multiplies a matrix with so many rows of `source`."""
+    """Address of the kernel that multiplies a matrix with `tokens` rows of `source`."""
     if load_i64(matrix + MATRIX.quantized) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
         return load_i64(matrix + MATRIX.tile_kernel)
     return load_i64(matrix + MATRIX.kernel)
@@ -88,7 +88,7 @@ def kernel_for(matrix, source, tokens):
 
 @inner
 def quantize_input(team, counter, call, target):
-    """Phase: the float rows of `target` as matrices want them, in pieces."""
+    """Phase: quantize the float rows of `target` to the input formats of the matrices, in pieces."""
     if load_i64(target + INPUT.quantized) == 0:
         return
     tokens = load_i64(call + CALL.tokens)
@@ -103,7 +103,7 @@ def quantize_input(team, counter, call, target):
 
 @inner
 def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
-    """out[t] = rows first…last of a MATRIX · the activations of token t, by one of its kernels."""
+    """out[t] = rows first…last of a MATRIX · the activations of token t, with one of its kernels."""
     weights = load_i64(matrix + MATRIX.weights)
     columns = load_i64(matrix + MATRIX.columns)
     call_pointer_10(
@@ -121,13 +121,15 @@ def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch
 
 @inner
 def chunks_of(team, matrix, tokens):
-    """(rows of a chunk, chunks of a stream): a matrix is cut into a stream of chunks for each thread."""
+    """(rows per chunk, chunks per thread): the rows of a matrix are split into a contiguous range of chunks
+    for each thread.
+    """
     return chunks_by(team, matrix, ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP)
 
 
 @inner
 def chunks_by(team, matrix, step):
-    """As `chunks_of`, chunks being a multiple of `step` rows."""
+    """As `chunks_of`; a chunk is a multiple of `step` rows."""
     rows = load_i64(matrix + MATRIX.rows)
     threads = load_i64(team + TEAM.threads)
     chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
@@ -137,16 +139,19 @@ def chunks_by(team, matrix, step):
 
 @inner
 def first_row(item, threads, chunk, chunks):
-    """Of the chunk that is handed out as `item`: the threads' streams take turns, each going down its own."""
+    """The first row of chunk `item`: successive items belong to successive threads, each going through its
+    range in order.
+    """
     return (item % threads * chunks + item // threads) * chunk
 
 
 @inner
 def project(team, counter, thread, tokens, matrix, source, out, out_stride, scratch):
-    """Phase: out[t] = matrix · source[t], the rows of the matrix handed out in chunks. No bias.
+    """Phase: out[t] = matrix · source[t], without bias; the rows of the matrix are distributed in chunks.
 
-    A thread begins with the first chunk of its own stream and goes on where the fewest chunks are done: down
-    its stream while all are equally fast, so that what a kernel asks for behind its chunk comes to use.
+    A thread starts with the first chunk of its range and continues with the range that has the fewest
+    completed chunks. This is its own range while all threads are equally fast, so the data that a kernel
+    prefetches after its chunk is used.
     """
     rows = load_i64(matrix + MATRIX.rows)
     threads = load_i64(team + TEAM.threads)
@@ -164,7 +169,7 @@ def project(team, counter, thread, tokens, matrix, source, out, out_stride, scra
 
 @inner
 def first_weights(team, thread, tokens, matrix):
-    """(address, end): the weights that a thread of `project` begins with, ASKED_BYTES of them at most."""
+    """(address, end): the first weights that a thread of `project` reads, at most ASKED_BYTES."""
     rows = load_i64(matrix + MATRIX.rows)
     chunk, chunks = chunks_of(team, matrix, tokens)
     first = min(rows, thread * chunks * chunk)

@@ -1,4 +1,4 @@
-"""From a router's scores to experts, their weights, and which rows their activations take."""
+"""From router scores to experts, their weights, and the rows of their activations."""
 
 import numpy as np
 
@@ -27,25 +27,25 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 SOFTMAX, SIGMOID = GATING_CODES["softmax"], GATING_CODES["sigmoid"]
 MIN_SUM = np.float32(MIN_WEIGHT_SUM)
 ENTRY_BYTES = 24
-"""Of an expert in use: (expert, first row, pairs), behind their number."""
+"""Size of an entry of an expert in use, (expert, first row, pairs); the entries follow their count."""
 
 
 @inner
 def active_count(block):
-    """Experts that any token of the step uses."""
+    """Number of experts that any token of the step uses."""
     return load_i64(load_i64(block + EXPERTS.active))
 
 
 @inner
 def entry_at(block, index):
-    """Address of an expert in use."""
+    """Address of the entry of an expert in use."""
     return load_i64(block + EXPERTS.active) + 8 + ENTRY_BYTES * index
 
 
 @inner
 def take_best(scores, count, used, ids, weights, taken):
-    """The `used` largest scores, largest first, and among equals the lower expert; NaN counts as largest, so
-    that it reaches the result. `taken` is scratch.
+    """The `used` largest scores, descending; ties go to the lower expert. NaN counts as largest, so that it
+    propagates to the result. `taken` is scratch.
     """
     for expert in range(count):
         store_i8(taken + expert, 0)
@@ -75,7 +75,7 @@ def sum_of_exponentials(scores, count, top):
 
 @inner
 def weigh(block, scores, weights):
-    """The chosen scores in `weights` become their experts' weights."""
+    """Convert the selected scores in `weights` to the weights of their experts."""
     used = load_i64(block + EXPERTS.used)
     gating = load_i64(block + EXPERTS.gating)
     top = load_f32(weights)
@@ -102,7 +102,7 @@ def weigh(block, scores, weights):
 
 @inner
 def choose(team, counter, block, call, scratch):
-    """Phase: every token's experts and their weights."""
+    """Phase: select every token's experts and their weights."""
     used = load_i64(block + EXPERTS.used)
     count = load_i64(block + EXPERTS.count)
     bias = load_i64(load_i64(block + EXPERTS.router) + MATRIX.bias)
@@ -122,7 +122,7 @@ def choose(team, counter, block, call, scratch):
 
 @inner
 def rows_taken(block, pairs):
-    """Rows that an expert's pairs take: begun tiles where they become tiles."""
+    """Rows for an expert's pairs: rounded up to whole tiles if they are stored as tiles."""
     first = load_i64(load_i64(block + EXPERTS.gathered) + INPUT.tile_tokens)
     then = load_i64(load_i64(block + EXPERTS.hidden) + INPUT.tile_tokens)
     if pairs >= min(first, then):
@@ -132,7 +132,9 @@ def rows_taken(block, pairs):
 
 @inner
 def list_experts(block, pairs_of):
-    """Fill `active` from how many pairs each expert has; then `pairs_of` is each one's entry."""
+    """Fill `active` from the number of pairs of each expert; `pairs_of` becomes the entry index of each
+    expert.
+    """
     active = 0
     row = 0
     for expert in range(load_i64(block + EXPERTS.count)):
@@ -150,14 +152,14 @@ def list_experts(block, pairs_of):
 
 @inner
 def count_pairs(block, seen, here):
-    """Add to what the block tells of how often its experts were asked for."""
+    """Add to the counters of token-expert assignments."""
     store_i64(block + EXPERTS.pairs_seen, load_i64(block + EXPERTS.pairs_seen) + seen)
     store_i64(block + EXPERTS.pairs_here, load_i64(block + EXPERTS.pairs_here) + here)
 
 
 @inner
 def count_asked(block, expert):
-    """One more for an expert, wherever it is, if somebody wants to know."""
+    """Increment an expert's request count, on either device, if requests are counted."""
     asked = load_i64(block + EXPERTS.asked)
     if asked != 0:
         count = asked + 8 * (expert if expert >= 0 else ELSEWHERE - expert)
@@ -166,8 +168,8 @@ def count_asked(block, expert):
 
 @inner
 def sort_by_expert(block, tokens, scratch):
-    """Rows for all pairs, those of an expert together, in the order of the tokens; -1 for an expert (below 0)
-    that isn't here.
+    """Assign rows to all pairs, grouped by expert, in token order; -1 for an expert (below 0) that is not on
+    this host.
     """
     used = load_i64(block + EXPERTS.used)
     here = 0

@@ -1,6 +1,8 @@
-"""Serving a device: a program whose steps wait for their turn, run on rows in a mailbox, and end it.
+"""Runs the CPU stages for a device: a schedule whose steps wait for their stage, process the exchange buffer,
+and signal completion.
 
-All threads of the team watch the mailbox, for a wait that rests in the kernel costs more than a layer.
+All threads of the pool poll the exchange buffer, because sleeping in the OS kernel would cost more than a
+layer.
 """
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet
@@ -16,17 +18,17 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, SERVED_STEP_BYTES, SERVICE, TEAM
 
 SPINS_BEFORE_YIELD = 2000
-"""Some 50 to 100 us: as long as attention takes on most devices."""
+"""About 50 to 100 us: the duration of attention on most devices."""
 MAX_SPINS = 1 << 28
-"""A minute or two: a device that hasn't come by then has failed."""
+"""One to two minutes: a device that has not answered by then has failed."""
 
 exports = Exports()
 
 
 @inner
 def await_turn(team, mailbox, turn):
-    """Return when the device has come to `turn`, or is given up: then the steps run on whatever is there, as
-    threads that leave would keep the others waiting.
+    """Wait until the device has reached `turn`, or a timeout; after a timeout the steps run on the current
+    content, because threads that leave would block the others.
     """
     spins = 0
     while atomic_load(mailbox + MAILBOX.sent) < turn and atomic_load(mailbox + MAILBOX.given_up) == 0:
@@ -41,7 +43,9 @@ def await_turn(team, mailbox, turn):
 
 @exports.add("serve_device", 4)
 def serve_device(program, service, team, thread):
-    """Do the steps of a program, each of five int64: (function, block, call, turn awaited, turn ended)."""
+    """Run the steps of a schedule, each of five int64: (function, block, call, stage awaited, stage
+    completed).
+    """
     mailbox = load_i64(service + SERVICE.mailbox)
     for step in range(load_i64(service + SERVICE.steps)):
         at = program + SERVED_STEP_BYTES * step

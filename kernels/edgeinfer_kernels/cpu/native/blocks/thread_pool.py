@@ -1,11 +1,10 @@
-"""Threads that run one function together: start, barrier, rest.
+"""The thread pool: threads that run one function together, barriers, and sleep.
 
-A team lives in a block of int64 (`TEAM` names the fields). `team_run` hands a function to all threads and
-works as thread 0 itself; `run_program` on all threads does a whole list of functions, one after the other,
-in one such run. Waiting threads spin; when that has lasted they let other programs run (`yield_function`); a
-thread that still waits, at a barrier or for work, rests in the kernel, where it costs nothing and leaves its
-processor to whom it waits for: on a futex where there is one, else in short sleeps. Nothing of this passes
-through Python, so a Ctrl-C can't fall between.
+A pool is a block of int64 (`TEAM` lists the fields). `team_run` starts a function on all threads and works as
+thread 0 itself. `run_program` executes a whole list of functions in one such run on all threads. Waiting
+threads first spin, then yield to other programs (`yield_function`). A thread that still waits, at a barrier
+or for work, sleeps in the OS kernel, where it uses no CPU time: on a futex if available, else in short
+sleeps. No Python code runs here, so a Ctrl-C cannot interrupt it.
 """
 
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
@@ -25,19 +24,19 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, PROGRAM_STEP_BYTES, STEP_TOKENS, TEAM, WORK_COUNTERS
 
 SPINS_BEFORE_YIELD = 500
-"""Longer than most waits at a barrier. Spinning on would keep whom it waits for off this processor: with
-other programs busy, 4000 spins were measured to decode at half the speed of 1000 and fewer.
+"""Longer than most waits at a barrier. Longer spinning would keep the awaited thread off this CPU: with other
+programs busy, 4000 spins decoded at half the speed of 1000 and fewer.
 """
 YIELDS_BEFORE_REST = 500
-"""Longer than what Python does between two tokens."""
-FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of this process only
+"""Longer than the Python code between two tokens."""
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # for this process only
 
 exports = Exports()
 
 
 @inner
 def wait_a_little(team, spins):
-    """One turn of a waiting loop."""
+    """One iteration of a wait loop."""
     if spins > SPINS_BEFORE_YIELD:
         call_pointer_0(load_i64(team + TEAM.yield_function))
     else:
@@ -46,7 +45,7 @@ def wait_a_little(team, spins):
 
 @inner
 def rest(team, word, seen, resting):
-    """Sleep until `word` is no longer `seen`, or for a moment; `resting` counts those who do."""
+    """Sleep until `word` is no longer `seen`, or for a short time; `resting` counts the sleeping threads."""
     futex = load_i64(team + TEAM.futex)
     atomic_add(resting, 1)
     if futex != 0:
@@ -58,7 +57,7 @@ def rest(team, word, seen, resting):
 
 @inner
 def wake(team, word, resting):
-    """Wake those who rest until `word` changes."""
+    """Wake the threads that sleep until `word` changes."""
     futex = load_i64(team + TEAM.futex)
     if futex != 0 and atomic_load(resting) != 0:
         call_pointer_6(load_i64(team + TEAM.syscall_function), futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
@@ -72,10 +71,9 @@ def clear_counters(team):
 
 @inner
 def meet(team, clear, ahead, end):
-    """Return when every thread of the team has called this; the last one clears the counters if `clear`.
+    """Return when every thread of the pool has called this; the last one clears the counters if `clear`.
 
-    A thread that waits asks for the memory from `ahead` to `end` meanwhile; returns what it would ask for
-    next.
+    A waiting thread prefetches the memory from `ahead` to `end`; returns the next address to prefetch.
     """
     threads = load_i64(team + TEAM.threads)
     turn = atomic_load(team + TEAM.barrier)
@@ -101,14 +99,14 @@ def meet(team, clear, ahead, end):
 
 @inner
 def barrier(team):
-    """Return when every thread of the team has called this."""
+    """Return when every thread of the pool has called this."""
     barrier_asking(team, 0, 0)
 
 
 @inner
 def barrier_asking(team, ahead, end):
-    """As `barrier`; a thread that waits asks for the memory from `ahead` to `end` meanwhile. Returns what it
-    would ask for next.
+    """As `barrier`; a waiting thread prefetches the memory from `ahead` to `end`. Returns the next address to
+    prefetch.
     """
     if load_i64(team + TEAM.threads) != 1:
         return meet(team, False, ahead, end)
@@ -117,7 +115,7 @@ def barrier_asking(team, ahead, end):
 
 @inner
 def barrier_between(team):
-    """As `barrier`; work counters start at 0 behind it."""
+    """As `barrier`; afterwards the work counters are 0."""
     if load_i64(team + TEAM.threads) != 1:
         meet(team, True, 0, 0)
     else:
@@ -126,8 +124,10 @@ def barrier_between(team):
 
 @inner
 def next_token(team, counter, tokens, token):
-    """The token that a thread goes on with behind `token`, the first being its own number: in a short step
-    always the same thread does the same tokens, so that phases of one token each need no barrier between.
+    """The token that a thread processes after `token`; its first one is its thread index.
+
+    In a short step, the same thread always processes the same tokens, so phases that work on one token each
+    need no barrier in between.
     """
     if tokens <= STEP_TOKENS:
         return token + load_i64(team + TEAM.threads)
@@ -136,7 +136,7 @@ def next_token(team, counter, tokens, token):
 
 @inner
 def next_item(team, counter):
-    """Take the next piece of work of a phase: 0, 1, 2, …; each phase of a block has its own counter."""
+    """Take the next work item of a phase: 0, 1, 2, …; each phase of a block has a separate counter."""
     return atomic_add(team + TEAM.counters + CACHE_LINE * counter, 1)
 
 
@@ -149,7 +149,7 @@ def take_part(team, thread):
 
 @exports.add("team_run", 4)
 def team_run(team, function, block, call):
-    """Do `function(block, call, team, thread)` on all threads; return when all are done."""
+    """Run `function(block, call, team, thread)` on all threads; return when all are done."""
     clear_counters(team)
     store_i64(team + TEAM.function, function)
     store_i64(team + TEAM.block, block)
@@ -161,9 +161,12 @@ def team_run(team, function, block, call):
 
 @exports.add("run_program", 4)
 def run_program(program, count, team, thread):
-    """Do the functions of a program one after the other: `count` points to their number, `program` to
-    (function, block, call, meets) for each. Work counters start at 0 in each, as in a run of its own; where
-    `meets` is 0, a function has seen to that and ends token by token (see `next_token`), as the next begins.
+    """Run the functions of a schedule in order: `count` points to their number, `program` to (function,
+    block, call, meets) for each.
+
+    The work counters start at 0 for each function, as in a separate run. If `meets` is 0, there is no
+    barrier after the function: it leaves the counters at 0 and ends token by token (see `next_token`), as
+    the next function starts.
     """
     for step in range(load_i64(count)):
         at = program + PROGRAM_STEP_BYTES * step
@@ -174,14 +177,14 @@ def run_program(program, count, team, thread):
 
 @exports.add("team_dismiss", 1)
 def team_dismiss(team):
-    """Let every thread return from `team_serve`."""
+    """Shut down: let every thread return from `team_serve`."""
     atomic_store(team + TEAM.generation, -1)
     wake(team, team + TEAM.generation, team + TEAM.resting)
 
 
 @exports.add("team_serve", 3)
 def team_serve(team, thread, seen):
-    """A thread's life: take part in every run after generation `seen`, until dismissed."""
+    """The main loop of a thread: take part in every run after generation `seen`, until shutdown."""
     spins = 0
     while True:
         generation = atomic_load(team + TEAM.generation)

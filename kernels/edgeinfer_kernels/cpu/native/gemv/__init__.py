@@ -1,1 +1,1 @@
-"""Matrix rows times vectors, for every weight format."""
+"""GEMV: matrix rows times vectors, for every weight format."""

@@ -1,4 +1,4 @@
-"""One row of a matrix as it lies in the file, decoded to float32: what a token's embedding is."""
+"""Dequantizes one row of a matrix in file layout to float32: the embedding of a token."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 def make_decode_row(form: RowFormat) -> Callable[..., None]:
     """The kernel (source, columns, fields, field_count, scratch, output), all int64, for rows of this format.
 
-    weight = scale·(quant - offset) - minimum, in the order of the codecs, so that every bit is theirs. Each
-    block becomes the first of sixteen interleaved rows in `scratch`, sixteen blocks wide, and comes out by
-    the `unpack` that the row kernels use. `fields` are those of `interleave_rows`; `output` is float32
-    (columns,). Reads the row's bytes, writes columns·4.
+    weight = scale·(quant - offset) - minimum, in the order of the codecs, so the results are bit-identical.
+    Each block is stored as the first of sixteen interleaved rows in `scratch`, sixteen blocks wide, and
+    dequantized with the `unpack` of the GEMV kernels. `fields` are those of `interleave_rows`; `output` is
+    float32 (columns,). Reads the row's bytes, writes columns·4.
     """
     unpack, sub_blocks, block_bytes = form.unpack, form.sub_blocks, form.block_bytes
     offset, signed = np.float32(form.offset), form.signed

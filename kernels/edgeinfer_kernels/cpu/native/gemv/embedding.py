@@ -1,4 +1,4 @@
-"""The embeddings of a step's tokens as a block of a program: no Python, and all threads take part."""
+"""The embeddings of a step's tokens as a block of a schedule: no Python, on all threads."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ exports = Exports()
 
 @exports.add("embed_block", 4)
 def embed_block(block, call, team, thread):
-    """x = scale · rows `ids` of the embeddings, for the tokens of `call`. Reads a row's bytes a token."""
+    """x = scale · rows `ids` of the embeddings, for the tokens of `call`. Reads a row's bytes per token."""
     columns = load_i64(block + EMBED.columns)
     scale = load_f32(block + EMBED.scale)
     scratch = load_i64(block + EMBED.scratch) + thread * load_i64(block + EMBED.scratch_stride)

@@ -1,7 +1,7 @@
-"""Multiplying with rows as they lie in the file: sixteen at a time are interleaved in the thread's scratch.
+"""GEMV with memory-mapped rows: sixteen at a time are interleaved in the thread's scratch.
 
-The matrix is never copied as a whole, so that the file's pages may come and go; what it costs is one pass
-more over every group, in the first two levels of the cache.
+The matrix is never copied as a whole, so the operating system can evict and reload the file's pages. The cost
+is one more read and write of every group, in the L1 and L2 cache.
 """
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
@@ -39,7 +39,7 @@ def ternary_digit(block, column):
 
 @inner
 def widen_ternary(source, target, blocks):
-    """A row of TQ1_0 to TQ2_0, which holds the same values. Reads 54 bytes a block, writes 66."""
+    """Convert a row of TQ1_0 to TQ2_0, which holds the same values. Reads 54 bytes per block, writes 66."""
     for block in range(blocks):
         at = source + TQ1_0_BYTES * block
         to = target + TQ2_0_BYTES * block
@@ -53,7 +53,7 @@ def widen_ternary(source, target, blocks):
 
 @inner
 def fill_group(matrix, first, group):
-    """Rows first… of the matrix, interleaved at `group`; rows and columns that it lacks are zeros."""
+    """Interleave rows first… of the matrix at `group`; missing rows and columns are zeros."""
     rows = min(ROWS_PER_GROUP, load_i64(matrix + FILE_ROWS.rows) - first)
     row_bytes = load_i64(matrix + FILE_ROWS.row_bytes)
     source = load_i64(matrix + FILE_ROWS.source) + first * row_bytes
@@ -84,7 +84,7 @@ def fill_group(matrix, first, group):
 def rows_in_file(
     matrix, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
 ):
-    """A row kernel (see ROW_ARGUMENTS) whose weights are a FILE_ROWS."""
+    """A GEMV kernel (see ROW_ARGUMENTS) whose weights are a FILE_ROWS."""
     group = scratch + load_i64(matrix + FILE_ROWS.group_offset)
     for first in range(first_row, last_row, ROWS_PER_GROUP):
         fill_group(matrix, first, group)

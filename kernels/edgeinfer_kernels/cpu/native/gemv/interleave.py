@@ -1,4 +1,4 @@
-"""Moving the rows of a matrix into the interleaved layout of `layout.py`."""
+"""Converts the rows of a matrix to the interleaved layout of `cpu/layout/fields.py`."""
 
 from llvmlite import ir
 from numba import types
@@ -34,7 +34,7 @@ exports = Exports()
 
 @operation(types.void, (address, types.int64, address))
 def gather_four_words(builder, at, row_bytes, target):
-    """Four words of each of sixteen rows: a transposition of registers, 4·4 of four words each."""
+    """Four words of each of sixteen rows: a register transposition of 4·4 blocks of four words."""
     rows = []
     for _ in range(ROWS_PER_GROUP):
         rows.append(load(builder, at, ir.VectorType(I32, 4)))
@@ -60,7 +60,7 @@ def gather_shorts(builder, at, row_bytes, target):
 
 @inner
 def gather_words(source, row_bytes, target, count):
-    """`count` words of sixteen rows, four at a time, the rest one by one."""
+    """Copy `count` words of sixteen rows, four at a time, the remainder one by one."""
     fours = count // 4 * 4
     for index in range(0, fours, 4):
         gather_four_words(source + 4 * index, row_bytes, target + 4 * ROWS_PER_GROUP * index)
@@ -70,7 +70,7 @@ def gather_words(source, row_bytes, target, count):
 
 @inner
 def gather_units(source, row_bytes, target, unit, rows):
-    """Unit after unit of up to sixteen rows, side by side."""
+    """All units of up to sixteen rows, side by side."""
     for lane in range(rows):
         at = source + lane * row_bytes
         if unit == 4:
@@ -111,7 +111,7 @@ def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, f
 
 
 def _non_finite_lanes(element):
-    """An intrinsic: bit i is set where all bits of `exponent` are set in number i of the sixteen at `at`."""
+    """An intrinsic: bit i is set if all bits of `exponent` are set in number i of the sixteen at `at`."""
 
     def non_finite_lanes(builder, at, exponent):
         mask = splat(builder, builder.trunc(exponent, element), ROWS_PER_GROUP)
@@ -127,7 +127,7 @@ non_finite_bytes, non_finite_shorts, non_finite_words = map(_non_finite_lanes, (
 
 @inner
 def non_finite_rows(group, blocks, block_bytes, scales):
-    """Bit i is set where row i of an interleaved group has a scale that is NaN or infinite.
+    """Bit i is set if row i of an interleaved group has a scale that is NaN or infinite.
 
     `scales` is (offset, unit, count, exponent) in int64, see `ScaleField`.
     """
@@ -149,11 +149,11 @@ def non_finite_rows(group, blocks, block_bytes, scales):
 
 @exports.add("interleave_rows", 9)
 def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count, scales, broken):
-    """Rows of `blocks` blocks to groups of sixteen; `fields` are (offset, unit, count) in int64.
+    """Convert rows of `blocks` blocks to groups of sixteen; `fields` are (offset, unit, count) in int64.
 
-    `target` is zero beforehand and has room for whole groups. Reads and writes rows·blocks·block_bytes.
-    `scales`: 0, or as `non_finite_rows` takes it, which looks at each group while it is in the nearest cache;
-    the first row that it finds goes to the int64 at `broken`, which is -1 beforehand.
+    `target` must be zeroed and large enough for whole groups. Reads and writes rows·blocks·block_bytes.
+    `scales`: 0, or the argument of `non_finite_rows`, which checks each group while it is in the L1 cache.
+    The first row with an invalid scale is written to the int64 at `broken`, which must be -1 before.
     """
     row_bytes = blocks * block_bytes
     for first in range(0, rows, ROWS_PER_GROUP):

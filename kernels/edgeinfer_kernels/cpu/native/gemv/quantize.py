@@ -1,4 +1,4 @@
-"""Activations as matrices read them: int8 in blocks of 32 with their scale and sums, or bfloat16 in tiles."""
+"""Activations in the input formats of matrices: int8 blocks of 32 with scale and sums, or bfloat16 tiles."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CAC
 
 @inner
 def quantize_blocks(x, out, first, last):
-    """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the
-    scale NaN, so that no damaged value is lost in rounding.
+    """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the scale
+    NaN, so invalid values are not hidden by rounding.
 
-    Reads 4 bytes a column, writes 1.5.
+    Reads 4 bytes per column, writes 1.5.
     """
     for block in range(first // 32, last // 32):
         values = x + 128 * block
@@ -43,7 +43,7 @@ def quantize_blocks(x, out, first, last):
 def write_tiles(x, tiles, columns, token, first, last):
     """Columns first..last of a token's row of `columns` as bfloat16, in tiles of 16 tokens by 32 columns.
 
-    Reads 4 bytes a column, writes 2.
+    Reads 4 bytes per column, writes 2.
     """
     steps = columns // 32
     at = tiles + token // 16 * steps * TILE_BYTES + token % 16 * CACHE_LINE
@@ -54,8 +54,8 @@ def write_tiles(x, tiles, columns, token, first, last):
 
 @inner
 def write_activations_from(x, target, start, token, tokens, first, last):
-    """Columns first..last of a token's row to the INPUT `target`, in the form that `tokens` tokens take whose
-    first one has row `start`.
+    """Write columns first..last of a token's row to the INPUT `target`, in the format for `tokens` tokens
+    whose first row is `start`.
     """
     quantized = load_i64(target + INPUT.quantized)
     if quantized == 0:

@@ -1,4 +1,4 @@
-"""The kernel behind `bandwidth.py`."""
+"""The kernel of `bandwidth.py`."""
 
 from numba import types
 
@@ -12,8 +12,8 @@ exports = Exports()
 
 @exports.add("read_memory", 4)
 def read_memory(block, call, team, thread):
-    """Each thread reads its share of `call[0]` bytes at `block`; the sums go to `call[1]`, so that none is
-    spared.
+    """Each thread reads its share of `call[0]` bytes at `block`; the sums are written to `call[1]`, so that
+    no read is optimized away.
     """
     threads = load_i64(team + TEAM.threads)
     share = load_i64(call) // threads // 256 * 256

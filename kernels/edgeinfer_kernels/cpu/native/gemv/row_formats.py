@@ -1,6 +1,6 @@
-"""How each GGUF block format unpacks 32 columns of 16 interleaved rows.
+"""Unpacks 32 columns of 16 interleaved rows, for each GGUF block format.
 
-A field of the file's block at byte `offset`, in units of `u` bytes, lies at 16·offset, unit after unit, each
+A field of the file's block at byte `offset`, in units of `u` bytes, is at 16·offset, unit after unit, each
 unit sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
 """
 
@@ -49,7 +49,7 @@ look_up_mxfp4 = table_lookup(MXFP4_VALUES_RAISED)
 
 @inner
 def nibbles(quants):
-    """16 bytes a row: columns 0..15 in the low halves, 16..31 in the high halves."""
+    """16 bytes per row: columns 0..15 in the low nibbles, 16..31 in the high nibbles."""
     x0 = load_bytes(quants)
     x1 = load_bytes(quants + 64)
     x2 = load_bytes(quants + 128)
@@ -68,7 +68,7 @@ def nibbles(quants):
 
 @inner
 def fields(quants, shift, mask):
-    """32 bytes a row, a column in each: its bits at `shift`."""
+    """32 bytes per row, one per column: its bits at `shift`."""
     return (
         bits_of_bytes(load_bytes(quants), shift, mask),
         bits_of_bytes(load_bytes(quants + 64), shift, mask),
@@ -83,7 +83,7 @@ def fields(quants, shift, mask):
 
 @inner
 def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, place):
-    """As `fields`, with more bits of each column from `high`, put at bit `place`."""
+    """As `fields`, with more bits of each column from `high`, stored at bit `place`."""
     w = fields(quants, shift, mask)
     h = fields(high, high_shift, high_mask)
     return (
@@ -260,7 +260,9 @@ def unpack_q6_k(block, index):
 
 @inner
 def q3_k_scale(block, index):
-    """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, 32 too high."""
+    """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, with an offset of
+    32.
+    """
     place = index % 8
     low = shift_right(load_ints(block + 1536 + 64 * (place // 4)), 8 * (place % 4) + 4 * (index // 8))
     high = shift_right(load_ints(block + 1664), 8 * (index % 4) + 2 * (index // 4))
@@ -317,4 +319,4 @@ FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
     "F16": lambda: rows_of_floats(load_halves, 2),
     "BF16": lambda: rows_of_floats(load_bfloats, 2),
 }
-"""Format name -> its row kernel as a Python function, to be compiled for ROW_ARGUMENTS int64."""
+"""Format name -> its GEMV kernel as a Python function, to be compiled for ROW_ARGUMENTS int64."""

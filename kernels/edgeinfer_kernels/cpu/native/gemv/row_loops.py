@@ -1,11 +1,11 @@
 """The loops over rows, tokens and blocks around the arithmetic of `rows.py`.
 
-One token: a group of sixteen rows at a time, its sums in a register. A few: the same, a block unpacked once
-for all of them; while memory is slower than that, they cost little more than one. More: tiles of
-TOKEN_TILE tokens, whose activations stay in a near cache while all rows go by; a block of two groups is
-unpacked once for the tile.
+One token: a group of sixteen rows at a time, with its sums in a register. A few tokens: the same, with a
+block unpacked once for all of them; as long as memory is the bottleneck, they cost little more than one.
+More: tiles of TOKEN_TILE tokens, whose activations stay in the L1 or L2 cache while all rows are processed; a
+block of two groups is unpacked once per tile.
 
-Traffic: reads the rows once for every TOKEN_TILE tokens, writes rows·tokens·4 bytes.
+Traffic: reads the rows once per TOKEN_TILE tokens, writes rows·tokens·4 bytes.
 """
 
 from collections.abc import Callable
@@ -20,30 +20,32 @@ from edgeinfer_kernels.cpu.native.simd.scalars import prefetch
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, TOKEN_TILE
 
 PREFETCH_BYTES = 16384
-"""How far ahead weights are asked for: what a memory 400 ns away, others waiting for it too, delivers
-meanwhile at 40 GB/s. Measured on a Zen 5, one thread, Q5_K: 13 GB/s without, 22 with 2 KB, 28 with 4 KB, 29
-from 8 KB on; reading alone 37. On two threads Q4_K and Q6_K gain 4 and 7 % more from 16 KB.
+"""Prefetch distance of weights: the bytes that a memory with 400 ns latency under load delivers in that time
+at 40 GB/s. Measured on a Zen 5, one thread, Q5_K: 13 GB/s without, 22 with 2 KB, 28 with 4 KB, 29 from 8 KB
+on; reading alone 37. On two threads Q4_K and Q6_K gain 4 and 7 % more from 16 KB.
 """
 TILE_PREFETCH_BYTES = 2048
-"""The same where two groups are read at once and a tile's activations fill the near cache: with 8 KB for each
-eight tokens of Q4_0 took 1.9 times as long.
+"""The same if two groups are read at once and a tile's activations fill the L1 cache: with 8 KB for each
+group, eight tokens of Q4_0 took 1.9 times as long.
 """
 FEW_TOKENS = 8
-"""Up to so many go by a group at a time, which a near cache holds, with their sums in registers."""
+"""Maximum number of tokens that are processed group by group, in the L1 cache, with their sums in
+registers.
+"""
 
 
 @inner
 def prefetch_share(at, nbytes, ahead):
-    """Ask for the lines `ahead` bytes behind the next `nbytes`: rows are read once, in order."""
+    """Prefetch the lines `ahead` bytes after the next `nbytes`: rows are read once, in order."""
     for line in range(0, nbytes, CACHE_LINE):
         prefetch(at + ahead + line)
 
 
 def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
-    """One token's product with a group; eight sub-blocks written out, so that shifts are constant.
+    """The product of one token with a group; eight sub-blocks are unrolled, so that shifts are constant.
 
-    Two sub-blocks that share bytes stand together, with no prefetch between: that would have the bytes loaded
-    twice.
+    Two sub-blocks that share bytes are adjacent, without a prefetch in between, which would cause the bytes
+    to be loaded twice.
     """
     share = group_bytes // 4
 
@@ -71,7 +73,7 @@ def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
 
 
 def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
-    """One token's product with a group, for blocks of 32 columns."""
+    """The product of one token with a group, for blocks of 32 columns."""
 
     @inner
     def decode_group(group, blocks, activations):
@@ -93,7 +95,7 @@ def make_decode(form: RowFormat) -> Any:
 
 
 def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
-    """Functions over the sums of `tokens` tokens, which stay in registers: they are indexed by constants.
+    """Functions over the sums of `tokens` tokens, which stay in registers because all indices are constant.
 
     `zeros()`; `step(unpacked, activations, stride, totals)`, which is `accumulate` for each token; and
     `put(output, stride, totals)`, which stores them.
@@ -156,11 +158,11 @@ def make_fixed(form: RowFormat, tokens: int) -> Any:
 
 
 def make_few(form: RowFormat) -> Any:
-    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times some tokens.
+    """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times a few tokens.
 
-    All at once: cut into four and the rest seven took 1.14 times as long, eight 1.11 times, and a fifth token
-    by itself twice to four times a further one's time; but each number more takes a compiler another half
-    second.
+    All tokens at once: split into four and the rest, seven took 1.14 times as long and eight 1.11 times. A
+    fifth token by itself took two to four times as long as an additional one. But each further token count
+    adds half a second of compile time.
     """
     two, three, four, five, six, seven, eight = (make_fixed(form, n) for n in range(2, FEW_TOKENS + 1))
 
@@ -187,8 +189,8 @@ def make_few(form: RowFormat) -> Any:
 def make_pair_tile(form: RowFormat) -> Any:
     """`pair_tile(group, next_group, blocks, activations, stride, tokens, sums)`.
 
-    The sums of two groups with up to TOKEN_TILE tokens, 128 bytes a token. For targets with registers for
-    the weights of both.
+    The sums of two groups with up to TOKEN_TILE tokens, 128 bytes per token. For targets with enough
+    registers for the weights of both groups.
     """
     unpack, accumulate = with_corrections(form), make_accumulate(form)
     group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
@@ -245,7 +247,9 @@ def make_single_tile(form: RowFormat) -> Any:
 
 
 def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
-    """The row kernel of a format, for ROW_ARGUMENTS int64. `wide`: it has 32 registers of 64 bytes."""
+    """The GEMV kernel of a format, for ROW_ARGUMENTS int64. `wide`: the target has 32 registers of 64
+    bytes.
+    """
     decode_group = make_decode(form)
     pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
     few = make_few(form)

@@ -1,15 +1,15 @@
-"""Rows of a weight matrix times int8 activations: the arithmetic that every block format shares.
+"""Rows of a weight matrix times int8 activations: the arithmetic that all block formats share.
 
-Weights lie *interleaved by sixteen rows* (see `layout.py`): an element of a block of one row sits beside the
-same element of fifteen other rows, so one vector register holds four columns of sixteen rows and one dot
-instruction advances sixteen outputs. A format gives only its `unpack`: 32 columns of 16 rows as eight
-registers of bytes, with their scales (`RowFormat`).
+Weights are *interleaved by sixteen rows* (see `cpu/layout/fields.py`): an element of a block of one row is
+adjacent to the same element of fifteen other rows. So one vector register holds four columns of sixteen rows,
+and one dot instruction advances sixteen outputs. A format only defines its `unpack`: 32 columns of 16 rows as
+eight registers of bytes, with their scales (`RowFormat`).
 
 Quantized activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
-the values times s, which corrections need (`quantize.py` writes them).
+the values times s for the corrections (written by `quantize.py`).
 
 Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
-the correction is the block's minimum, or its scale times what its weights are stored too high.
+the correction is the block's minimum, or its scale times the offset of its stored weights.
 """
 
 from collections.abc import Callable
@@ -37,18 +37,19 @@ ROW_ARGUMENTS = 10
 """weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride,
 scratch.
 
-Addresses and strides in bytes. `first_row` is a multiple of 16; `output` has room for whole groups of 16
-rows; `scratch` is ROWS_SCRATCH of the calling thread's own.
+Addresses and strides in bytes. `first_row` is a multiple of 16; `output` must hold whole groups of 16 rows;
+`scratch` is ROWS_SCRATCH of thread-private memory.
 """
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A block format as kernels see it.
+    """The properties of a block format that kernels use.
 
-    `unpack(block, index)` gives the 32 columns of sub-block `index` of sixteen rows: eight registers of four
-    columns, `scales` scales (one for 32 columns or two for 16 each), and as many minima if it has `minima`,
-    to be subtracted. No weight's magnitude is above `largest`; unsigned ones are stored `offset` too high.
+    `unpack(block, index)` returns the 32 columns of sub-block `index` of sixteen rows: eight registers of
+    four columns, `scales` scales (one for 32 columns or two for 16 each), and the same number of minima to
+    subtract if it has `minima`. `largest`: upper bound of the weights' magnitudes. Unsigned weights are
+    stored with `offset` added.
     """
 
     unpack: Any
@@ -67,7 +68,7 @@ class RowFormat:
 
 
 def with_corrections(form: RowFormat) -> Any:
-    """The format's unpack, its weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
+    """The format's unpack with weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
     unpack, offset = form.unpack, np.float32(form.offset)
     if form.minima:
         return unpack
@@ -114,10 +115,10 @@ def of_each_lane(activations, offset):
 
 
 def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
-    """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as `with_corrections`
-    unpacks them, with one token's block of activations to `total`.
+    """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as unpacked by
+    `with_corrections`, with one token's block of activations to `total`.
 
-    `by_lanes`: every lane has a block of activations of its own, sixteen of them interleaved by words.
+    `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words.
     """
     always = form.minima or form.offset > 0
     of_16 = dot_product(4, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
@@ -145,7 +146,9 @@ def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
 
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
-    """Unquantized weights; activations are float32 rows; columns are a multiple of four."""
+    """The GEMV kernel for unquantized weights; activations are float32 rows; columns are a multiple of
+    four.
+    """
     column_bytes = 16 * element_bytes
 
     def rows(

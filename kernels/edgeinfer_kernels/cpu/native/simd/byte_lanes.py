@@ -1,4 +1,4 @@
-"""Sixteen int32, and sixteen times four bytes."""
+"""Vectors of sixteen int32, and of sixteen times four bytes."""
 
 from typing import Any
 
@@ -121,7 +121,7 @@ def signed_byte_as_float(builder, x, index):
 
 @operation(float16x, (bytes64, types.int32))
 def byte_above_128(builder, x, index):
-    """128 + byte `index` of each lane, which is below 128: its bits are the upper ones of the mantissa."""
+    """128 + byte `index` of each lane, which is below 128: its bits become the upper mantissa bits."""
     words = as_words(builder, x)
     place = ir.Constant(I32, 16), builder.mul(index, I32(8))
     upwards = builder.shl(words, splat(builder, builder.sub(*place), LANES))
@@ -158,7 +158,9 @@ def splat_word(builder, at):
 
 @operation(bytes64, (bytes64, types.int32, types.int32))
 def bits_of_bytes(builder, x, shift, mask):
-    """(byte >> shift) & mask, for a mask that clears what the shift of whole words drags across bytes."""
+    """(byte >> shift) & mask, for a mask that clears the bits that the shift of whole words moves across
+    bytes.
+    """
     shifted = builder.lshr(as_words(builder, x), splat(builder, shift, LANES))
     mask_bytes = splat(builder, builder.trunc(mask, I8), 64)
     return builder.and_(as_bytes(builder, shifted), mask_bytes)
@@ -166,7 +168,7 @@ def bits_of_bytes(builder, x, shift, mask):
 
 @operation(bytes64, (bytes64, types.int32))
 def shift_bytes_left(builder, x, count):
-    """byte << count, for bytes whose high `count` bits are clear."""
+    """byte << count, for bytes whose high `count` bits are 0."""
     return as_bytes(builder, builder.shl(as_words(builder, x), splat(builder, count, LANES)))
 
 
@@ -185,15 +187,15 @@ def spread_four_bits(builder, x):
 
 @operation(types.int64, (address,))
 def nonzero_bytes(builder, at):
-    """Bit i is set where byte i of 32 isn't 0."""
+    """Bit i is set if byte i of 32 is not 0."""
     some = builder.icmp_signed("!=", load(builder, at, ir.VectorType(I8, 32)), constant_lanes(I8, 32, 0))
     return builder.zext(builder.bitcast(some, I32), ir.IntType(64))
 
 
 def _woven(element: ir.Type, count: int, high: bool) -> Any:
-    """An emitter: the low or high halves of each 16 bytes of x and y, element by element in turn.
+    """An emitter: interleaves the elements of the low or high halves of each 16 bytes of x and y.
 
-    One instruction wherever registers are made of 16 bytes (`punpckl…`, `zip1`).
+    This is one instruction on registers of 16-byte parts (`punpckl…`, `zip1`).
     """
     half = count // 2
     picks = [
@@ -217,7 +219,7 @@ weave_low_shorts, weave_high_shorts = (_woven(I16, 8, high) for high in (False, 
 
 
 def by_halves(builder: Any, emit: Emitter, *vectors: Any) -> Any:
-    """`emit` on the low halves and on the high halves of vectors, joined."""
+    """Apply `emit` to the low halves and to the high halves of vectors, and join the results."""
     halves = [emit(*(part(builder, vector, half, 2) for vector in vectors)) for half in (0, 1)]
     return join(builder, halves)
 

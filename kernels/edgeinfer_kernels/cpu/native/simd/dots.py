@@ -1,8 +1,9 @@
 """Dot products of bytes: sixteen rows' weights with one token's int8 activations.
 
-What a target has decides the way. One instruction (VNNI) multiplies four bytes and adds them to an int32; it
-wants unsigned weights, so signed ones are raised by 128 beforehand (`raise_signed`, `raised_by`). AVX2 adds
-pairs of products in int16, several registers' worth before it widens where the weights are small enough.
+The implementation depends on the target. VNNI multiplies four bytes and adds them to an int32 in one
+instruction. It needs unsigned weights, so 128 is added to signed ones beforehand (`raise_signed`,
+`raised_by`). AVX2 adds pairs of products in int16, and accumulates several registers before it widens if the
+weights are small enough.
 """
 
 from typing import Any
@@ -39,13 +40,13 @@ def has_unsigned_instruction(features: str) -> bool:
 
 @operation(types.int32, ())
 def raised_by(features, builder):
-    """What `raise_signed` adds to every weight on this target: 128 or 0."""
+    """The value that `raise_signed` adds to every weight on this target: 128 or 0."""
     return ir.Constant(I32, 128 if has_unsigned_instruction(features) else 0)
 
 
 @operation(bytes64, (bytes64,))
 def raise_signed(features, builder, weights):
-    """Signed weights as the dot product of this target wants them."""
+    """Signed weights in the form that the dot product of this target needs."""
     if not has_unsigned_instruction(features):
         return weights
     return builder.xor(weights, constant_lanes(I8, 64, -128))
@@ -69,9 +70,9 @@ def _by_instruction(features: str, builder: Any, weights: list[Any], activations
 
 
 def _by_pairs(builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int) -> Any:
-    """AVX2: pairs of products to int16, as many of these as fit in one, then to int32.
+    """AVX2: pairs of products in int16, accumulated as long as they cannot overflow, then in int32.
 
-    Signed weights: their magnitudes, with the signs moved to the activations.
+    Signed weights: uses their magnitudes, and moves the signs to the activations.
     """
     words, ones = ir.VectorType(I32, 8), constant_lanes(I16, 16, 1)
     fitting = max(1, LARGEST_INT16 // (2 * largest * LARGEST_ACTIVATION))
@@ -100,7 +101,7 @@ def _pairs(builder: Any, weight: Any, activation: Any, signed: bool) -> Any:
 
 
 def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
-    """Four sdot of 128 bits; right for unsigned weights too while they stay below 128."""
+    """Four sdot of 128 bits; also correct for unsigned weights below 128."""
     quarters = [constant_lanes(I32, 4, 0)] * 4
     for w, a in zip(weights, activations, strict=True):
         signs = as_bytes(builder, a)
@@ -112,7 +113,7 @@ def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
 
 
 def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signed: bool) -> Any:
-    """Plain LLVM: widen to int16, multiply, and add the four products of each lane."""
+    """Ordinary LLVM: widen to int16, multiply, and add the four products of each lane."""
     shorts, words = ir.VectorType(I16, 64), ir.VectorType(I32, LANES)
     total = constant_lanes(I32, LANES, 0)
     for w, a in zip(weights, activations, strict=True):
@@ -128,7 +129,9 @@ def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signe
 def _dot(
     features: str, builder: Any, weights: list[Any], activations: list[Any], signed: bool, largest: int
 ) -> Any:
-    """The sum by whatever the target has; weights and activations are vectors of four columns a lane."""
+    """The sum with the best method of the target; weights and activations are vectors of four columns per
+    lane.
+    """
     if has_unsigned_instruction(features):
         return _by_instruction(features, builder, weights, activations)
     if "+avx2" in features:
@@ -141,9 +144,9 @@ def _dot(
 def dot_product(registers: int, *, signed: bool, largest: int, by_lanes: bool = False) -> Any:
     """An intrinsic: Σ weights·activations of 4·`registers` columns, for sixteen lanes as int32.
 
-    Its arguments are the weights, four columns a register, as `raise_signed` leaves them, and the address of
-    the activations: four bytes a register that all lanes share, or with `by_lanes` four bytes for each lane.
-    `largest`: no weight's magnitude is above it.
+    Its arguments are the weights, four columns per register, from `raise_signed`, and the address of the
+    activations: four bytes per register for all lanes or, with `by_lanes`, four bytes for each lane.
+    `largest`: upper bound of the weights' magnitudes.
     """
 
     def dot(features, builder, *operands):

@@ -1,4 +1,4 @@
-"""Which numba functions the engine may call by name, and with what signature."""
+"""Declares the numba functions that the engine can call by name, and their signatures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ inner = njit(
     no_cpython_wrapper=True,
     no_cfunc_wrapper=True,
     pipeline_class=KernelCompiler,
-    _nrt=False,  # nothing that a kernel has is counted
+    _nrt=False,  # kernels have no reference-counted objects
 )
 """A function that only other kernels call; LLVM inlines it."""
 

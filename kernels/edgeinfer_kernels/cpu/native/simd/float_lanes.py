@@ -1,4 +1,4 @@
-"""Sixteen float32, and float16 and bfloat16 in memory."""
+"""Vectors of sixteen float32, and float16 and bfloat16 in memory."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def divide(builder, x, y):
 
 @operation(float16x, (float16x, float16x, float16x))
 def multiply_add(builder, x, y, z):
-    """x·y + z; fused where the target fuses, two roundings where it doesn't (never a library call)."""
+    """x·y + z; fused if the target supports it, otherwise with two roundings (never a library call)."""
     return call(builder, "llvm.fmuladd.v16f32", ir.VectorType(F32, LANES), [x, y, z])
 
 
@@ -93,21 +93,21 @@ def minimum(builder, x, y):
 
 @operation(float16x, (float16x, types.float32))
 def at_most(builder, x, limit):
-    """The lesser of each lane and the limit; a NaN stays NaN, as `minimum` does not leave it."""
+    """The minimum of each lane and the limit; a NaN stays NaN, unlike with `minimum`."""
     high = splat(builder, limit, LANES)
     return builder.select(builder.fcmp_ordered(">", x, high), high, x)
 
 
 @operation(float16x, (float16x, types.float32))
 def at_least(builder, x, limit):
-    """The greater of each lane and the limit; a NaN stays NaN."""
+    """The maximum of each lane and the limit; a NaN stays NaN."""
     low = splat(builder, limit, LANES)
     return builder.select(builder.fcmp_ordered("<", x, low), low, x)
 
 
 @operation(float16x, (float16x, float16x))
 def larger_magnitude(builder, x, y):
-    """max(x, |y|) by their bits, for x of magnitudes: a NaN is larger than infinity, so that it is kept."""
+    """max(x, |y|) compared as integers, for nonnegative x: a NaN is larger than infinity, so it is kept."""
     words = ir.VectorType(I32, LANES)
     first = builder.bitcast(x, words)
     second = builder.and_(builder.bitcast(y, words), constant_lanes(I32, LANES, 0x7FFFFFFF))
@@ -117,7 +117,7 @@ def larger_magnitude(builder, x, y):
 
 @operation(types.float32, (float16x,))
 def lanes_max_magnitude(builder, x):
-    """The largest lane of magnitudes, NaN if there is one."""
+    """The maximum of nonnegative lanes, NaN if there is one."""
     bits = builder.bitcast(x, ir.VectorType(I32, LANES))
     for _ in range(4):
         low, high = part(builder, bits, 0, 2), part(builder, bits, 1, 2)
@@ -127,7 +127,7 @@ def lanes_max_magnitude(builder, x):
 
 @operation(types.int64, (float16x,))
 def positive_lanes(builder, x):
-    """Bit i is set where lane i is above 0, or NaN."""
+    """Bit i is set if lane i is above 0, or NaN."""
     above = builder.fcmp_unordered(">", x, constant_lanes(F32, LANES, 0.0))
     return builder.zext(builder.bitcast(above, I16), ir.IntType(64))
 
@@ -153,7 +153,7 @@ def lanes_sum(builder, x):
 
 
 def round_to_int(builder: Any, x: Any) -> Any:
-    """Nearest int32, ties to even, for |x| < 2²²: added to 1.5·2²³ it lies in the low mantissa bits."""
+    """Nearest int32, ties to even, for |x| < 2²²: adding 1.5·2²³ moves it to the low mantissa bits."""
     magic = constant_lanes(F32, LANES, 12582912.0)
     bits = builder.bitcast(builder.fadd(x, magic), ir.VectorType(I32, LANES))
     return builder.sub(bits, constant_lanes(I32, LANES, 0x4B400000))
@@ -166,13 +166,15 @@ def nearest_int(builder, x):
 
 @operation(float16x, (int16x,))
 def two_to_the(builder, n):
-    """2ⁿ for -126 <= n <= 127, by its exponent bits."""
+    """2ⁿ for -126 <= n <= 127, built from the exponent bits."""
     biased = builder.add(n, constant_lanes(I32, LANES, 127))
     return builder.bitcast(builder.shl(biased, constant_lanes(I32, LANES, 23)), ir.VectorType(F32, LANES))
 
 
 def _widen_half(features: str, builder: Any, bits: Any) -> Any:
-    """Sixteen float16 as i16 lanes -> float32. Without hardware: shift into place and scale by 2¹¹²."""
+    """Sixteen float16 as i16 lanes -> float32. Without hardware support: shift into place and scale by
+    2¹¹².
+    """
     if "f16c" in features or "fullfp16" in features or "neon" in features:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, LANES)), ir.VectorType(F32, LANES))
     words, floats = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
@@ -196,7 +198,7 @@ def load_halves(features, builder, at):
 def _narrow_to_half(features: str, builder: Any, vector: Any) -> Any:
     """Sixteen float32 -> float16 as i16 lanes, rounded to nearest even.
 
-    Without hardware: by a float addition that aligns the mantissas.
+    Without hardware support: by a float addition that aligns the mantissas.
     """
     shorts = ir.VectorType(I16, LANES)
     if "f16c" in features or "fullfp16" in features or "neon" in features:

@@ -1,4 +1,4 @@
-"""Four registers together, and what attention over any cache does with them."""
+"""Groups of four registers, and the attention operations on them for any cache type."""
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def capped(scores, scale, soft_cap):
 
 @inner
 def cap_scores(scores, scale, soft_cap):
-    """Sixty-four scores in place."""
+    """Scale and soft-cap sixty-four scores in place."""
     for offset in range(0, 256, 64):
         store_floats(scores + offset, capped(load_floats(scores + offset), scale, soft_cap))
 
@@ -84,10 +84,10 @@ def make_load_four(load_cached):
 
 
 def make_prefetch(nbytes):
-    """`prefetch_next(at, step, ahead)`: asks for the `step`-th `nbytes` of what lies `ahead` of `at`, if that
-    isn't 0.
+    """`prefetch_next(at, step, ahead)`: prefetches the `step`-th `nbytes` at `ahead` bytes after `at`, if
+    `ahead` is not 0.
 
-    A cache's tiles are read once, in order, but in runs too short for the processor to see that.
+    The tiles of a cache are read once, in order, but in runs too short for the hardware prefetcher.
     """
 
     @inner

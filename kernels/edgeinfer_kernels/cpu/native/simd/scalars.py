@@ -71,7 +71,7 @@ def store_f32(builder, at, value):
 
 @operation(types.int64, (types.int64,))
 def trailing_zeros(builder, bits):
-    """The place of the lowest bit that is set; `bits` isn't 0."""
+    """The index of the lowest set bit; `bits` is not 0."""
     return call(builder, "llvm.cttz.i64", I64, [bits, ir.Constant(ir.IntType(1), 1)])
 
 

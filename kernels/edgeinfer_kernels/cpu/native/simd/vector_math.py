@@ -1,4 +1,4 @@
-"""Exponentials and activations on sixteen lanes, and norms over padded rows of float32."""
+"""Exponentials and activation functions on sixteen lanes, and norms over padded rows of float32."""
 
 import math
 
@@ -32,8 +32,8 @@ SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT
 
 @inner
 def exponential(x):
-    """eˣ with relative error below 2e-7; x is clamped to [-87, 88]; NaN stays NaN. Cody-Waite
-    reduction, degree 6.
+    """eˣ with relative error below 2e-7; x is clamped to [-87, 88]; NaN stays NaN. Cody-Waite reduction,
+    degree 6.
     """
     x = at_least(at_most(x, np.float32(88)), np.float32(-87))
     n = nearest_int(multiply(x, splat_f32(np.float32(1.44269504))))

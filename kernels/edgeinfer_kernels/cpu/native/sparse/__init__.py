@@ -1,1 +1,1 @@
-"""Feed-forwards that read active neurons only."""
+"""Feed-forwards that read only active neurons."""

@@ -1,9 +1,9 @@
-"""The down projection by neurons: sums over those of 32 neurons that are active.
+"""The down projection in the per-neuron layout: sums over the active ones of 32 neurons.
 
-Formula: out[r] = Σ_b scale[r, b]·s[b]·(Σ_{n in b, active} q[r, n]·a[n]) - correction[r, b]·sum[b], as
-`rows.py`, with the same integers and in the same order of blocks. Active is what doesn't round to 0 among the
-int8 activations of its block, so that nothing is lost. Four neurons' bytes are woven together and go through
-one dot product.
+Formula: out[r] = Σ_b scale[r, b]·s[b]·(Σ_{n in b, active} q[r, n]·a[n]) - correction[r, b]·sum[b], as in
+`rows.py`, with the same integers and the same order of blocks. A neuron is active if its int8 activation in
+its block is not 0, so the result is exact. The bytes of four neurons are interleaved and multiplied in one
+dot product.
 """
 
 from collections.abc import Callable
@@ -56,24 +56,24 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 
 NEURON_SUMS_ARGUMENTS = 10
-"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride,
-scratch, 0.
+"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch,
+0.
 
 `columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_PER_TILE; activations are int8 blocks;
-`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of the thread's own.
+`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of thread-private memory.
 """
 QUAD_BYTES = 48
-"""Four neurons: the addresses of their weights, then their activations, a byte each."""
+"""Four neurons: the addresses of their weights, then their activations, one byte each."""
 QUADS = ACTIVE_BYTES - 16
-"""Where the number of quads stands; behind it, of those in the first 16 neurons."""
+"""Offset of the number of quads; it is followed by the number of those in the first 16 neurons."""
 
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """A format by neurons as the kernel sees it: unsigned codes `offset` too high, or signed ones.
+    """A per-neuron format as the kernel uses it: unsigned codes with `offset` added, or signed ones.
 
-    `factors`: "half": a float16 scales 32 neurons; "minimum": a float16 times a byte, and such a product to
-    be taken off; "two": a float16 times a signed byte for 16 neurons each.
+    `factors`: "half": a float16 scale for 32 neurons; "minimum": a float16 times a byte, and another such
+    product to subtract; "two": a float16 times a signed byte for 16 neurons each.
     """
 
     bits: int
@@ -100,7 +100,7 @@ def no_sums():
 
 @inner
 def list_bits(active, count, bits, activations, rows, neuron_bytes):
-    """Add the neurons whose bits are set, and fill up the last quad with the last one times 0."""
+    """Append the neurons whose bits are set, and pad the last quad with the last neuron times 0."""
     at = rows
     while bits != 0:
         neuron = trailing_zeros(bits)
@@ -120,7 +120,7 @@ def list_bits(active, count, bits, activations, rows, neuron_bytes):
 
 @inner
 def list_active(active, activations, rows, neuron_bytes, by_halves):
-    """The active neurons of a block, as quads."""
+    """List the active neurons of a block, as quads."""
     bits = nonzero_bytes(activations)
     first = list_bits(active, 0, bits & 0xFFFF if by_halves else bits, activations, rows, neuron_bytes)
     last = first
@@ -141,8 +141,8 @@ def block_address(columns, block):
 
 
 def make_tile(form: ColumnFormat):
-    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds a block's neurons to
-    OUTPUTS_PER_TILE outputs from `place` on.
+    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
+    to OUTPUTS_PER_TILE outputs from `place` on.
     """
     add_product = dot_sum(signed=form.signed, largest=form.largest)
     signed, offset = form.signed, np.float32(form.offset)
@@ -279,7 +279,7 @@ def make_tile(form: ColumnFormat):
 def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums of some outputs, for a few tokens.
 
-    Reads the factors of all blocks with an active neuron and bits/8 bytes a neuron and output.
+    Reads the factors of all blocks with an active neuron, and bits/8 bytes per neuron and output.
     """
     tile = make_tile(form)
     by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits

@@ -1,8 +1,8 @@
 """Rows of gate or up for a list of neurons, one after the other.
 
-A row's blocks of 32 columns lie interleaved by sixteen (`neuron_layout.py`), so that a lane is a block and
-the arithmetic of `rows.py` goes on as it is, with activations interleaved in the same way; a row ends with
-one sum across the lanes.
+The blocks of 32 columns of a row are interleaved by sixteen (`neuron_layout.py`), so a lane is a block. The
+arithmetic of `rows.py` is used unchanged, with activations interleaved in the same way; a row ends with one
+sum across the lanes.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS
 NEURON_ROWS_ARGUMENTS = 6
 """weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
 
-`list` is int32, with ROWS_AHEAD more behind the last; `activations` are one token's by lanes; `output` is
-float32, by neuron.
+`list` is int32, with ROWS_AHEAD more entries after the last; `activations` are one token's by lanes; `output`
+is float32, by neuron.
 """
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
@@ -39,13 +39,13 @@ LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
 
 @inner
 def unsigned_factor(halves, factors):
-    """A float16 times an unsigned byte, of sixteen lanes."""
+    """A float16 times an unsigned byte, for sixteen lanes."""
     return multiply(load_halves(halves), to_float(load_unsigned_bytes(factors)))
 
 
 @inner
 def signed_factor(halves, factors):
-    """A float16 times a signed byte, of sixteen lanes."""
+    """A float16 times a signed byte, for sixteen lanes."""
     return multiply(load_halves(halves), to_float(load_signed_bytes(factors)))
 
 
@@ -93,7 +93,7 @@ CUT_FORMATS: dict[str, RowFormat] = {
     "Q5_K": replace(ROW_FORMATS["Q5_K"], unpack=unpack_q5_k_cut, block_bytes=26, sub_blocks=1),
     "Q6_K": replace(ROW_FORMATS["Q6_K"], unpack=unpack_q6_k_cut, block_bytes=28, sub_blocks=1),
 }
-"""Formats cut into blocks of 32 columns; their bytes are those of `NEURON_FORMATS`."""
+"""Formats split into blocks of 32 columns; their bytes are those of `NEURON_FORMATS`."""
 
 
 def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
@@ -123,7 +123,7 @@ def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
 
 @inner
 def activations_by_lanes(source, columns, target):
-    """A token's quantized activations with sixteen blocks interleaved; zeros where there are no more."""
+    """A token's quantized activations with sixteen blocks interleaved, zero-padded."""
     blocks = columns // 32
     for first in range(0, blocks, ROWS_PER_GROUP):
         count = min(ROWS_PER_GROUP, blocks - first)

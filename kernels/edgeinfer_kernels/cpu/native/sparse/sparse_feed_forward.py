@@ -1,8 +1,8 @@
-"""The feed-forward block of ReLU families for a few tokens: neurons at rest cost nothing but finding them.
+"""The feed-forward block of ReLU models for a few tokens: inactive neurons cost only their detection.
 
-Gate first (up, where there is no gate), exactly or only of the neurons that a predictor names; then up of
-the active ones alone, then their share of down. The first three are one phase: a piece of the neurons is
-handed to a thread, which does all of it, so that no thread waits for a list.
+Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
+up is computed for the active ones, and then their share of down. The first three steps are one phase: a
+thread processes a piece of the neurons completely, so no thread waits for a list.
 """
 
 import numpy as np
@@ -49,14 +49,14 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 
 AT_REST = -1e30
-"""What a neuron that isn't computed projects to: a ReLU makes 0 of it whatever its bias."""
+"""The projection of a neuron that is not computed: ReLU maps it to 0 for any bias."""
 
 exports = Exports()
 
 
 @inner
 def list_positive(row, bias, first, last, neurons):
-    """The neurons first…last whose projection with its bias is above 0, as int32; returns how many."""
+    """List the neurons first…last whose projection plus bias is above 0, as int32; return their number."""
     count = 0
     for i in range(first, last, 16):
         value = load_floats(row + 4 * i)
@@ -80,7 +80,7 @@ def fill_row(row, first, last, value):
 
 @inner
 def times_some(rows, neurons, count, lanes, out):
-    """out[n] = row n · x for the neurons of the list; `rows` is a NEURON_ROWS."""
+    """out[n] = row n · x for the listed neurons; `rows` is a NEURON_ROWS."""
     call_pointer_6(
         load_i64(rows + NEURON_ROWS.kernel),
         load_i64(rows + NEURON_ROWS.weights),
@@ -94,7 +94,7 @@ def times_some(rows, neurons, count, lanes, out):
 
 @inner
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
-    """Gate (or up) of a piece of the neurons: all of them, or the predictor's opinion of them."""
+    """Compute gate (or up) of a piece of the neurons: all of them, or those that the predictor selects."""
     hidden = load_i64(dense + FEED_FORWARD.hidden)
     source, matrix = load_i64(dense + FEED_FORWARD.normed), load_i64(dense + FEED_FORWARD.gate_matrix)
     out = load_i64(dense + FEED_FORWARD.gate)
@@ -111,7 +111,7 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
 
 @inner
 def compute_active(block, dense, token, first, last, own):
-    """A token's gate and up of the neurons first…last, 0 or AT_REST where they rest."""
+    """Compute a token's gate and up of the neurons first…last; 0 or AT_REST for inactive ones."""
     hidden = load_i64(dense + FEED_FORWARD.hidden)
     stride = load_i64(hidden + INPUT.float_stride)
     gate = load_i64(dense + FEED_FORWARD.gate) + token * stride
@@ -135,7 +135,9 @@ def compute_active(block, dense, token, first, last, own):
 
 @inner
 def activate_neurons(dense, token, tokens, first, last):
-    """hidden = activation(gate)·up, or activation(up), of the neurons first…last, as down reads it."""
+    """hidden = activation(gate)·up, or activation(up), of the neurons first…last, in the input format of
+    down.
+    """
     hidden = load_i64(dense + FEED_FORWARD.hidden)
     stride = load_i64(hidden + INPUT.float_stride)
     gate = load_i64(dense + FEED_FORWARD.gate) + token * stride
@@ -190,7 +192,7 @@ def down_phase(team, counter, block, dense, tokens, own):
 
 @inner
 def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
-    """Phase: x to the predictor's few columns; where there is one."""
+    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor."""
     first = load_i64(block + SPARSE_FEED_FORWARD.predictor_first)
     if first == 0:
         return
@@ -208,7 +210,7 @@ def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
 
 @exports.add("sparse_feed_forward_block", 4)
 def sparse_feed_forward_block(block, call, team, thread):
-    """As `feed_forward_block`, for SPARSE_TOKENS tokens at most by the active neurons only."""
+    """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
     dense = load_i64(block + SPARSE_FEED_FORWARD.dense)
     tokens = load_i64(call + CALL.tokens)
     if tokens > SPARSE_TOKENS:
