@@ -1,4 +1,4 @@
-"""The commands, and what `edgeinfer --help` says of them."""
+"""The commands, and the text of `edgeinfer --help`."""
 
 from typing import Annotated
 
