@@ -39,7 +39,7 @@ from edgeinfer.serving.requests import (
 from edgeinfer.shown import shortened, shown
 
 CLIENT_LEFT = 499
-"""Status that servers log for it."""
+"""HTTP status that is logged when a client disconnects."""
 MAX_WARNINGS = 20
 Asked = TypeVar("Asked")
 
